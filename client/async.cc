@@ -21,13 +21,12 @@ void AsyncCall::Cancel() const {
 }
 
 template <class Request>
-AsyncCall AsyncClient::Send(const Request& request, const OperationOptions& options,
-                            Callback<OperationResponse<Request>> done) {
-  return Begin(*connection_, request, options.timeout, std::move(done));
+AsyncCall AsyncClient::Send(Request request, const OperationOptions& options,
+                            Callback<ResponseTo<Request>> done) {
+  return Begin(*connection_, std::move(request), options.timeout, std::move(done));
 }
-#define TESSERA_SEND(Name, field)                                        \
-  template AsyncCall AsyncClient::Send(const v1::Name##Request& request, \
-                                       const OperationOptions& options,  \
+#define TESSERA_SEND(Name, field)                                                                  \
+  template AsyncCall AsyncClient::Send(v1::Name##Request request, const OperationOptions& options, \
                                        Callback<v1::Name##Response> done);
 TESSERA_CLIENT_OPERATIONS(TESSERA_SEND)
 #undef TESSERA_SEND

@@ -132,12 +132,12 @@ class AsyncClient : public Operations<AsyncClient> {
  private:
   friend class Operations<AsyncClient>;
   template <class Request>
-  AsyncCall Send(const Request& request, const OperationOptions& options,
-                 Callback<OperationResponse<Request>> done);
+  AsyncCall Send(Request request, const OperationOptions& options,
+                 Callback<ResponseTo<Request>> done);
   template <class Request>
-  Future<OperationResponse<Request>> Send(const Request& request, const OperationOptions& options) {
-    return Promise<OperationResponse<Request>>(
-        [&](auto done) { return Send<Request>(request, options, std::move(done)); });
+  Future<ResponseTo<Request>> Send(Request request, const OperationOptions& options) {
+    return Promise<ResponseTo<Request>>(
+        [&](auto done) { return Send<Request>(std::move(request), options, std::move(done)); });
   }
 
   template <class Response, class Begin>

@@ -914,8 +914,8 @@ absl::StatusOr<v1::ImportBufferResponse> Client::ImportBuffer(
 // --- Operations ----------------------------------------------------------------------------------
 
 template <class Request>
-absl::StatusOr<OperationResponse<Request>> Client::Send(const Request& request,
-                                                        const OperationOptions& options) {
+absl::StatusOr<ResponseTo<Request>> Client::Send(const Request& request,
+                                                 const OperationOptions& options) {
   return impl().Call(request, {.timeout = options.timeout, .cancel = options.cancel});
 }
 #define TESSERA_SEND(Name, field)                                                            \

@@ -138,7 +138,7 @@ class Program : public Operations<Program> {
  private:
   friend class Operations<Program>;
   template <class Request>
-  ProgramStep Send(const Request& request, const OperationOptions& options);
+  ProgramStep Send(Request request, const OperationOptions& options);
 
   v1::ExecuteRequest request_;
   std::map<std::string, ProgramStep> names_;
@@ -378,8 +378,7 @@ class Client : public Operations<Client> {
  private:
   friend class Operations<Client>;
   template <class Request>
-  absl::StatusOr<OperationResponse<Request>> Send(const Request& request,
-                                                  const OperationOptions& options);
+  absl::StatusOr<ResponseTo<Request>> Send(const Request& request, const OperationOptions& options);
 
   class Impl;
   Impl& impl() const;  // after a move, all its calls fail with MOVED_FROM

@@ -96,7 +96,7 @@ TESSERA_CLIENT_OPERATIONS(TESSERA_OPERATION_OF)
 #undef TESSERA_OPERATION_OF
 // The response to an operation's request.
 template <class Request>
-using OperationResponse = typename OperationOf<Request>::Response;
+using ResponseTo = typename OperationOf<Request>::Response;
 
 // The requests of the operations.
 v1::DotRequest DotRequest(const Operand& a, const Operand& b, const OperationOptions& options);
@@ -168,6 +168,13 @@ class Operations {
            const OperationOptions& options = {}, Done&&... done) {
     return Map(operands, expression.ToMessage(), options, std::forward<Done>(done)...);
   }
+
+ protected:
+  // Only a Self is constructed and destroyed.
+  Operations() = default;
+  Operations(const Operations&) = default;
+  Operations& operator=(const Operations&) = default;
+  ~Operations() = default;
 
  private:
   template <class... Args>

@@ -96,20 +96,6 @@ class StopTest(Case):
             self.assertEqual(server.wait(LONG_S), 128 + second)
             self.assertFalse(path.exists())
 
-    def test_calls_that_are_cut_off_show_in_the_exit_code(self):
-        server = self.serve("--drain-timeout", "100ms")
-        client, goes_on = server.client(), threading.Event()
-        self.addCleanup(goes_on.set)
-
-        def messages():
-            yield o.buffers.UploadRequest(name="x", spec=o.spec_of(ONES))
-            goes_on.wait()
-
-        call = client.b.Upload.future(messages())
-        self.assertTrue(o.eventually(lambda: client.budget("uploads").used == 1, LONG_S))
-        self.assertEqual(server.stop(), 75)
-        self.assertFalse(o.outcome_of(call).ok)
-
 
 class LimitTest(Case):
     @unittest.skipIf(o.Program.sanitized(), "a sanitizer takes all addresses")

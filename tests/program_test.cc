@@ -10,7 +10,7 @@
 namespace tessera::test {
 namespace {
 
-using Kind = ProgramOperand::Kind;
+using Kind = PlannedOperand::Kind;
 
 class ProgramTest : public testing::Test {
  protected:
@@ -20,23 +20,23 @@ class ProgramTest : public testing::Test {
   }
 
   // An array of the first n values.
-  ProgramOperand Array(std::int64_t n, Kind kind = Kind::kResident) const {
+  PlannedOperand Array(std::int64_t n, Kind kind = Kind::kResident) const {
     return {
         .kind = kind, .name = "x", .type = {DType::kF32, MakeShape({n})}, .array = values_.data()};
   }
-  static ProgramOperand ResultOf(std::uint32_t step, std::uint32_t output = 0) {
+  static PlannedOperand ResultOf(std::uint32_t step, std::uint32_t output = 0) {
     return {.name = "x", .step = step, .output = output};
   }
-  ProgramStep& Append(OperationSpec spec, std::vector<ProgramOperand> operands,
+  PlannedStep& Append(OperationSpec spec, std::vector<PlannedOperand> operands,
                       std::vector<Destination> destinations = {}) {
-    ProgramStep step{.spec = std::move(spec)};
+    PlannedStep step{.spec = std::move(spec)};
     step.operands.assign(operands.begin(), operands.end());
     step.destinations.assign(destinations.begin(), destinations.end());
     program_.steps.push_back(std::move(step));
     return program_.steps.back();
   }
-  ProgramStep& Sum(ProgramOperand x) { return Append(ReduceSpec(), {std::move(x)}); }
-  ProgramStep& Add(ProgramOperand a, ProgramOperand b, Destination to = Destination::kScratch) {
+  PlannedStep& Sum(PlannedOperand x) { return Append(ReduceSpec(), {std::move(x)}); }
+  PlannedStep& Add(PlannedOperand a, PlannedOperand b, Destination to = Destination::kScratch) {
     return Append(AddSpec(), {std::move(a), std::move(b)}, {to});
   }
   std::string Reason(std::size_t step) { return ErrorReason(program_.steps[step].status); }
@@ -48,7 +48,7 @@ class ProgramTest : public testing::Test {
     program_.block = static_cast<char*>(Get(Scratch(*stream_, layout_.end)));
     PlaceResults(program_);
     std::vector<std::size_t> ran;
-    const auto run = [&](const ProgramStep& step) {
+    const auto run = [&](const PlannedStep& step) {
       ran.push_back(static_cast<std::size_t>(&step - program_.steps.data()));
       return RunStep(program_, step, *stream_, step.options);
     };
@@ -61,7 +61,7 @@ class ProgramTest : public testing::Test {
   std::vector<float> values_ = std::vector<float>(1 << 18);
   std::unique_ptr<Device> device_;
   std::unique_ptr<Stream> stream_;
-  Program program_;
+  ProgramPlan program_;
   BlockLayout layout_;
 };
 
@@ -70,7 +70,7 @@ TEST_F(ProgramTest, ErrorsStayWithTheirStepAndItsReaders) {
   Sum(ResultOf(0));         // reads it
   Add(Array(3), Array(3));
   Sum(ResultOf(2, 1));  // Add has one array
-  ProgramOperand window = ResultOf(2);
+  PlannedOperand window = ResultOf(2);
   const std::int64_t shape[] = {2}, strides[] = {1};
   window.window = Window{2, shape, strides};  // ends beyond the array
   Sum(window);
@@ -141,7 +141,7 @@ TEST_F(ProgramTest, SizesDoNotOverflow) {
 
 TEST_F(ProgramTest, ScratchMemoryIsThatOfTheStepThatTakesMost) {
   const auto matrix = [&](std::int64_t n) {
-    ProgramOperand x = Array(0);
+    PlannedOperand x = Array(0);
     x.type.shape = MakeShape({n, 256});
     return x;
   };

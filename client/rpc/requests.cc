@@ -208,12 +208,24 @@ std::string_view BufferOf(const v1::ExecuteRequest& request) {
 
 // --- Programs ---
 
-#define TESSERA_SEND(Name, field)                                                        \
-  template <>                                                                            \
-  ProgramStep Program::Send(const v1::Name##Request& request, const OperationOptions&) { \
-    *request_.add_steps()->mutable_##field() = request;                                  \
-    return {static_cast<std::uint32_t>(request_.steps_size() - 1)};                      \
+namespace {
+
+#define TESSERA_SET(Name, field)                                   \
+  void SetOperation(v1::Step& step, v1::Name##Request&& request) { \
+    *step.mutable_##field() = std::move(request);                  \
   }
+TESSERA_CLIENT_OPERATIONS(TESSERA_SET)
+#undef TESSERA_SET
+
+}  // namespace
+
+template <class Request>
+ProgramStep Program::Send(Request request, const OperationOptions&) {
+  SetOperation(*request_.add_steps(), std::move(request));
+  return {static_cast<std::uint32_t>(request_.steps_size() - 1)};
+}
+#define TESSERA_SEND(Name, field) \
+  template ProgramStep Program::Send(v1::Name##Request request, const OperationOptions& options);
 TESSERA_CLIENT_OPERATIONS(TESSERA_SEND)
 #undef TESSERA_SEND
 

@@ -4,14 +4,14 @@
 
 namespace tessera {
 
-bool ProgramStep::IsPlain() const {
+bool PlannedStep::IsPlain() const {
   return options.strategy.empty() && options.launch.block_size == 0 &&
          options.launch.grid_size == 0 && options.launch.items_per_thread == 0;
 }
 
-absl::Status CheckSteps(Program& program, Stream& stream, double max_seconds) {
+absl::Status CheckSteps(ProgramPlan& program, Stream& stream, double max_seconds) {
   double seconds = 0;
-  for (ProgramStep& step : program.steps) {
+  for (PlannedStep& step : program.steps) {
     InheritFailure(program, step);
     if (!step.status.ok()) continue;
     MakeViews(program, step);

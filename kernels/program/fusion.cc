@@ -10,11 +10,11 @@ namespace {
 
 // Returns the step whose whole result is the operand. Returns null if anything else reads that
 // result, or if the request specifies how the step is computed.
-ProgramStep* FoldableAt(Program& program, const ProgramOperand& operand) {
-  if (operand.kind != ProgramOperand::Kind::kResult || operand.window.has_value()) return nullptr;
-  ProgramStep& step = program.steps[operand.step];
+PlannedStep* FoldableAt(ProgramPlan& program, const PlannedOperand& operand) {
+  if (operand.kind != PlannedOperand::Kind::kResult || operand.window.has_value()) return nullptr;
+  PlannedStep& step = program.steps[operand.step];
   const bool shared = std::any_of(step.operands.begin(), step.operands.end(),
-                                  [](const ProgramOperand& one) { return one.sharded; });
+                                  [](const PlannedOperand& one) { return one.sharded; });
   const bool in_scratch =
       step.destinations.size() == 1 && step.destinations[0] == Destination::kScratch;
   return step.status.ok() && step.readers == 1 && step.IsPlain() && !step.options.timing &&
@@ -24,24 +24,24 @@ ProgramStep* FoldableAt(Program& program, const ProgramOperand& operand) {
 }
 
 // Returns the Matmul step whose product is an operand of the step `scores`, or null.
-ProgramStep* ProductIn(Program& program, const ProgramStep& scores) {
-  ProgramStep* product = nullptr;
-  for (const ProgramOperand& operand : scores.operands) {
-    ProgramStep* const step = FoldableAt(program, operand);
+PlannedStep* ProductIn(ProgramPlan& program, const PlannedStep& scores) {
+  PlannedStep* product = nullptr;
+  for (const PlannedOperand& operand : scores.operands) {
+    PlannedStep* const step = FoldableAt(program, operand);
     const auto* matmul = step == nullptr ? nullptr : std::get_if<MatmulSpec>(&step->spec);
     if (matmul != nullptr && !matmul->expression.has_value()) product = step;
   }
   return product;
 }
 
-void Fuse(Program& program, ProgramStep& top_k, const Device& device) {
+void Fuse(ProgramPlan& program, PlannedStep& top_k, const Device& device) {
   const auto* spec = std::get_if<TopKSpec>(&top_k.spec);
   if (spec == nullptr || !top_k.status.ok() || !top_k.IsPlain()) return;
   const bool along_rows = top_k.views[0].shape.rank == 2 && spec->axis % 2 != 0;
   if (!along_rows || top_k.outcome.stats.strategy != "threshold") return;
-  ProgramStep* const scores = FoldableAt(program, top_k.operands[0]);
+  PlannedStep* const scores = FoldableAt(program, top_k.operands[0]);
   if (scores == nullptr) return;
-  ProgramStep* product = std::holds_alternative<MatmulSpec>(scores->spec) ? scores : nullptr;
+  PlannedStep* product = std::holds_alternative<MatmulSpec>(scores->spec) ? scores : nullptr;
   if (std::holds_alternative<MapSpec>(scores->spec)) product = ProductIn(program, *scores);
   if (product == nullptr) return;
   top_k.scores = static_cast<std::uint32_t>(scores - program.steps.data());
@@ -50,7 +50,7 @@ void Fuse(Program& program, ProgramStep& top_k, const Device& device) {
       ChooseProductTopK(SelectionOf(program, top_k), product->outcome.stats.strategy, device);
   if (top_k.selection == nullptr) return;
   // The statistics of the TopK include the memory traffic and the time of all three steps.
-  for (ProgramStep* step : {product, scores}) {
+  for (PlannedStep* step : {product, scores}) {
     step->folded = true;
     step->outcome.stats.strategy = top_k.selection->name;
     step->outcome.stats.bytes = 0;
@@ -59,8 +59,8 @@ void Fuse(Program& program, ProgramStep& top_k, const Device& device) {
 
 }  // namespace
 
-ProductTopK SelectionOf(const Program& program, const ProgramStep& top_k) {
-  const ProgramStep &product = program.steps[top_k.product], &scores = program.steps[top_k.scores];
+ProductTopK SelectionOf(const ProgramPlan& program, const PlannedStep& top_k) {
+  const PlannedStep &product = program.steps[top_k.product], &scores = program.steps[top_k.scores];
   const auto& matmul = std::get<MatmulSpec>(product.spec);
   const auto& selects = std::get<TopKSpec>(top_k.spec);
   ProductTopK request{.a = product.views[0],
@@ -74,8 +74,8 @@ ProductTopK SelectionOf(const Program& program, const ProgramStep& top_k) {
     request.expression = &std::get<MapSpec>(scores.spec).expression;
     request.operands.assign(scores.views.begin(), scores.views.end());
     for (std::size_t i = 0; i < scores.operands.size(); ++i) {
-      const ProgramOperand& operand = scores.operands[i];
-      if (operand.kind == ProgramOperand::Kind::kResult && operand.step == top_k.product)
+      const PlannedOperand& operand = scores.operands[i];
+      if (operand.kind == PlannedOperand::Kind::kResult && operand.step == top_k.product)
         request.product = static_cast<int>(i);
     }
   } else if (matmul.expression.has_value()) {
@@ -87,8 +87,8 @@ ProductTopK SelectionOf(const Program& program, const ProgramStep& top_k) {
   return request;
 }
 
-void FuseSelections(Program& program, const Device& device) {
-  for (ProgramStep& step : program.steps) Fuse(program, step, device);
+void FuseSelections(ProgramPlan& program, const Device& device) {
+  for (PlannedStep& step : program.steps) Fuse(program, step, device);
 }
 
 }  // namespace tessera

@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-using Kind = ProgramOperand::Kind;
+using Kind = PlannedOperand::Kind;
 
 // Adds an array to a block of *end bytes, and returns its offset. The end stays below 2^63, however
 // many arrays there are.
@@ -27,8 +27,8 @@ std::uint64_t AddTo(std::uint64_t* end, std::uint64_t bytes) {
 // Calls f(type, offset) for each array with that destination that a step computes. Steps that do
 // not run are skipped.
 template <class F>
-void ForArrays(Program& program, Destination destination, const F& f) {
-  for (ProgramStep& step : program.steps) {
+void ForArrays(ProgramPlan& program, Destination destination, const F& f) {
+  for (PlannedStep& step : program.steps) {
     if (!step.status.ok() || step.folded) continue;
     for (std::size_t a = 0; a < step.destinations.size() && !step.result.scalar; ++a)
       if (step.destinations[a] == destination) f(step.result.arrays[a], step.offsets[a]);
@@ -37,15 +37,15 @@ void ForArrays(Program& program, Destination destination, const F& f) {
 
 // Calls f(operand) for each operand of that kind.
 template <class F>
-void ForOperands(Program& program, Kind kind, const F& f) {
-  for (ProgramStep& step : program.steps)
-    for (ProgramOperand& operand : step.operands)
+void ForOperands(ProgramPlan& program, Kind kind, const F& f) {
+  for (PlannedStep& step : program.steps)
+    for (PlannedOperand& operand : step.operands)
       if (step.status.ok() && operand.kind == kind) f(operand);
 }
 
 }  // namespace
 
-BlockLayout LayOut(Program& program) {
+BlockLayout LayOut(ProgramPlan& program) {
   BlockLayout layout;
   ForArrays(program, Destination::kResponse, [&](const ArrayType& type, std::uint64_t& offset) {
     offset = AddTo(&layout.end, type.bytes());
@@ -55,30 +55,30 @@ BlockLayout LayOut(Program& program) {
   ForArrays(program, Destination::kScratch, [&](const ArrayType& type, std::uint64_t& offset) {
     offset = AddTo(&layout.end, type.bytes());
   });
-  for (ProgramStep& step : program.steps)
+  for (PlannedStep& step : program.steps)
     if (step.status.ok() && step.result.scalar && step.readers > 0)
       step.offsets[0] = AddTo(&layout.end, kScalarBytes);
   std::unordered_map<const void*, std::uint64_t> places;
-  ForOperands(program, Kind::kElsewhere, [&](ProgramOperand& operand) {
+  ForOperands(program, Kind::kElsewhere, [&](PlannedOperand& operand) {
     const auto [place, is_new] = places.try_emplace(operand.array, layout.end);
     if (is_new) AddTo(&layout.end, operand.type.bytes());
     operand.offset = place->second;
   });
   layout.inline_begin = layout.end;
-  ForOperands(program, Kind::kInline, [&](ProgramOperand& operand) {
+  ForOperands(program, Kind::kInline, [&](PlannedOperand& operand) {
     operand.offset = AddTo(&layout.end, operand.type.bytes());
   });
   return layout;
 }
 
-std::uint64_t MostScratch(const Program& program, std::uint64_t beside, const Stream& stream) {
+std::uint64_t MostScratch(const ProgramPlan& program, std::uint64_t beside, const Stream& stream) {
   // Blocks of scratch memory begin at multiples of the alignment.
   constexpr std::uint64_t kGaps = 16 * kBlockAlignment;
   const Budget* budget = stream.scratch_budget();
   const std::uint64_t limit =
       budget == nullptr ? std::numeric_limits<std::int64_t>::max() : budget->limit();
   std::uint64_t most = 0;
-  for (const ProgramStep& step : program.steps) {
+  for (const PlannedStep& step : program.steps) {
     if (!step.status.ok() || step.batched || step.folded) continue;
     const std::uint64_t bytes =
         step.selection == nullptr
@@ -92,17 +92,17 @@ std::uint64_t MostScratch(const Program& program, std::uint64_t beside, const St
   return most;
 }
 
-void PlaceResults(Program& program) {
+void PlaceResults(ProgramPlan& program) {
   if (program.block == nullptr) return;
-  for (ProgramStep& step : program.steps)
+  for (PlannedStep& step : program.steps)
     for (std::size_t a = 0; a < step.memory.size(); ++a)
       if (a >= step.destinations.size() || step.destinations[a] != Destination::kBuffer)
         step.memory[a] = program.block + step.offsets[a];
 }
 
-void MakeViews(const Program& program, ProgramStep& step) {
+void MakeViews(const ProgramPlan& program, PlannedStep& step) {
   for (std::size_t i = 0; i < step.operands.size(); ++i) {
-    const ProgramOperand& operand = step.operands[i];
+    const PlannedOperand& operand = step.operands[i];
     const void* const data = operand.kind == Kind::kResident ? operand.array
                              : operand.kind == Kind::kResult
                                  ? program.steps[operand.step].memory[operand.output]

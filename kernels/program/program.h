@@ -27,7 +27,7 @@ struct Window {
   absl::Span<const std::int64_t> strides;
 };
 
-struct ProgramOperand {
+struct PlannedOperand {
   enum class Kind : std::uint8_t {
     kResult,     // a result of an earlier step
     kResident,   // an array that the device reaches
@@ -51,12 +51,12 @@ struct ProgramOperand {
 // Where an array that a step computes is stored.
 enum class Destination : std::uint8_t { kResponse, kScratch, kBuffer };
 
-struct ProgramStep {
+struct PlannedStep {
   // Set before the first pass. If the options set no strategy, launch or timing, the operation may
   // be computed in any way that gives the same bits.
   OperationSpec spec;
   RunOptions options;
-  absl::InlinedVector<ProgramOperand, 2> operands;
+  absl::InlinedVector<PlannedOperand, 2> operands;
   absl::InlinedVector<Destination, kMostResults> destinations;  // none for a number
 
   absl::Status status;
@@ -84,26 +84,26 @@ struct ProgramStep {
   bool IsPlain() const;
 };
 
-struct Program {
-  std::vector<ProgramStep> steps;
+struct ProgramPlan {
+  std::vector<PlannedStep> steps;
   char* block = nullptr;  // the memory of everything that LayOut places
 };
 
 // Fails the step with FAILED_PRECONDITION / STEP_FAILED {failed_step} if a step that it needs has
 // failed.
-void InheritFailure(const Program& program, ProgramStep& step);
+void InheritFailure(const ProgramPlan& program, PlannedStep& step);
 
 // Pass 1. Finds the types of all operands and results, and counts readers.
-void FindTypes(Program& program);
+void FindTypes(ProgramPlan& program);
 
 // Pass 2. Does all other checks that need no memory, and finds which steps may be batched.
 // FAILED_PRECONDITION / OPERATION_TOO_LONG {estimate_seconds, limit_seconds} if the steps together
 // are expected to take longer than max_seconds.
-absl::Status CheckSteps(Program& program, Stream& stream, double max_seconds);
+absl::Status CheckSteps(ProgramPlan& program, Stream& stream, double max_seconds);
 
 // Pass 3. Finds a Matmul, a Map and a TopK of its result that one kernel computes faster
 // (kernels/problem/product_top_k.h).
-void FuseSelections(Program& program, const Device& device);
+void FuseSelections(ProgramPlan& program, const Device& device);
 
 // The block of a program, in bytes from its beginning: arrays of the response, then scratch arrays,
 // scalars and copies from other devices, then inline operands.
@@ -114,25 +114,25 @@ struct BlockLayout {
   int response_arrays = 0;
 };
 // Pass 4. Places everything in the block. Copies of one array share a place.
-BlockLayout LayOut(Program& program);
+BlockLayout LayOut(ProgramPlan& program);
 // Returns the maximum scratch memory that a step takes in addition to `beside` bytes of the
 // stream's budget. A step that would exceed the budget's limit does not count, because it will fail
 // anyway.
-std::uint64_t MostScratch(const Program& program, std::uint64_t beside, const Stream& stream);
+std::uint64_t MostScratch(const ProgramPlan& program, std::uint64_t beside, const Stream& stream);
 // Sets the addresses of results in program.block.
-void PlaceResults(Program& program);
+void PlaceResults(ProgramPlan& program);
 
 // Pass 5. Runs the steps that can run, and stores scalars where later steps read them. `run` calls
 // RunStep for a step that is not part of a batch. Returns an error if no later step can succeed.
 // Does not synchronise the stream.
-using StepRunner = absl::FunctionRef<absl::StatusOr<ScalarResult>(ProgramStep& step)>;
-absl::Status RunSteps(Program& program, Stream& stream, StepRunner run);
-absl::StatusOr<ScalarResult> RunStep(const Program& program, const ProgramStep& step,
+using StepRunner = absl::FunctionRef<absl::StatusOr<ScalarResult>(PlannedStep& step)>;
+absl::Status RunSteps(ProgramPlan& program, Stream& stream, StepRunner run);
+absl::StatusOr<ScalarResult> RunStep(const ProgramPlan& program, const PlannedStep& step,
                                      Stream& stream, const RunOptions& options);
 
 // Sets the views of a step's operands, with the addresses that are known.
-void MakeViews(const Program& program, ProgramStep& step);
+void MakeViews(const ProgramPlan& program, PlannedStep& step);
 // Returns the steps of a fused TopK as one request.
-ProductTopK SelectionOf(const Program& program, const ProgramStep& top_k);
+ProductTopK SelectionOf(const ProgramPlan& program, const PlannedStep& top_k);
 
 }  // namespace tessera

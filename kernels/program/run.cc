@@ -15,18 +15,18 @@ bool EndsProgram(const absl::Status& status, const Stream& stream) {
 }
 
 // Whether the step can share a launch with the steps from `first` to the previous step.
-bool Joins(const Program& program, std::size_t first, ProgramStep& step) {
-  const ProgramStep& like = program.steps[first];
+bool Joins(const ProgramPlan& program, std::size_t first, PlannedStep& step) {
+  const PlannedStep& like = program.steps[first];
   if (!step.batched || !SharesBatch(step.spec, step.views[0], like.spec, like.views[0]))
     return false;
-  for (const ProgramOperand& operand : step.operands)
-    if (operand.kind == ProgramOperand::Kind::kResult && operand.step >= first) return false;
+  for (const PlannedOperand& operand : step.operands)
+    if (operand.kind == PlannedOperand::Kind::kResult && operand.step >= first) return false;
   InheritFailure(program, step);
   if (step.status.ok()) MakeViews(program, step);
   return step.status.ok();
 }
 
-absl::Status RunTogether(absl::Span<ProgramStep> steps, Stream& stream) {
+absl::Status RunTogether(absl::Span<PlannedStep> steps, Stream& stream) {
   std::vector<ScalarResult> results(steps.size());
   const auto operand = [&](std::size_t i, int o) -> const View& {
     return steps[i].views[static_cast<std::size_t>(o)];
@@ -41,7 +41,7 @@ absl::Status RunTogether(absl::Span<ProgramStep> steps, Stream& stream) {
 }
 
 // Stores a scalar where later steps read it.
-absl::Status StoreScalar(const ProgramStep& step, Stream& stream) {
+absl::Status StoreScalar(const PlannedStep& step, Stream& stream) {
   const Scalar& value = step.outcome.value;
   const DType dtype = step.result.arrays[0].dtype;
   void* const memory = step.memory[0];
@@ -58,7 +58,7 @@ absl::Status StoreScalar(const ProgramStep& step, Stream& stream) {
 
 }  // namespace
 
-absl::StatusOr<ScalarResult> RunStep(const Program& program, const ProgramStep& step,
+absl::StatusOr<ScalarResult> RunStep(const ProgramPlan& program, const PlannedStep& step,
                                      Stream& stream, const RunOptions& options) {
   const Output outputs[kMostResults] = {step.memory[0], step.memory[1]};
   if (step.selection == nullptr) return Run(step.spec, stream, step.views, outputs, options);
@@ -68,10 +68,10 @@ absl::StatusOr<ScalarResult> RunStep(const Program& program, const ProgramStep& 
   return ScalarResult{.stats = *stats};
 }
 
-absl::Status RunSteps(Program& program, Stream& stream, StepRunner run) {
-  std::vector<ProgramStep>& steps = program.steps;
+absl::Status RunSteps(ProgramPlan& program, Stream& stream, StepRunner run) {
+  std::vector<PlannedStep>& steps = program.steps;
   for (std::size_t i = 0; i < steps.size();) {
-    ProgramStep& step = steps[i];
+    PlannedStep& step = steps[i];
     InheritFailure(program, step);
     if (step.status.ok()) MakeViews(program, step);
     if (!step.status.ok() || step.folded) {

@@ -13,11 +13,11 @@ absl::Status StepFailed(std::uint32_t step) {
                    {{"failed_step", absl::StrCat(step)}});
 }
 
-absl::Status FindTypes(const Program& program, ProgramStep& step) {
+absl::Status FindTypes(const ProgramPlan& program, PlannedStep& step) {
   step.views.clear();
-  for (ProgramOperand& operand : step.operands) {
-    if (operand.kind == ProgramOperand::Kind::kResult) {
-      const ProgramStep& earlier = program.steps[operand.step];
+  for (PlannedOperand& operand : step.operands) {
+    if (operand.kind == PlannedOperand::Kind::kResult) {
+      const PlannedStep& earlier = program.steps[operand.step];
       if (!earlier.status.ok()) return StepFailed(operand.step);
       if (operand.output >= earlier.result.arrays.size())
         return OfOperand(operand.name, BadOutput(operand.output));
@@ -39,18 +39,18 @@ absl::Status FindTypes(const Program& program, ProgramStep& step) {
 
 }  // namespace
 
-void InheritFailure(const Program& program, ProgramStep& step) {
-  for (const ProgramOperand& operand : step.operands) {
+void InheritFailure(const ProgramPlan& program, PlannedStep& step) {
+  for (const PlannedOperand& operand : step.operands) {
     if (!step.status.ok()) return;
-    if (operand.kind == ProgramOperand::Kind::kResult && !program.steps[operand.step].status.ok())
+    if (operand.kind == PlannedOperand::Kind::kResult && !program.steps[operand.step].status.ok())
       step.status = StepFailed(operand.step);
   }
 }
 
-void FindTypes(Program& program) {
-  for (ProgramStep& step : program.steps) {
-    for (const ProgramOperand& operand : step.operands)
-      if (operand.kind == ProgramOperand::Kind::kResult) ++program.steps[operand.step].readers;
+void FindTypes(ProgramPlan& program) {
+  for (PlannedStep& step : program.steps) {
+    for (const PlannedOperand& operand : step.operands)
+      if (operand.kind == PlannedOperand::Kind::kResult) ++program.steps[operand.step].readers;
     if (step.status.ok()) step.status = FindTypes(program, step);
   }
 }

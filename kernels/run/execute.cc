@@ -56,7 +56,7 @@ absl::Status TooLong(std::string_view what, std::string_view strategy, double es
                     {"limit_seconds", absl::StrFormat("%.3g", limit)}});
 }
 
-absl::Status Cancelled() {
+absl::Status CallerHasLeft() {
   return MakeError(absl::StatusCode::kCancelled, "CANCELLED",
                    "the caller left while the operation ran");
 }

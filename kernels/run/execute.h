@@ -38,7 +38,7 @@ absl::Status CheckSame(const View& a, const View& b);
 absl::Status CheckComputed(std::string_view operation, DType dtype);
 absl::Status TooLong(std::string_view what, std::string_view strategy, double estimate,
                      double limit, std::string_view advice);
-absl::Status Cancelled();
+absl::Status CallerHasLeft();
 
 // --- Finding a strategy -------------------------------------------------------------------------
 
@@ -182,7 +182,7 @@ absl::Status Finished(Stream& stream, const Work& work, bool wait = true) {
     Guard(device, [&] { stream.Synchronize(); }).IgnoreError();
     return status;
   }
-  return stream.stopped() ? Cancelled() : absl::OkStatus();
+  return stream.stopped() ? CallerHasLeft() : absl::OkStatus();
 }
 
 inline std::uint64_t SaturatingAdd(std::uint64_t a, std::uint64_t b) {

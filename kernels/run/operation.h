@@ -94,7 +94,7 @@ absl::Status RunBatch(const OperationSpec& spec, Stream& stream, BatchOperand op
 // with any strategy. It assumes that a GPU moves 1 TB/s and computes 5 TFLOP/s, and that a core
 // moves 4 GB/s and computes 5 GFLOP/s. A node of an expression, or an element that TopK selects,
 // counts as a few operations. The estimate only has to tell operations that are launched
-// immediately from others. Returns 0 for operands that TypeOf refuses.
+// immediately from others. REQUIRES: TypeOf is OK.
 double LeastMicroseconds(const OperationSpec& spec, absl::Span<const View> x, Backend backend);
 
 }  // namespace tessera

@@ -15,8 +15,10 @@
 #include "grpcpp/support/proto_buffer_reader.h"
 #include "server/access/access.h"
 #include "server/buffers/charge.h"
+#include "server/core.h"
 #include "server/rpc/answers.h"
 #include "server/rpc/call_queues.h"
+#include "server/rpc/convert.h"
 #include "server/rpc/message_memory.h"
 #include "server/rpc/trace.h"
 
@@ -164,9 +166,15 @@ class UnaryExchangeOf final : public UnaryExchange {
   void Handle() override {
     new UnaryExchangeOf(method_, queue_);
     const grpc::Status admitted = method_->admit.check(*this);
-    if (!admitted.ok()) {
-      Finish(admitted);
-    } else if (messages_.emplace().Parse(bytes_)) {
+    if (!admitted.ok()) return Finish(admitted);
+    bool parsed = false;
+    const absl::Status memory = Guarded([&] {
+      parsed = messages_.emplace().Parse(bytes_);
+      return absl::OkStatus();
+    });
+    if (!memory.ok()) {
+      Finish(ToGrpc(memory));
+    } else if (parsed) {
       method_->handle(*this);
     } else {
       Finish(method_->admit.refuse(*this));

@@ -38,9 +38,9 @@ TaskSize OperationCall::SizeOn(const Device& device) {
   Views views;
   for (const OperandSource& source : sources_) views.push_back(source.view);
   const absl::StatusOr<ResultType> type = TypeOf(operation_.spec, views);
-  const double least =
-      LeastMicroseconds(operation_.spec, views, device.info().backend) +
-      TravelMicroseconds(sources_, operation_.destinations, type.ok() ? &*type : nullptr, device);
+  if (!type.ok()) return TaskSize::kTiny;  // it will be refused
+  const double least = LeastMicroseconds(operation_.spec, views, device.info().backend) +
+                       TravelMicroseconds(sources_, operation_.destinations, &*type, device);
   return SizeOf(least, !operation_.options.timing);
 }
 
@@ -150,6 +150,7 @@ void OperationCall::Release(Chores* chores) {
   if (chores != nullptr)
     for (OperandSource& source : sources_) chores->Release(std::move(source.buffer));
   sources_.clear();
+  operation_ = {};
 }
 
 }  // namespace tessera

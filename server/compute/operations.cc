@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -223,19 +224,25 @@ absl::StatusOr<Operation> MakeOperation(const v1::Step& step) {
 
 namespace {
 
+// A request with too many operands or nodes is refused before anything is made of it.
 template <class Request>
 OperationSize SizeOfRequest(const Request& request) {
   OperationSize size{.operands = 2};
-  if constexpr (requires { request.operands(); })
-    size.operands = static_cast<std::size_t>(request.operands_size());
-  if constexpr (requires { request.with(); })
-    size.operands += static_cast<std::size_t>(request.with_size());
+  const auto add = [&](int operands, int most) {
+    size.operands = operands > most ? 0 : 2 + static_cast<std::size_t>(operands);
+  };
+  if constexpr (requires { request.operands(); }) add(request.operands_size(), kMostOperands);
+  if constexpr (requires { request.with(); }) add(request.with_size(), kMostOperands - 1);
   if constexpr (requires { request.expression(); }) {
-    const auto nodes = static_cast<std::size_t>(request.expression().nodes_size());
-    // An invalid node may have one more argument, which is on the heap. An expression is compiled
-    // to at most two programs.
+    const int nodes = request.expression().nodes_size();
+    // An invalid node may have one argument more, on the heap. Only Reduce compiles an expression a
+    // second time, with a cast.
     constexpr std::size_t kNode = sizeof(ExpressionNode) + 16 + kHeap;
-    if (nodes > 0) size.bytes = nodes * kNode + 2 * sizeof(MapProgram) + 3 * kHeap;
+    constexpr std::size_t kPrograms = std::is_same_v<Request, v1::ReduceRequest> ? 2 : 1;
+    if (nodes > 0 && nodes <= kMostNodes) {
+      size.bytes = static_cast<std::size_t>(nodes) * kNode + kHeap +
+                   kPrograms * (sizeof(MapProgram) + kHeap);
+    }
   }
   return size;
 }

@@ -18,7 +18,7 @@
 namespace tessera {
 namespace {
 
-using Kind = ProgramOperand::Kind;
+using Kind = PlannedOperand::Kind;
 
 // The maximum number of bytes that a result takes in the response, in addition to the data of an
 // array.
@@ -41,12 +41,12 @@ std::uint64_t ProgramRun::memory() const {
   std::uint64_t bytes = 4 * kHeap;
   for (const v1::Step& step : request_.steps()) {
     const OperationSize size = SizeOf(step);
-    bytes += sizeof(Step) + sizeof(ProgramStep) + size.bytes +
+    bytes += sizeof(Step) + sizeof(PlannedStep) + size.bytes +
              size.operands * sizeof(BufferStore::Wanted);
     if (size.operands <= kOperandsInPlace) continue;
     // Vectors at least double their capacity when they grow.
     const std::size_t places = std::max(size.operands, 2 * kOperandsInPlace);
-    bytes += places * (sizeof(OperandSource) + sizeof(ProgramOperand) + sizeof(View)) + 3 * kHeap;
+    bytes += places * (sizeof(OperandSource) + sizeof(PlannedOperand) + sizeof(View)) + 3 * kHeap;
   }
   return bytes;
 }
@@ -68,11 +68,11 @@ absl::StatusOr<Device*> ProgramRun::Prepare() {
   Device* const most = bytes.Most();
   Device& device = most != nullptr ? *most : core_.FirstDevice();
   for (std::size_t i = 0; i < count; ++i) {
-    ProgramStep& step = program_.steps[i];
+    PlannedStep& step = program_.steps[i];
     SetLimits(core_, device, step.options);
     for (std::size_t o = 0; o < step.operands.size(); ++o) {
       const OperandSource& source = steps_[i].sources[o];
-      ProgramOperand& operand = step.operands[o];
+      PlannedOperand& operand = step.operands[o];
       operand.type = source.type;
       if (source.buffer == nullptr) continue;
       const bool moves = source.IsElsewhere(device);
@@ -87,7 +87,7 @@ absl::StatusOr<Device*> ProgramRun::Prepare() {
 absl::Status ProgramRun::Read(const v1::Step& message, std::uint32_t index) {
   absl::StatusOr<Operation> operation = MakeOperation(message);
   if (!operation.ok()) return operation.status();
-  ProgramStep& step = program_.steps[index];
+  PlannedStep& step = program_.steps[index];
   Step& own = steps_[index];
   step.spec = std::move(operation->spec);
   step.options = operation->options;
@@ -111,7 +111,7 @@ absl::Status ProgramRun::Read(const v1::Step& message, std::uint32_t index) {
   return status;
 }
 
-absl::Status ProgramRun::Read(const Named& named, std::uint32_t index, ProgramOperand& operand,
+absl::Status ProgramRun::Read(const Named& named, std::uint32_t index, PlannedOperand& operand,
                               ArrayType& type) {
   const v1::Operand& message = *named.operand;
   operand.kind = Kind::kInline;
@@ -162,14 +162,14 @@ void ProgramRun::FindBuffers() {
 }
 
 bool ProgramRun::Stores() const {
-  return std::any_of(program_.steps.begin(), program_.steps.end(), [](const ProgramStep& step) {
+  return std::any_of(program_.steps.begin(), program_.steps.end(), [](const PlannedStep& step) {
     return std::count(step.destinations.begin(), step.destinations.end(), Destination::kBuffer) > 0;
   });
 }
 
 bool ProgramRun::timed() const {
   return std::any_of(program_.steps.begin(), program_.steps.end(),
-                     [](const ProgramStep& step) { return step.options.timing; });
+                     [](const PlannedStep& step) { return step.options.timing; });
 }
 
 void ProgramRun::FindTypesOnce() {
@@ -181,7 +181,7 @@ double ProgramRun::LeastMicroseconds(const Device& device) {
   FindTypesOnce();
   double least = 0;
   for (std::size_t i = 0; i < steps_.size(); ++i) {
-    const ProgramStep& step = program_.steps[i];
+    const PlannedStep& step = program_.steps[i];
     if (!step.status.ok()) continue;  // the step will be refused
     const Sources& sources = steps_[i].sources;
     const bool plain = step.options.strategy.empty() &&
@@ -198,8 +198,8 @@ void ProgramRun::Release(Chores* chores) {
   for (Step& step : steps_)
     for (OperandSource& source : step.sources)
       if (chores != nullptr) chores->Release(std::move(source.buffer));
-  steps_.clear();
-  program_.steps.clear();
+  steps_ = {};
+  program_ = {};
 }
 
 // --- Memory ---
@@ -215,7 +215,7 @@ absl::Status ProgramRun::Plan(Stream& stream) {
 absl::Status ProgramRun::TakeMemory(Stream& stream) {
   std::uint64_t in_answer = std::max(kAnswerMargin, kResultBytes * steps_.size()) - kAnswerMargin;
   for (std::size_t i = 0; i < steps_.size(); ++i) {
-    ProgramStep& step = program_.steps[i];
+    PlannedStep& step = program_.steps[i];
     InheritFailure(program_, step);
     if (!step.status.ok() || step.folded) continue;
     step.status = OpenResults(i, stream.device(), &in_answer);
@@ -242,7 +242,7 @@ absl::Status ProgramRun::TakeMemory(Stream& stream) {
 }
 
 absl::Status ProgramRun::OpenResults(std::size_t index, Device& device, std::uint64_t* in_answer) {
-  ProgramStep& step = program_.steps[index];
+  PlannedStep& step = program_.steps[index];
   Step& own = steps_[index];
   std::uint64_t bytes = *in_answer;
   for (std::size_t a = 0; a < own.destinations.size() && !step.result.scalar; ++a) {
@@ -268,7 +268,7 @@ absl::Status ProgramRun::SendTensors(Stream& stream) {
   std::vector<HostBytes> pieces;
   std::uint64_t end = layout_.inline_begin;
   for (std::size_t i = 0; i < steps_.size(); ++i) {
-    const ProgramStep& step = program_.steps[i];
+    const PlannedStep& step = program_.steps[i];
     for (std::size_t o = 0; o < step.operands.size() && step.status.ok(); ++o) {
       if (step.operands[o].kind != Kind::kInline) continue;
       const std::string& data = steps_[i].sources[o].named.operand->tensor().data();
@@ -284,7 +284,7 @@ absl::Status ProgramRun::SendTensors(Stream& stream) {
 void ProgramRun::FetchBuffers(Stream& stream) {
   std::unordered_map<const Buffer*, absl::Status> fetched;
   for (std::size_t i = 0; i < steps_.size(); ++i) {
-    ProgramStep& step = program_.steps[i];
+    PlannedStep& step = program_.steps[i];
     for (std::size_t o = 0; o < step.operands.size() && step.status.ok(); ++o) {
       if (step.operands[o].kind != Kind::kElsewhere) continue;
       OperandSource& source = steps_[i].sources[o];
@@ -309,7 +309,7 @@ absl::Status ProgramRun::Run(Stream& stream) {
     return nullptr;
   };
   PreparedOperands::Call prepared(core_.tenants().prepared(stream.device()), stream, find);
-  absl::Status status = RunSteps(program_, stream, [&](const ProgramStep& step) {
+  absl::Status status = RunSteps(program_, stream, [&](const PlannedStep& step) {
     const Step& own = steps_[static_cast<std::size_t>(&step - program_.steps.data())];
     RunOptions options = step.options;
     options.enqueue_only = true;
@@ -345,7 +345,7 @@ absl::Status ProgramRun::Answer(Stream& stream, v1::ExecuteResponse& response) {
   AnswerErrors(response);
   const auto failed = static_cast<std::uint64_t>(
       std::count_if(program_.steps.begin(), program_.steps.end(),
-                    [](const ProgramStep& step) { return !step.status.ok(); }));
+                    [](const PlannedStep& step) { return !step.status.ok(); }));
   core_.metrics().CountSteps(steps_.size() - failed, failed);
   return absl::OkStatus();
 }
@@ -372,7 +372,7 @@ void ProgramRun::AnswerErrors(v1::ExecuteResponse& response) {
 
 absl::Status ProgramRun::AnswerStep(std::size_t index, const std::string& arrays,
                                     const Device& device, v1::StepResult& result) {
-  const ProgramStep& step = program_.steps[index];
+  const PlannedStep& step = program_.steps[index];
   Step& own = steps_[index];
   const OperationResponse response =
       OperationResponse::In(request_.steps(static_cast<int>(index)), result);

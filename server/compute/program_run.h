@@ -67,7 +67,7 @@ class ProgramRun {
 
   // Converts a step, except for its buffers.
   absl::Status Read(const v1::Step& message, std::uint32_t index);
-  absl::Status Read(const Named& named, std::uint32_t index, ProgramOperand& operand,
+  absl::Status Read(const Named& named, std::uint32_t index, PlannedOperand& operand,
                     ArrayType& type);
   void FindBuffers();
   void FindTypesOnce();
@@ -95,7 +95,7 @@ class ProgramRun {
   const bool sees_all_;
   const v1::ExecuteRequest& request_;
   std::vector<Step> steps_;
-  Program program_;
+  ProgramPlan program_;
   bool typed_ = false;
   BlockLayout layout_;
 };
