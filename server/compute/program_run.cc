@@ -198,8 +198,8 @@ void ProgramRun::Release(Chores* chores) {
   for (Step& step : steps_)
     for (OperandSource& source : step.sources)
       if (chores != nullptr) chores->Release(std::move(source.buffer));
-  steps_ = {};
-  program_ = {};
+  steps_ = std::vector<Step>();
+  program_ = ProgramPlan();
 }
 
 // --- Memory ---
