@@ -78,7 +78,8 @@ class FakeBuffers final : public v1::BufferService::Service {
     status.add_details()->PackFrom(info);
     if (retry_delay_ms > 0) {
       google::rpc::RetryInfo retry;
-      retry.mutable_retry_delay()->set_nanos(retry_delay_ms * 1'000'000);
+      retry.mutable_retry_delay()->set_seconds(retry_delay_ms / 1000);
+      retry.mutable_retry_delay()->set_nanos(retry_delay_ms % 1000 * 1'000'000);
       status.add_details()->PackFrom(retry);
     }
     return {code, reason, status.SerializeAsString()};
@@ -351,8 +352,8 @@ TEST_F(ProtocolTest, ARefusalWithADelayIsRepeatedWhateverTheCall) {
 
   // The delay is longer than the call may take.
   ClientOptions options = FastOptions(served_.address);
-  options.timeout = absl::Seconds(1);
-  fake_.refusal = error(StatusCode::RESOURCE_EXHAUSTED, "QUEUE_FULL", 999);
+  options.timeout = absl::Seconds(9);
+  fake_.refusal = error(StatusCode::RESOURCE_EXHAUSTED, "QUEUE_FULL", 10'000);
   fake_.refusals = 1000;
   EXPECT_EQ(ErrorReason(Client(options).CreateBuffer("x", {}).status()), "QUEUE_FULL");
   options.timeout = absl::Seconds(20);
