@@ -1,3 +1,4 @@
+# shellcheck shell=bash disable=SC2154
 # ./dev fuzz: libFuzzer on one target. Sourced by ./dev.
 
 # Inputs that reach new code are kept in build/fuzz/corpus/TARGET, and inputs that fail in

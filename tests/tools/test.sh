@@ -1,3 +1,4 @@
+# shellcheck shell=bash disable=SC2034,SC2154
 # ./dev test: every suite, optionally under a sanitizer. Sourced by ./dev.
 
 # read_outcomes: reads ctest's report in JUnit format and prints a line "suite status tests failed
