@@ -2,6 +2,7 @@
 // program that the strategies of Map run.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -63,7 +64,7 @@ class Expression {
  private:
   std::vector<ExpressionNode> nodes_;
   // The programs without a cast and with one.
-  mutable std::unique_ptr<const MapProgram> compiled_[2];
+  mutable std::array<std::unique_ptr<const MapProgram>, 2> compiled_;
 };
 
 // Returns the common type of two arguments, as in NumPy: the larger of two types of the same kind;
