@@ -33,8 +33,9 @@ absl::Status FindTypes(const ProgramPlan& program, PlannedStep& step) {
     step.views.push_back(*view);
   }
   absl::StatusOr<ResultType> result = TypeOf(step.spec, step.views);
-  if (result.ok()) step.result = *std::move(result);
-  return result.status();
+  if (!result.ok()) return result.status();
+  step.result = *std::move(result);
+  return absl::OkStatus();
 }
 
 }  // namespace
