@@ -28,7 +28,7 @@ AsyncCall AsyncClient::Send(Request request, const OperationOptions& options,
 #define TESSERA_SEND(Name, field)                                                                  \
   template AsyncCall AsyncClient::Send(v1::Name##Request request, const OperationOptions& options, \
                                        Callback<v1::Name##Response> done);
-TESSERA_CLIENT_OPERATIONS(TESSERA_SEND)
+TESSERA_OPERATION_METHODS(TESSERA_SEND)
 #undef TESSERA_SEND
 
 AsyncCall AsyncClient::Execute(const Program& program, const CallOptions& call,

@@ -921,7 +921,7 @@ absl::StatusOr<ResponseTo<Request>> Client::Send(const Request& request,
 #define TESSERA_SEND(Name, field)                                                            \
   template absl::StatusOr<v1::Name##Response> Client::Send(const v1::Name##Request& request, \
                                                            const OperationOptions& options);
-TESSERA_CLIENT_OPERATIONS(TESSERA_SEND)
+TESSERA_OPERATION_METHODS(TESSERA_SEND)
 #undef TESSERA_SEND
 
 absl::StatusOr<v1::ExecuteResponse> Client::Execute(const Program& program,

@@ -15,6 +15,7 @@
 #include "kernels/base/dtype.h"
 #include "kernels/base/launch.h"
 #include "kernels/base/reduce_op.h"
+#include "kernels/client_and_server/operations.h"
 #include "tessera/v1/compute.pb.h"
 
 namespace tessera {
@@ -75,16 +76,6 @@ struct OperationOptions {
   std::stop_token cancel = {};
 };
 
-// THE list of the operations: X(method, field of Step and StepResult).
-#define TESSERA_CLIENT_OPERATIONS(X) \
-  X(Dot, dot)                        \
-  X(Reduce, reduce)                  \
-  X(Matmul, matmul)                  \
-  X(Add, add)                        \
-  X(WindowSum, window_sum)           \
-  X(Map, map)                        \
-  X(TopK, top_k)
-
 template <class Request>
 struct OperationOf;
 #define TESSERA_OPERATION_OF(Name, field) \
@@ -92,7 +83,7 @@ struct OperationOf;
   struct OperationOf<v1::Name##Request> { \
     using Response = v1::Name##Response;  \
   };
-TESSERA_CLIENT_OPERATIONS(TESSERA_OPERATION_OF)
+TESSERA_OPERATION_METHODS(TESSERA_OPERATION_OF)
 #undef TESSERA_OPERATION_OF
 // The response to an operation's request.
 template <class Request>

@@ -30,17 +30,7 @@ auto WithArray(const v1::StepResult& result, std::uint32_t output, F&& f) {
       return f(static_cast<const v1::Tensor*>(nullptr), static_cast<const v1::Buffer*>(nullptr));
     }
   };
-  switch (result.result_case()) {
-#define TESSERA_CASE(Name, field) \
-  case v1::StepResult::k##Name:   \
-    return of(result.field());
-    TESSERA_CLIENT_OPERATIONS(TESSERA_CASE)
-#undef TESSERA_CASE
-    case v1::StepResult::kError:
-    case v1::StepResult::RESULT_NOT_SET:
-      break;
-  }
-  return of(v1::DotResponse::default_instance());
+  return VisitOperation(result, of, [&] { return of(v1::DotResponse::default_instance()); });
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ install(FILES client/arrays.h client/async.h client/client.h client/expression.h
 install(FILES kernels/base/dtype.h kernels/base/element.h kernels/base/error.h kernels/base/launch.h kernels/base/map_op.h
               kernels/base/reduce_op.h
   DESTINATION ${TESSERA_HEADER_DIR}/kernels/base COMPONENT client)
-install(FILES kernels/client_and_server/printable.h kernels/client_and_server/ring.h
+install(FILES kernels/client_and_server/operations.h kernels/client_and_server/printable.h kernels/client_and_server/ring.h
   DESTINATION ${TESSERA_HEADER_DIR}/kernels/client_and_server COMPONENT client)
 install(DIRECTORY ${TESSERA_PROTO_DIR}/tessera ${PROJECT_SOURCE_DIR}/proto/tessera
   DESTINATION ${TESSERA_HEADER_DIR} COMPONENT client FILES_MATCHING PATTERN "*.pb.h" PATTERN "*.proto")

@@ -356,7 +356,7 @@ TEST(ReduceAxesColumnsTest, AreFoldedAndAccountedForPartByPart) {
   const auto staged = Get(StageReduce(x, &stage));
   MapProblem& map = (staged)->problem();
   ReduceAxesProblem problem{.outer = 1, .length = kRows, .inner = kColumns, .out = sums.data()};
-  const FoldMapAxes work(map, *own.stream, problem, /*first_inner_axis=*/1);
+  const FoldMapAxes work(map, *own.stream, problem, /*first_inner=*/1);
   Get(WithinLimit(&strategy, problem, /*named=*/true, nullptr, *own.stream, work));
   Stats stats = StatsOf(strategy, problem);
   work.Account(strategy, stats);

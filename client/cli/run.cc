@@ -165,17 +165,7 @@ absl::Status ReportResult(Session& session, const v1::StepResult& result) {
       return absl::OkStatus();
     }
   };
-  switch (result.result_case()) {
-#define TESSERA_CASE(Name, field) \
-  case v1::StepResult::k##Name:   \
-    return report(result.field());
-    TESSERA_CLIENT_OPERATIONS(TESSERA_CASE)
-#undef TESSERA_CASE
-    case v1::StepResult::kError:
-    case v1::StepResult::RESULT_NOT_SET:
-      break;
-  }
-  return Client::StatusOf(result);
+  return VisitOperation(result, report, [&] { return Client::StatusOf(result); });
 }
 
 absl::Status Run(Session& session, const std::string& path) {

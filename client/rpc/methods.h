@@ -52,7 +52,7 @@ TESSERA_METHOD(v1, BufferService, CopyBuffer, kNever)
 TESSERA_METHOD(v1, BufferService, ImportBuffer, kNever)
 TESSERA_METHOD(v1, BufferService, DeleteBuffer, kWithVersion)
 #define TESSERA_OPERATION(Name, field) TESSERA_METHOD(v1, ComputeService, Name, kUnlessStored)
-TESSERA_CLIENT_OPERATIONS(TESSERA_OPERATION)
+TESSERA_OPERATION_METHODS(TESSERA_OPERATION)
 #undef TESSERA_OPERATION
 TESSERA_METHOD(v1, ComputeService, Execute, kUnlessStored)
 TESSERA_METHOD(v1, ComputeService, ListStrategies, kAlways)

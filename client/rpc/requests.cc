@@ -172,35 +172,18 @@ absl::Status CheckAnswer(int steps, const absl::StatusOr<v1::ExecuteResponse>& r
   return absl::InternalError("the server's response does not have a result for every step");
 }
 
-namespace {
-
-// Returns f(request) for the request of the step's operation, or a default if it has none.
-template <class F>
-auto WithRequest(const v1::Step& step, const F& f) {
-  switch (step.operation_case()) {
-#define TESSERA_CASE(Name, field) \
-  case v1::Step::k##Name:         \
-    return f(step.field());
-    TESSERA_CLIENT_OPERATIONS(TESSERA_CASE)
-#undef TESSERA_CASE
-    case v1::Step::OPERATION_NOT_SET:
-      break;
-  }
-  return decltype(f(step.dot())){};
-}
-
-}  // namespace
-
 bool Stores(const v1::ExecuteRequest& request) {
   return std::any_of(request.steps().begin(), request.steps().end(), [](const v1::Step& step) {
-    return WithRequest(step, [](const auto& operation) { return Stores(operation); });
+    return VisitOperation(
+        step, [](const auto& operation) { return Stores(operation); }, [] { return false; });
   });
 }
 
 std::string_view BufferOf(const v1::ExecuteRequest& request) {
   for (const v1::Step& step : request.steps()) {
-    const std::string_view name =
-        WithRequest(step, [](const auto& operation) { return BufferOf(operation); });
+    const std::string_view name = VisitOperation(
+        step, [](const auto& operation) { return BufferOf(operation); },
+        [] { return std::string_view(); });
     if (!name.empty()) return name;
   }
   return {};
@@ -214,7 +197,7 @@ namespace {
   void SetOperation(v1::Step& step, v1::Name##Request&& request) { \
     *step.mutable_##field() = std::move(request);                  \
   }
-TESSERA_CLIENT_OPERATIONS(TESSERA_SET)
+TESSERA_OPERATION_METHODS(TESSERA_SET)
 #undef TESSERA_SET
 
 }  // namespace
@@ -226,7 +209,7 @@ ProgramStep Program::Send(Request request, const OperationOptions&) {
 }
 #define TESSERA_SEND(Name, field) \
   template ProgramStep Program::Send(v1::Name##Request request, const OperationOptions& options);
-TESSERA_CLIENT_OPERATIONS(TESSERA_SEND)
+TESSERA_OPERATION_METHODS(TESSERA_SEND)
 #undef TESSERA_SEND
 
 bool Program::has_target() const { return Stores(request_); }

@@ -7,7 +7,6 @@
 
 #include "kernels/device/budget.h"
 #include "kernels/program/program.h"
-#include "kernels/program/scalar_place.h"
 
 namespace tessera {
 namespace {

@@ -105,6 +105,12 @@ absl::Status CheckSteps(ProgramPlan& program, Stream& stream, double max_seconds
 // (kernels/problem/product_top_k.h).
 void FuseSelections(ProgramPlan& program, const Device& device);
 
+// Everything in the block begins at a multiple of this.
+inline constexpr std::uint64_t kBlockAlignment = 256;
+// The size of a scalar's place, and where in it the value is before it is rounded.
+inline constexpr std::uint64_t kScalarBytes = 2 * kBlockAlignment;
+inline constexpr std::uint64_t kUnrounded = kBlockAlignment;
+
 // The block of a program, in bytes from its beginning: arrays of the response, then scratch arrays,
 // scalars and copies from other devices, then inline operands.
 struct BlockLayout {

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "kernels/program/program.h"
-#include "kernels/program/scalar_place.h"
 
 namespace tessera {
 namespace {

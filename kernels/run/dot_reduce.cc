@@ -44,32 +44,32 @@ namespace {
 // them, or from scratch memory.
 class FoldMap final : public Work<ReduceProblem> {
  public:
-  FoldMap(const MapProblem& folded, const Stream& on) : map(folded), stream(on) {}
+  FoldMap(const MapProblem& map, const Stream& stream) : map_(map), stream_(stream) {}
 
   std::uint64_t CopyBytes(const Stream&, const Chosen& strategy) const override {
-    return strategy.reads_views ? 0 : static_cast<std::uint64_t>(map.n) * SizeOf(map.dtype);
+    return strategy.reads_views ? 0 : static_cast<std::uint64_t>(map_.n) * SizeOf(map_.dtype);
   }
-  double GatherSeconds(const Pace& pace) const override { return MapSeconds(map, stream, pace); }
+  double GatherSeconds(const Pace& pace) const override { return MapSeconds(map_, stream_, pace); }
   Division Divide(const ReduceProblem& problem, const Chosen& strategy,
                   const Team& team) const override {
     return strategy.reads_views ? DivisionOf(problem, strategy, team) : Division();
   }
   void Account(const Chosen& strategy, Stats& stats) const override {
-    AccountMap(map, /*in_cache=*/strategy.reads_views, stats);
+    AccountMap(map_, /*in_cache=*/strategy.reads_views, stats);
   }
   void Launch(Stream& on, ReduceProblem& problem, const Chosen& strategy) const override {
     if (!strategy.reads_views) {
       problem.map = nullptr;
       void* const copy = on.Scratch(static_cast<std::size_t>(CopyBytes(on, strategy)));
-      LaunchMapRange(map, 0, map.n, copy, on);
+      LaunchMapRange(map_, 0, map_.n, copy, on);
       problem.x = copy;
     }
     if (!on.stopped()) LaunchOn(on, problem, strategy);
   }
 
  private:
-  const MapProblem& map;
-  const Stream& stream;
+  const MapProblem& map_;
+  const Stream& stream_;
 };
 
 // Runs a batch into results. launch(scalars) enqueues it, and problem_of(i, result) returns its

@@ -21,19 +21,19 @@ std::string NameOfMapOperand(std::size_t i) { return absl::StrCat("operands[", i
 // Add in pieces, for strided operands.
 class AddInPieces final : public Work<AddProblem> {
  public:
-  AddInPieces(const View& left, const View& right) : a(left), b(right) {}
+  AddInPieces(const View& a, const View& b) : a_(a), b_(b) {}
 
-  int copies() const { return HasGaps(a) + HasGaps(b); }
+  int copies() const { return HasGaps(a_) + HasGaps(b_); }
   std::int64_t most(const Stream& stream) const {
-    return std::min(a.elements(), PieceElements(stream, SizeOf(a.dtype), copies()));
+    return std::min(a_.elements(), PieceElements(stream, SizeOf(a_.dtype), copies()));
   }
   std::uint64_t CopyBytes(const Stream& stream, const Chosen&) const override {
     if (copies() == 0) return 0;
-    return static_cast<std::uint64_t>(most(stream) * copies()) * SizeOf(a.dtype);
+    return static_cast<std::uint64_t>(most(stream) * copies()) * SizeOf(a_.dtype);
   }
   double GatherSeconds(const Pace& pace) const override {
-    return (HasGaps(a) ? pace.EstimateCopy(a, a.dtype) : 0) +
-           (HasGaps(b) ? pace.EstimateCopy(b, b.dtype) : 0);
+    return (HasGaps(a_) ? pace.EstimateCopy(a_, a_.dtype) : 0) +
+           (HasGaps(b_) ? pace.EstimateCopy(b_, b_.dtype) : 0);
   }
   Division Divide(const AddProblem& problem, const Chosen& strategy,
                   const Team& team) const override {
@@ -41,9 +41,9 @@ class AddInPieces final : public Work<AddProblem> {
   }
   void Launch(Stream& stream, AddProblem& problem, const Chosen& strategy) const override {
     if (copies() == 0) return LaunchOn(stream, problem, strategy);
-    const std::size_t size = static_cast<std::size_t>(most(stream)) * SizeOf(a.dtype);
-    void* const a_copy = HasGaps(a) ? stream.Scratch(size) : nullptr;
-    void* const b_copy = HasGaps(b) ? stream.Scratch(size) : nullptr;
+    const std::size_t size = static_cast<std::size_t>(most(stream)) * SizeOf(a_.dtype);
+    void* const a_copy = HasGaps(a_) ? stream.Scratch(size) : nullptr;
+    void* const b_copy = HasGaps(b_) ? stream.Scratch(size) : nullptr;
     const auto part = [&](const View& view, void* copy, const Piece& piece) {
       const View v = piece.Of(view);
       if (copy == nullptr) return v.data;
@@ -51,19 +51,19 @@ class AddInPieces final : public Work<AddProblem> {
       return static_cast<const void*>(copy);
     };
     AddProblem p = problem;
-    ForPieces(a.shape, most(stream), [&](const Piece& piece) {
+    ForPieces(a_.shape, most(stream), [&](const Piece& piece) {
       p.n = piece.shape.elements();
-      p.a = part(a, a_copy, piece);
-      p.b = part(b, b_copy, piece);
-      p.out = At(problem.out, piece.first, a.dtype);
+      p.a = part(a_, a_copy, piece);
+      p.b = part(b_, b_copy, piece);
+      p.out = At(problem.out, piece.first, a_.dtype);
       if (!stream.stopped()) LaunchOn(stream, p, strategy);
       return !stream.stopped();
     });
   }
 
  private:
-  const View& a;
-  const View& b;
+  const View& a_;
+  const View& b_;
 };
 
 }  // namespace

@@ -19,63 +19,63 @@ namespace tessera {
 // inner instead. A single column is never divided.
 class FoldMapAxes final : public Work<ReduceAxesProblem> {
  public:
-  // first_inner_axis: the index of inner's first axis among the map's axes.
-  FoldMapAxes(const MapProblem& folded, const Stream& on, const ReduceAxesProblem& whole,
-              int first_inner_axis)
-      : map(folded), stream(on), problem(whole), first_inner(first_inner_axis) {}
+  // first_inner: the index of inner's first axis among the map's axes.
+  FoldMapAxes(const MapProblem& map, const Stream& stream, const ReduceAxesProblem& problem,
+              int first_inner)
+      : map_(map), stream_(stream), problem_(problem), first_inner_(first_inner) {}
 
-  std::int64_t row() const { return problem.length * problem.inner; }
+  std::int64_t row() const { return problem_.length * problem_.inner; }
   // Returns the number of rows in a piece. A piece fits in the second-level cache (on a CPU, in the
   // second-level caches of all cores).
   std::int64_t rows() const {
-    const DeviceInfo& info = stream.device().info();
+    const DeviceInfo& info = stream_.device().info();
     const int cores = info.backend == Backend::kCpu ? std::max(1, info.multiprocessors) : 1;
-    const std::int64_t elements = PieceElements(stream, SizeOf(map.dtype), /*copies=*/1, cores);
+    const std::int64_t elements = PieceElements(stream_, SizeOf(map_.dtype), /*copies=*/1, cores);
     return std::clamp<std::int64_t>(elements / std::max<std::int64_t>(1, row()), 1,
-                                    std::max<std::int64_t>(1, problem.outer));
+                                    std::max<std::int64_t>(1, problem_.outer));
   }
-  std::int64_t inner_extent() const { return map.operands[0].shape[first_inner]; }
+  std::int64_t inner_extent() const { return map_.operands[0].shape[first_inner_]; }
   // Returns the number of indices of the first inner axis in a piece; 0 if pieces are whole rows.
   std::int64_t steps(const Chosen& strategy) const {
-    const Budget* budget = stream.scratch_budget();
-    const std::int64_t outer = std::max(problem.outer, problem.outer_of_all);
-    if (budget == nullptr || outer != 1 || problem.inner == 1) return 0;
-    const std::uint64_t whole = static_cast<std::uint64_t>(row()) * SizeOf(map.dtype);
-    const std::uint64_t more = strategy.scratch == nullptr ? 0 : strategy.scratch(problem);
+    const Budget* budget = stream_.scratch_budget();
+    const std::int64_t outer = std::max(problem_.outer, problem_.outer_of_all);
+    if (budget == nullptr || outer != 1 || problem_.inner == 1) return 0;
+    const std::uint64_t whole = static_cast<std::uint64_t>(row()) * SizeOf(map_.dtype);
+    const std::uint64_t more = strategy.scratch == nullptr ? 0 : strategy.scratch(problem_);
     if (SaturatingAdd(whole, more) <= budget->limit()) return 0;
-    const std::int64_t elements = PieceElements(stream, SizeOf(map.dtype), /*copies=*/1);
+    const std::int64_t elements = PieceElements(stream_, SizeOf(map_.dtype), /*copies=*/1);
     return std::clamp<std::int64_t>(elements / (row() / inner_extent()), 1, inner_extent());
   }
   // Returns the problem of `count` indices of the first inner axis.
   ReduceAxesProblem Columns(std::int64_t count) const {
-    ReduceAxesProblem part = problem;
-    part.inner = problem.inner / inner_extent() * count;
+    ReduceAxesProblem part = problem_;
+    part.inner = problem_.inner / inner_extent() * count;
     return part;
   }
   // Returns the scratch memory of the largest launch, in addition to the piece that it folds.
   std::uint64_t LaunchBytes(const ReduceAxesProblem&, const Chosen& strategy) const override {
     if (strategy.scratch == nullptr) return 0;
     const std::int64_t columns = steps(strategy);
-    return strategy.scratch(columns > 0 ? Columns(columns) : problem);
+    return strategy.scratch(columns > 0 ? Columns(columns) : problem_);
   }
   std::uint64_t CopyBytes(const Stream&, const Chosen& strategy) const override {
     const std::int64_t columns = steps(strategy);
     const std::int64_t elements = columns > 0 ? row() / inner_extent() * columns : rows() * row();
-    return static_cast<std::uint64_t>(elements) * SizeOf(map.dtype);
+    return static_cast<std::uint64_t>(elements) * SizeOf(map_.dtype);
   }
   // Returns the scratch memory that the work takes on each device with a share.
   std::uint64_t ShareBytes(const ReduceAxesProblem&, const Chosen& strategy) const override {
-    return CopyBytes(stream, strategy);
+    return CopyBytes(stream_, strategy);
   }
-  double GatherSeconds(const Pace& pace) const override { return MapSeconds(map, stream, pace); }
+  double GatherSeconds(const Pace& pace) const override { return MapSeconds(map_, stream_, pace); }
   // Divides along the outermost axis, unless that axis is folded.
   Division Divide(const ReduceAxesProblem& whole, const Chosen&, const Team& team) const override {
-    return whole.outer > 1 ? InParts(MapDivision(map, team), whole.outer) : Division();
+    return whole.outer > 1 ? InParts(MapDivision(map_, team), whole.outer) : Division();
   }
   void Account(const Chosen& strategy, Stats& stats) const override {
     const std::int64_t columns = steps(strategy);
     if (columns > 0) AccountColumns(strategy, columns, stats);
-    AccountMap(map, /*in_cache=*/rows() < problem.outer || columns > 0, stats);
+    AccountMap(map_, /*in_cache=*/rows() < problem_.outer || columns > 0, stats);
   }
   // Sets the statistics of a problem that is folded in parts. The strategy may fold a part
   // differently from the whole, and the last part differently from the other parts.
@@ -103,7 +103,7 @@ class FoldMapAxes final : public Work<ReduceAxesProblem> {
     }
     for (std::int64_t first = 0; first < whole.outer && !on.stopped();) {
       const std::int64_t end = std::min(whole.outer, first + rows());
-      LaunchMapRange(map, (first_row + first) * row(), (end - first) * row(), piece, on);
+      LaunchMapRange(map_, (first_row + first) * row(), (end - first) * row(), piece, on);
       ReduceAxesProblem part = RowsOf(whole, {&on, first, end});
       part.x = piece;
       part.continues = first > 0;
@@ -115,16 +115,16 @@ class FoldMapAxes final : public Work<ReduceAxesProblem> {
                    std::int64_t columns, void* piece) const {
     const std::int64_t extent = inner_extent(), of_each = whole.inner / extent;
     for (std::int64_t first = 0; first < extent && !on.stopped(); first += columns) {
-      MapProblem box = map;
+      MapProblem box = map_;
       const std::int64_t count = std::min(columns, extent - first);
-      for (int i = 0; i < map.program->operands; ++i) {
+      for (int i = 0; i < map_.program->operands; ++i) {
         View& view = box.operands[static_cast<std::size_t>(i)];
-        const std::int64_t stride = view.strides[static_cast<std::size_t>(first_inner)];
+        const std::int64_t stride = view.strides[static_cast<std::size_t>(first_inner_)];
         view.data =
             Advanced(view.data, first * stride * static_cast<std::int64_t>(SizeOf(view.dtype)));
-        view.shape[first_inner] = count;
+        view.shape[first_inner_] = count;
       }
-      box.n = map.n / extent * count;
+      box.n = map_.n / extent * count;
       LaunchMapRange(box, 0, box.n, piece, on);
       ReduceAxesProblem part = whole;
       part.inner = of_each * count;
@@ -155,18 +155,18 @@ class FoldMapAxes final : public Work<ReduceAxesProblem> {
                    const TeamShare& share, bool wide) const override {
     ReduceAxesProblem part = RowsOf(whole, share);
     const auto has_piece = [&](const auto& piece) { return piece.first == share.stream; };
-    const auto found = std::find_if(pieces.begin(), pieces.end(), has_piece);
-    if (found != pieces.end()) part.x = found->second;
+    const auto found = std::find_if(pieces_.begin(), pieces_.end(), has_piece);
+    if (found != pieces_.end()) part.x = found->second;
     Fold(*share.stream, part, strategy, wide, share.first);
-    if (found == pieces.end()) pieces.emplace_back(share.stream, part.x);
+    if (found == pieces_.end()) pieces_.emplace_back(share.stream, part.x);
   }
 
-  const MapProblem& map;
-  const Stream& stream;
-  const ReduceAxesProblem& problem;
-  const int first_inner;
+  const MapProblem& map_;
+  const Stream& stream_;
+  const ReduceAxesProblem& problem_;
+  const int first_inner_;
   // For shares: the memory that each stream computes into, for both launches.
-  mutable std::vector<std::pair<Stream*, const void*>> pieces;
+  mutable std::vector<std::pair<Stream*, const void*>> pieces_;
 };
 
 }  // namespace tessera

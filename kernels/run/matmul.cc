@@ -20,42 +20,42 @@ namespace {
 // Matmul into scratch memory, which the map reads as operand 0.
 class MatmulThenMap final : public Work<MatmulProblem> {
  public:
-  MatmulThenMap(const WholeLaunch<MatmulProblem>& matmul, MapProblem& then, const Stream& on,
-                std::uint64_t bytes)
-      : product(matmul), map(then), stream(on), product_bytes(bytes) {}
+  MatmulThenMap(const WholeLaunch<MatmulProblem>& product, MapProblem& map, const Stream& stream,
+                std::uint64_t product_bytes)
+      : product_(product), map_(map), stream_(stream), product_bytes_(product_bytes) {}
 
   std::uint64_t CopyBytes(const Stream& on, const Chosen& strategy) const override {
-    return SaturatingAdd(product.CopyBytes(on, strategy), product_bytes);
+    return SaturatingAdd(product_.CopyBytes(on, strategy), product_bytes_);
   }
   double GatherSeconds(const Pace& pace) const override {
-    return product.GatherSeconds(pace) + MapSeconds(map, stream, pace);
+    return product_.GatherSeconds(pace) + MapSeconds(map_, stream_, pace);
   }
   Division Divide(const MatmulProblem&, const Chosen&, const Team&) const override { return {}; }
   void Account(const Chosen&, Stats& stats) const override {
-    AccountMap(map, /*in_cache=*/false, stats);
+    AccountMap(map_, /*in_cache=*/false, stats);
   }
   void Settle(MatmulProblem& problem, Stream& on) const override {
-    if (map.n == 0) return;
-    problem.c = on.Scratch(static_cast<std::size_t>(product_bytes));
+    if (map_.n == 0) return;
+    problem.c = on.Scratch(static_cast<std::size_t>(product_bytes_));
     tessera::Settle(problem, on);
     Finish(problem, on);
   }
   void Launch(Stream& on, MatmulProblem& problem, const Chosen& strategy) const override {
-    problem.c = on.Scratch(static_cast<std::size_t>(product_bytes));
-    product.Launch(on, problem, strategy);
+    problem.c = on.Scratch(static_cast<std::size_t>(product_bytes_));
+    product_.Launch(on, problem, strategy);
     if (!on.stopped()) Finish(problem, on);
   }
 
  private:
   void Finish(const MatmulProblem& problem, Stream& on) const {
-    map.operands[0].data = problem.c;
-    LaunchMapRange(map, 0, map.n, map.out, on);
+    map_.operands[0].data = problem.c;
+    LaunchMapRange(map_, 0, map_.n, map_.out, on);
   }
 
-  const WholeLaunch<MatmulProblem>& product;
-  MapProblem& map;
-  const Stream& stream;
-  const std::uint64_t product_bytes;
+  const WholeLaunch<MatmulProblem>& product_;
+  MapProblem& map_;
+  const Stream& stream_;
+  const std::uint64_t product_bytes_;
 };
 
 absl::StatusOr<ArrayType> ProductType(const View& a, const View& b, bool transpose_a,

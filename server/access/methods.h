@@ -4,18 +4,9 @@
 
 #include <string_view>
 
-namespace tessera {
+#include "kernels/client_and_server/operations.h"
 
-// The operations, as X(method, field). `method` is a method of ComputeService. `field` is a field
-// of Step and StepResult, and the kernels' name for the operation.
-#define TESSERA_OPERATION_METHODS(X) \
-  X(Dot, dot)                        \
-  X(Reduce, reduce)                  \
-  X(Matmul, matmul)                  \
-  X(Add, add)                        \
-  X(WindowSum, window_sum)           \
-  X(Map, map)                        \
-  X(TopK, top_k)
+namespace tessera {
 
 // Each role includes the permissions of the roles before it.
 enum class Role { kNone, kRead, kWrite, kAdmin };

@@ -61,7 +61,7 @@ absl::StatusOr<Sources> FindSources(absl::Span<const Named> operands, BufferStor
 std::shared_ptr<const Buffer> BufferAt(absl::Span<const OperandSource> sources,
                                        const void* address);
 
-// For a product without an expression, marks b as scattered if it is too small to have a shard on
+// For a product of two operands, marks b as scattered if it is too small to have a shard on
 // every device that has a shard of a.
 void MarkScattered(const OperationSpec& spec, absl::Span<OperandSource> sources);
 

@@ -124,12 +124,10 @@ absl::Status SetExpression(const Request& request, std::optional<Expression>& ex
 // fields; operands in repeated fields follow them.
 template <class Request>
 Operation Make(const Request& request, OperationSpec spec, std::initializer_list<Named> operands) {
-  Operation operation{
-      .spec = std::move(spec),
-      .options = {.strategy = request.strategy(),
-                  .launch = {request.launch().block_size(), request.launch().grid_size(),
-                             request.launch().items_per_thread()},
-                  .timing = request.timing()}};
+  Operation operation{.spec = std::move(spec),
+                      .options = {.strategy = request.strategy(),
+                                  .launch = FromProto(request.launch()),
+                                  .timing = request.timing()}};
   operation.operands.assign(operands);
   if constexpr (requires { request.with(); })
     for (int i = 0; i < request.with_size(); ++i)
@@ -208,18 +206,13 @@ absl::StatusOr<Operation> MakeOperation(const v1::TopKRequest& request) {
 }
 
 absl::StatusOr<Operation> MakeOperation(const v1::Step& step) {
-  switch (step.operation_case()) {
-#define TESSERA_CASE(Method, field) \
-  case v1::Step::k##Method:         \
-    return MakeOperation(step.field());
-    TESSERA_OPERATION_METHODS(TESSERA_CASE)
-#undef TESSERA_CASE
-    case v1::Step::OPERATION_NOT_SET:
-      break;
-  }
-  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_OPERATION",
-                   "a step has no operation, or one that this server does not know",
-                   {{"field", "operation"}});
+  return VisitOperation(
+      step, [](const auto& request) { return MakeOperation(request); },
+      []() -> absl::StatusOr<Operation> {
+        return MakeError(absl::StatusCode::kInvalidArgument, "BAD_OPERATION",
+                         "a step has no operation, or one that this server does not know",
+                         {{"field", "operation"}});
+      });
 }
 
 namespace {
@@ -250,16 +243,9 @@ OperationSize SizeOfRequest(const Request& request) {
 }  // namespace
 
 OperationSize SizeOf(const v1::Step& step) {
-  switch (step.operation_case()) {
-#define TESSERA_CASE(Method, field) \
-  case v1::Step::k##Method:         \
-    return SizeOfRequest(step.field());
-    TESSERA_OPERATION_METHODS(TESSERA_CASE)
-#undef TESSERA_CASE
-    case v1::Step::OPERATION_NOT_SET:
-      break;
-  }
-  return {};
+  return VisitOperation(
+      step, [](const auto& request) { return SizeOfRequest(request); },
+      [] { return OperationSize(); });
 }
 
 void SetLimits(Core& core, const Device& device, RunOptions& options) {

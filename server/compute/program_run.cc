@@ -9,7 +9,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
-#include "kernels/program/scalar_place.h"
 #include "server/calls/buffer_messages.h"
 #include "server/calls/device_call.h"
 #include "server/compute/shard_team.h"
