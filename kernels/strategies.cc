@@ -292,7 +292,7 @@ const Strategy<AddProblem>* Choose(const AddProblem& problem, const Device& devi
 
 template <>
 const Strategy<MapProblem>* Choose(const MapProblem& problem, const Device& device) {
-  return FirstOf({"compiled", "vectorized", "fused"}, problem, device);
+  return FirstOf({"compiled", "fused"}, problem, device);
 }
 
 template <>

@@ -425,8 +425,6 @@ def test_random_expressions(server, client):
         for row in ("", *strategies(client)):
             fields = dict(operands=inputs, expression=expression(*nodes), strategy=row)
             outcome = client.attempt("Map", **fields)
-            if row == "vectorized" and outcome.reason == "STRATEGY_UNSUPPORTED":
-                continue  # This strategy holds only six values.
             assert outcome.ok, (outcome, row, nodes)
             tensor = outcome.answer.tensor
             assert tensor.dtype == values[-1][0]

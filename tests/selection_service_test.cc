@@ -169,7 +169,7 @@ TEST_F(SelectionServiceTest, WhatTheCallerAsksForStays) {
   };
   const auto map = [](Program& p) -> v1::MapRequest& { return *p.mutable_steps(1)->mutable_map(); };
   expect_not(ThreeSteps(), [&](Program& p) { matmul(p).set_strategy("tensor_bf16"); });
-  expect_not(ThreeSteps(), [&](Program& p) { map(p).set_strategy("vectorized"); });
+  expect_not(ThreeSteps(), [&](Program& p) { map(p).set_strategy("fused"); });
   expect_not(ThreeSteps(), [&](Program& p) { TopKOf(p).set_strategy("threshold"); });
   expect_not(ThreeSteps(), [&](Program& p) { matmul(p).set_timing(true); });
   expect_not(ThreeSteps(), [&](Program& p) { map(p).set_timing(true); });

@@ -19,7 +19,7 @@
 // the constants. In chains of f32, operands and the result may have 16 bits. Any chain may have
 // bool operands, and a chain that ends with a comparison has a bool result.
 //
-// Map runs chains (chained.cuh), and so does Reduce (kernels/cuda/tree/mapped.cuh).
+// Reduce folds the values of chains as it computes them (kernels/cuda/tree/mapped.cuh).
 #pragma once
 
 #include <algorithm>

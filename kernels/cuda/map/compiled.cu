@@ -2,8 +2,8 @@
 // kernel that one would write by hand for that expression. Its text is assembled from the code of
 // the expression's operations (compile/kernel_text.h), and the driver compiles it to machine code.
 // That takes 30 to 240 ms on one core for most expressions, so a separate thread does it, and only
-// for expressions that are used twice. Until the kernel is ready, or if there can be none,
-// `vectorized` or `fused` does the work, with the same bits except for the payload of a NaN.
+// for expressions that are used twice. Until the kernel is ready, or if there can be none, `fused`
+// does the work, with the same bits except for the payload of a NaN.
 //
 // A kernel serves all expressions with the same operations, types and layout of operands. The
 // values of their constants are passed as arguments.
@@ -24,7 +24,7 @@
 
 namespace tessera {
 
-extern const Strategy<MapProblem> kMapFused, kMapVectorized;
+extern const Strategy<MapProblem> kMapFused;
 
 namespace {
 
@@ -95,17 +95,14 @@ bool LaunchCompiled(const MapProblem& p, CudaStream& stream) {
 }
 
 void Enqueue(const MapProblem& p, Stream& stream) {
-  if (p.n == 0 || LaunchCompiled(p, Cuda(stream))) return;
-  const Strategy<MapProblem>& other =
-      Refusal(kMapVectorized, p).empty() ? kMapVectorized : kMapFused;
-  other.launch(p, stream);
+  if (p.n > 0 && !LaunchCompiled(p, Cuda(stream))) kMapFused.launch(p, stream);
 }
 
 }  // namespace
 
 extern constexpr Strategy<MapProblem> kMapCompiled = {
     .name = "compiled",
-    .summary = "a kernel compiled in the background; until it is ready, another strategy runs",
+    .summary = "a kernel compiled in the background; until it is ready, `fused` runs",
     .source = "loop fusion; compilation at run time",
     .backend = Backend::kCuda,
     .dtypes = ArrayDTypes(),
