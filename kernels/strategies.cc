@@ -273,7 +273,7 @@ const Strategy<MatmulProblem>* ChooseInPlace(const MatmulProblem& problem, const
 const Strategy<MatmulProblem>* ChooseShared(const MatmulProblem& problem,
                                             const Strategy<MatmulProblem>& alone,
                                             const Device& device) {
-  if (alone.launch_shared != nullptr) return &alone;
+  if (alone.shared.launch != nullptr) return &alone;
   const auto* fast = FirstOf({OwnTensorStrategy(problem)}, problem, device);
   if (fast != nullptr && fast->roundoff(problem) <= alone.roundoff(problem)) return fast;
   return ChooseSharedInPlace(problem, device);

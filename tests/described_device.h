@@ -16,7 +16,6 @@ class Described : public Device {
     info_.multiprocessors = backend == Backend::kCpu ? cores : 132;
     info_.compute_capability = backend == Backend::kCpu ? 0 : compute_capability;
   }
-  const DeviceInfo& info() const override { return info_; }
   std::uint64_t FreeBytes() const override { return 0; }
   void* Allocate(std::size_t) override { return nullptr; }
   std::size_t AllocationBytes(std::size_t bytes) const override { return bytes; }
@@ -24,9 +23,6 @@ class Described : public Device {
   StagingMemory MakeStaging(std::size_t) override { return {nullptr, nullptr}; }
   std::unique_ptr<Stream> MakeStream() override { return nullptr; }
   void Probe() override {}
-
- private:
-  DeviceInfo info_;
 };
 
 }  // namespace tessera::test

@@ -107,7 +107,6 @@ class FakeDevice final : public Device {
     return Locked([&] { return allocations_; });
   }
 
-  const DeviceInfo& info() const override { return info_; }
   std::uint64_t FreeBytes() const override { return cpu_->FreeBytes(); }
   void* Allocate(std::size_t bytes) override {
     Reach(Step::kAllocate, bytes);
@@ -124,7 +123,6 @@ class FakeDevice final : public Device {
   std::size_t AllocationBytes(std::size_t bytes) const override {
     return cpu_->AllocationBytes(bytes);
   }
-  std::size_t ShardUnit() const override { return cpu_->ShardUnit(); }
   std::unique_ptr<ShardedMemory> AllocateShards(std::span<const Shard> shards) override {
     Reach(Step::kAllocate, static_cast<std::size_t>(shards.back().end));
     return cpu_->AllocateShards(shards);
@@ -181,7 +179,6 @@ class FakeDevice final : public Device {
   }
 
   const std::unique_ptr<Device> cpu_;
-  DeviceInfo info_;
   std::function<void()> on_free_;
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -204,28 +201,20 @@ class FakeDevice final : public Device {
 class FakeStream final : public Stream {
  public:
   FakeStream(FakeDevice& device, std::unique_ptr<Stream> stream)
-      : device_(device), stream_(std::move(stream)) {}
-  Device& device() const override { return device_; }
-  void SetScratchBudget(Budget* budget) override {
-    Stream::SetScratchBudget(budget);
-    stream_->SetScratchBudget(budget);
+      : Stream(device, MemoryOf(*device.cpu_), MemoryOf(*device.cpu_)),
+        device_(device),
+        stream_(std::move(stream)) {}
+  void Reset() override {
+    device_.Reach(Step::kBegin);
+    Stream::Reset();
   }
-  void WatchStop(const std::atomic<bool>* stop) override {
-    Stream::WatchStop(stop);
-    stream_->WatchStop(stop);
-  }
-  void Reset() override { After(Step::kBegin).Reset(); }
-  void Trim() override { stream_->Trim(); }
   void* Scratch(std::size_t bytes) override {
     return device_.WithSpare([&] {
       device_.Reach(Step::kScratch, bytes);
-      return stream_->Scratch(bytes);
+      return Stream::Scratch(bytes);
     });
   }
-  ScratchMark MarkScratch() const override { return stream_->MarkScratch(); }
-  void RewindScratch(const ScratchMark& mark) override { stream_->RewindScratch(mark); }
   Scalar* result() override { return stream_->result(); }
-  void* HostScratch(std::size_t bytes) override { return stream_->HostScratch(bytes); }
   void CopyToDevice(void* to, std::span<const HostBytes> pieces) override {
     Stream& stream = After(Step::kCopyToDevice);
     for (const HostBytes& piece : pieces) device_.copied_to_device_ += piece.size;
@@ -240,13 +229,22 @@ class FakeStream final : public Stream {
     After(Step::kLaunch).Convert(in, from, out, to, n);
   }
   void Synchronize() override { After(Step::kSynchronize).Synchronize(); }
-  void StartTimer() override { After(Step::kLaunch).StartTimer(); }
-  double StopTimer() override { return After(Step::kLaunch).StopTimer(); }
+  double Time(const std::function<void()>& work) override {
+    return After(Step::kLaunch).Time([&] {
+      work();
+      device_.Reach(Step::kLaunch);
+    });
+  }
 
  private:
   using Step = FakeDevice::Step;
+  static ScratchBlocks::Source MemoryOf(Device& cpu) {
+    return {[&cpu](std::size_t bytes) { return cpu.Allocate(bytes); },
+            [&cpu](void* memory) { cpu.Free(memory); }};
+  }
   Stream& After(Step step) {
     device_.Reach(step);
+    stream_->WatchStop(stop());
     return *stream_;
   }
 

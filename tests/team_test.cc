@@ -154,7 +154,7 @@ void LeaveRange(std::int64_t rows, std::int64_t columns, std::vector<float>& val
 TEST_P(TeamTest, ShardsAreEvenAndWhole) {
   std::vector<Device*> devices;
   for (const auto& device : devices_) devices.push_back(device.get());
-  const std::uint64_t unit = devices[0]->ShardUnit();
+  const std::uint64_t unit = devices[0]->info().shard_unit;
   for (std::uint64_t bytes :
        {std::uint64_t{0}, std::uint64_t{1}, unit, unit + 1, 7 * unit, 8 * unit, 1001 * unit - 3}) {
     const std::vector<Shard> shards = MakeShards(devices, bytes);
@@ -174,7 +174,7 @@ TEST_P(TeamTest, ShardsAreEvenAndWhole) {
 }
 
 TEST_P(TeamTest, BytesAcrossTheBoundary) {
-  const std::uint64_t unit = devices_[0]->ShardUnit();
+  const std::uint64_t unit = devices_[0]->info().shard_unit;
   const std::uint64_t bytes = 5 * unit + 1000;
   ShardedArray array(streams_, 2, bytes);
   std::vector<char> in(bytes), out(bytes);
@@ -604,7 +604,7 @@ class TeamProductTest : public TeamTest {
         if (expected.empty()) expected = got;
         EXPECT_TRUE(got == expected) << count << " devices, b " << divided;
         EXPECT_LE(stats.devices, static_cast<int>(count));
-        if (a.size() > 2 * count * devices_[0]->ShardUnit() &&
+        if (a.size() > 2 * count * devices_[0]->info().shard_unit &&
             c.m > 128 * 2 * static_cast<std::int64_t>(count)) {
           EXPECT_EQ(stats.devices, static_cast<int>(count));
         }
@@ -639,7 +639,7 @@ TEST_P(TeamProductTest, EveryStrategyThatIsSharedOut) {
   std::mt19937 random(12);
   int compared = 0;
   for (const Strategy<MatmulProblem>* strategy : Strategies<MatmulProblem>()) {
-    if (strategy->launch_shared == nullptr || strategy->backend != GetParam() ||
+    if (strategy->shared.launch == nullptr || strategy->backend != GetParam() ||
         !Missing(*strategy, *devices_[0]).empty())
       continue;
     // With a k of 8, a product that is large enough to be divided has gigabytes.

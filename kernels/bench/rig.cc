@@ -80,9 +80,7 @@ double Rig::Time(const std::function<void()>& launch, [[maybe_unused]] double en
   if (gpu() && enqueueing_us != kIdle)
     LaunchHold(*stream_, std::min(10 + 3 * enqueueing_us, 200.0));
 #endif
-  stream_->StartTimer();
-  launch();
-  return stream_->StopTimer();
+  return stream_->Time(launch);
 }
 
 }  // namespace tessera::bench

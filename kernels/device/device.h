@@ -5,14 +5,16 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <utility>
 
 #include "kernels/device/budget.h"
+#include "kernels/device/device_error.h"
 #include "kernels/device/prepared.h"
+#include "kernels/device/scratch.h"
 #include "kernels/problem/strategy.h"
 
 namespace tessera {
@@ -25,56 +27,9 @@ struct DeviceInfo {
   int multiprocessors = 0;     // streaming multiprocessors, or threads that CPU strategies use
   std::uint64_t memory_bytes = 0;
   std::string pci_bus_id;  // "0000:65:00.0"; empty if it is not a GPU
-};
-
-// A failed call to the device's runtime. It is thrown only inside kernels/; kernels/run/ converts
-// it to a Status.
-class DeviceError : public std::exception {
- public:
-  enum class Kind {
-    kOutOfMemory,      // device memory
-    kOutOfHostMemory,  // host memory, page-locked or ordinary
-    kOutOfScratch,     // the stream's scratch budget is used up; nothing was allocated
-    kUnsupported,      // the device, or the machine that it belongs to, cannot do this
-    kFailed,           // this call failed; the device still works
-    kLost,             // sticky: every later call fails too
-  };
-  DeviceError(Kind kind, std::string call, std::string error, std::uint64_t requested = 0)
-      : kind_(kind),
-        call_(std::move(call)),
-        error_(std::move(error)),
-        requested_(requested),
-        what_(call_ + ": " + error_) {}
-  // An error of kind kOutOfScratch.
-  DeviceError(std::uint64_t requested, const Budget& budget)
-      : DeviceError(Kind::kOutOfScratch, "Stream::Scratch", "out of scratch memory", requested) {
-    free_ = budget.free();
-    total_ = budget.limit();
-  }
-
-  Kind kind() const { return kind_; }
-  const std::string& call() const { return call_; }       // the expression that failed
-  const std::string& error() const { return error_; }     // the runtime's name for the error
-  std::uint64_t requested() const { return requested_; }  // bytes, when out of memory
-  // The budget's free and total bytes, for kOutOfScratch.
-  std::uint64_t free() const { return free_; }
-  std::uint64_t total() const { return total_; }
-  const char* what() const noexcept override { return what_.c_str(); }
-
-  // The device whose call failed, if it may differ from the device that the work is for; otherwise
-  // null.
-  Device* device() const { return device_; }
-  void SetDevice(Device& device) { device_ = &device; }
-
- private:
-  Kind kind_;
-  std::string call_;
-  std::string error_;
-  std::uint64_t requested_;
-  std::uint64_t free_ = 0;
-  std::uint64_t total_ = 0;
-  Device* device_ = nullptr;
-  std::string what_;
+  // Shards begin at multiples of this size, and each takes a whole number of such units of its
+  // device's memory.
+  std::size_t shard_unit = 4096;
 };
 
 // Bytes in host memory.
@@ -119,7 +74,7 @@ class SpareMemory {
 class Device {
  public:
   virtual ~Device() = default;
-  virtual const DeviceInfo& info() const = 0;
+  const DeviceInfo& info() const { return info_; }
   // Returns the number of free bytes on the device, which any process may allocate. If the device
   // turns out to be lost, marks it lost and returns 0.
   virtual std::uint64_t FreeBytes() const = 0;
@@ -151,9 +106,6 @@ class Device {
     }
     return f();
   }
-  // Shards begin at multiples of this size, and each takes a whole number of such units of its
-  // device's memory.
-  virtual std::size_t ShardUnit() const { return 4096; }
   // Allocates uninitialised memory on several devices of one backend, including this one. Streams
   // of all these devices reach all of the memory. shards: at least two, none empty, adjacent from
   // byte 0 on, on different devices. Throws DeviceError, with kUnsupported if such memory is
@@ -195,32 +147,35 @@ class Device {
   bool lost() const { return lost_.load(std::memory_order_acquire); }
   void MarkLost() const { lost_.store(true, std::memory_order_release); }
 
+ protected:
+  DeviceInfo info_;
+
  private:
   mutable std::atomic<bool> lost_{false};
   SpareMemory* spare_ = nullptr;
-};
-
-// How much of a stream's scratch memory has been handed out.
-struct ScratchMark {
-  std::size_t block = 0, used = 0;  // used: bytes of that block
 };
 
 // An in-order queue of work with its own scratch memory. Only one thread at a time may use it, and
 // its device must outlive it. Every function may throw DeviceError.
 class Stream {
  public:
-  virtual ~Stream() = default;
-  virtual Device& device() const = 0;
+  virtual ~Stream() {
+    scratch_.Free(budget_);
+    host_scratch_.Free(budget_);
+  }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  Device& device() const { return device_; }
 
   // Sets the budget that blocks of Scratch and HostScratch are charged to before they are
   // allocated; null, the initial value, means no budget. The budget must outlive the stream.
   // REQUIRES: the stream has no block yet.
-  virtual void SetScratchBudget(Budget* budget) { budget_ = budget; }
+  void SetScratchBudget(Budget* budget) { budget_ = budget; }
   Budget* scratch_budget() const { return budget_; }
 
   // Sets the cancellation flag of the current request; null if it cannot be cancelled. Once the
   // flag is set, it stays set until the request ends. Any thread may set it.
-  virtual void WatchStop(const std::atomic<bool>* stop) { stop_ = stop; }
+  void WatchStop(const std::atomic<bool>* stop) { stop_ = stop; }
   // Whether to stop. Strategies poll this every few milliseconds where polling costs nothing. A
   // strategy that stops leaves incomplete results, which are not read. Thread safe.
   bool stopped() const { return stop_ != nullptr && stop_->load(std::memory_order_relaxed); }
@@ -235,19 +190,25 @@ class Stream {
   double expected_seconds() const { return expected_.load(std::memory_order_relaxed); }
 
   // Begins a request: invalidates everything that Scratch has returned, and resets result().
-  virtual void Reset() = 0;
+  virtual void Reset() {
+    Trim();
+    *result() = Scalar{};
+  }
   // Ends a request: waits for its work, and returns its scratch memory to the device and the
   // budget. The stream keeps only its own small block, which no budget counts.
-  virtual void Trim() = 0;
-  // Returns `bytes` of uninitialised device memory aligned to 256, valid until Reset or Trim.
-  // Throws kOutOfScratch if the budget is used up, and kOutOfMemory if the device has too little
-  // memory even after spare memory has been freed.
-  virtual void* Scratch(std::size_t bytes) = 0;
-  virtual ScratchMark MarkScratch() const = 0;
+  virtual void Trim() {
+    scratch_.Trim(budget_);
+    host_scratch_.Trim(budget_);
+  }
+  // Returns `bytes` of uninitialised device memory aligned to 256, valid until Reset or Trim; null
+  // for 0 bytes. Throws kOutOfScratch if the budget is used up, and kOutOfMemory if the device has
+  // too little memory even after spare memory has been freed.
+  virtual void* Scratch(std::size_t bytes) { return scratch_.Take(bytes, budget_); }
+  ScratchMark MarkScratch() const { return scratch_.Mark(); }
   // Allows Scratch to reuse, for later work, the memory that it has handed out since the mark.
   // REQUIRES: neither Reset nor Trim has been called since the mark, and only work on this stream
-  // uses that memory, none of which is HostScratch.
-  virtual void RewindScratch(const ScratchMark& mark) = 0;
+  // uses that memory.
+  void RewindScratch(const ScratchMark& mark) { scratch_.Rewind(mark); }
   // Sets the object that keeps what Prepare returns; null, the initial value, means that nothing is
   // kept.
   void KeepWith(Keeper* keeper) { keeper_ = keeper; }
@@ -265,8 +226,8 @@ class Stream {
   // Returns one Scalar in host memory that kernels can write, in stream order.
   virtual Scalar* result() = 0;
   // Like Scratch, but returns uninitialised host memory, aligned to 256, that kernels can read and
-  // write in stream order. REQUIRES: bytes > 0.
-  virtual void* HostScratch(std::size_t bytes) = 0;
+  // write in stream order.
+  void* HostScratch(std::size_t bytes) { return host_scratch_.Take(bytes, budget_); }
 
   // Copies the pieces, one after the other. They may be in any host memory, which may be reused on
   // return. The device sees the bytes in stream order.
@@ -298,12 +259,19 @@ class Stream {
   virtual void Convert(const void* in, DType from, void* out, DType to, std::int64_t n) = 0;
 
   virtual void Synchronize() = 0;
-  // Measure device time. StopTimer synchronises and returns the time between the two calls, in
+  // Calls work(), waits for what it enqueues, and returns the time that this took on the device, in
   // microseconds.
-  virtual void StartTimer() = 0;
-  virtual double StopTimer() = 0;
+  virtual double Time(const std::function<void()>& work) = 0;
+
+ protected:
+  // host_scratch: page-locked memory on a GPU. Both sources must outlive the stream.
+  Stream(Device& device, ScratchBlocks::Source scratch, ScratchBlocks::Source host_scratch)
+      : device_(device), scratch_(std::move(scratch)), host_scratch_(std::move(host_scratch)) {}
 
  private:
+  Device& device_;
+  ScratchBlocks scratch_;
+  ScratchBlocks host_scratch_;
   Budget* budget_ = nullptr;
   const std::atomic<bool>* stop_ = nullptr;
   std::atomic<double> expected_{0};

@@ -11,9 +11,14 @@
 #include <vector>
 
 #include "kernels/device/budget.h"
-#include "kernels/device/device.h"
+#include "kernels/device/device_error.h"
 
 namespace tessera {
+
+// How much of a stream's scratch memory has been handed out.
+struct ScratchMark {
+  std::size_t block = 0, used = 0;  // used: bytes of that block
+};
 
 // The owner must call Free before the source of the memory is destroyed.
 class ScratchBlocks {
@@ -22,9 +27,11 @@ class ScratchBlocks {
   // need no allocation, and which no budget counts. It is also the smallest allocation.
   static constexpr std::size_t kKept = std::size_t{1} << 20;
 
-  // allocate may throw DeviceError; free must not throw.
-  ScratchBlocks(std::function<void*(std::size_t)> allocate, std::function<void(void*)> free)
-      : allocate_(std::move(allocate)), free_(std::move(free)) {}
+  struct Source {
+    std::function<void*(std::size_t)> allocate;  // may throw DeviceError
+    std::function<void(void*)> free;             // does not throw
+  };
+  explicit ScratchBlocks(Source source) : source_(std::move(source)) {}
   ScratchBlocks(const ScratchBlocks&) = delete;
   ScratchBlocks& operator=(const ScratchBlocks&) = delete;
 
@@ -73,7 +80,7 @@ class ScratchBlocks {
     if (own) budget = nullptr;
     if (budget != nullptr && !budget->TryTake(size)) throw DeviceError(size, *budget);
     try {
-      blocks_.push_back({allocate_(size), size, own});
+      blocks_.push_back({source_.allocate(size), size, own});
     } catch (...) {
       if (budget != nullptr) budget->Return(size);
       throw;
@@ -82,14 +89,13 @@ class ScratchBlocks {
 
   void Shrink(std::size_t blocks, Budget* budget) {
     for (; blocks_.size() > blocks; blocks_.pop_back()) {
-      free_(blocks_.back().data);
+      source_.free(blocks_.back().data);
       if (budget != nullptr && !blocks_.back().own) budget->Return(blocks_.back().size);
     }
     at_ = {};
   }
 
-  const std::function<void*(std::size_t)> allocate_;
-  const std::function<void(void*)> free_;
+  const Source source_;
   std::vector<Block> blocks_;
   ScratchMark at_;  // where the next memory comes from; earlier blocks are full
 };

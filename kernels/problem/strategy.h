@@ -232,6 +232,28 @@ struct TeamShare {
   std::int64_t end = 0;
 };
 
+// For strategies whose default accumulators can overflow on sums of finite operands. Both are null
+// if there is no wider accumulator.
+template <class Problem>
+struct WideRange {
+  // Called once launch's work is done. Returns whether any sum is not finite.
+  bool (*left_range)(const Problem&, Stream&) = nullptr;
+  // Computes such sums again in accumulators that are wide enough; if the operands themselves are
+  // not finite, it gives the same result again.
+  void (*launch)(const Problem&, Stream&) = nullptr;
+};
+
+// Strategy::launch and WideRange::launch for work that is divided among devices that all reach the
+// operands. TeamShare describes the parts. For Dot and Reduce, the stream argument computes the
+// final result, even if it has no share. For ReduceAxes, the problem must have slabs
+// (kernels/team/axis_slabs.h). Shares are adjacent, from the first part to the last. The result is
+// complete once all streams have been synchronised. Null: one device does everything.
+template <class Problem>
+struct SharedLaunch {
+  void (*launch)(const Problem&, std::span<const TeamShare>, Stream&) = nullptr;
+  void (*launch_wide)(const Problem&, std::span<const TeamShare>, Stream&) = nullptr;
+};
+
 // One algorithm of one operation: a constant defined in the algorithm's own file. It is stateless;
 // several threads may call any function at the same time, each with its own stream.
 template <class Problem>
@@ -253,19 +275,8 @@ struct Strategy {
   // Enqueues the work on the stream; problem.result or problem.out is complete after
   // stream.Synchronize(). Throws DeviceError.
   void (*launch)(const Problem&, Stream&) = nullptr;
-  // For strategies whose default accumulators can overflow on sums of finite operands. left_range
-  // is called once launch's work is done, and returns whether any sum is not finite. launch_wide
-  // computes such sums again in accumulators that are wide enough; if the operands themselves are
-  // not finite, it gives the same result again. Both are null if there is no wider accumulator.
-  bool (*left_range)(const Problem&, Stream&) = nullptr;
-  void (*launch_wide)(const Problem&, Stream&) = nullptr;
-  // Like launch and launch_wide, but the work is divided among devices that all reach the operands.
-  // TeamShare describes the parts. For Dot and Reduce, the stream argument computes the final
-  // result, even if it has no share. For ReduceAxes, the problem must have slabs
-  // (kernels/team/axis_slabs.h). Shares are adjacent, from the first part to the last. The result
-  // is complete once all streams have been synchronised. Null: one device does everything.
-  void (*launch_shared)(const Problem&, std::span<const TeamShare>, Stream&) = nullptr;
-  void (*launch_wide_shared)(const Problem&, std::span<const TeamShare>, Stream&) = nullptr;
+  WideRange<Problem> wide;
+  SharedLaunch<Problem> shared;
   // Returns what the strategy needs and this device or host lacks; empty if nothing. Null: the
   // strategy always runs.
   std::string (*missing)(const Device&) = nullptr;

@@ -167,7 +167,7 @@ absl::StatusOr<std::unique_ptr<Stream>> MakeLargeStream(Device& device) {
 }
 
 std::vector<Shard> MakeShards(absl::Span<Device* const> devices, std::uint64_t bytes) {
-  const std::uint64_t unit = devices.front()->ShardUnit();
+  const std::uint64_t unit = devices.front()->info().shard_unit;
   const std::uint64_t units = bytes / unit + (bytes % unit != 0);
   const std::uint64_t count = devices.size();
   std::vector<Shard> shards;
@@ -186,7 +186,7 @@ std::vector<Shard> MakeShards(absl::Span<Device* const> devices, std::uint64_t b
 std::uint64_t AllocationBytes(const Shard& shard, std::size_t count) {
   const std::uint64_t bytes = shard.end - shard.begin;
   if (count == 1) return shard.device->AllocationBytes(bytes);
-  const std::uint64_t unit = shard.device->ShardUnit();
+  const std::uint64_t unit = shard.device->info().shard_unit;
   return (bytes / unit + (bytes % unit != 0)) * unit;
 }
 

@@ -85,10 +85,10 @@ absl::Status ExecuteBatch(Stream& stream, bool integer, absl::Span<ScalarResult>
     std::fill_n(scalars, results.size(), Scalar{});
     launch(scalars);
     stream.Synchronize();
-    if (strategy.left_range == nullptr) return;
+    if (strategy.wide.left_range == nullptr) return;
     for (std::size_t i = 0; i < results.size() && !stream.stopped(); ++i) {
       const auto problem = problem_of(i, scalars + i);
-      if (strategy.left_range(problem, stream)) strategy.launch_wide(problem, stream);
+      if (strategy.wide.left_range(problem, stream)) strategy.wide.launch(problem, stream);
     }
   });
   if (!status.ok()) return status;

@@ -263,12 +263,12 @@ class Work {
   virtual void Launch(Stream& stream, Problem& problem, const Chosen& strategy) const = 0;
   // Launches again in wider accumulators.
   virtual void LaunchWide(Stream& stream, Problem& problem, const Chosen& strategy) const {
-    strategy.launch_wide(problem, stream);
+    strategy.wide.launch(problem, stream);
   }
   // Launches one share of a team, which is `part` of the problem.
   virtual void LaunchShare(const Problem& /*whole*/, const Problem& part, const Chosen& strategy,
                            const TeamShare& share, bool wide) const {
-    (wide ? strategy.launch_wide : strategy.launch)(part, *share.stream);
+    (wide ? strategy.wide.launch : strategy.launch)(part, *share.stream);
   }
   // Writes the result of a trivial problem.
   virtual void Settle(Problem& problem, Stream& stream) const { tessera::Settle(problem, stream); }
@@ -408,7 +408,6 @@ double LaunchWork(Stream& stream, Problem& problem, const Strategy<Problem>& str
   double microseconds = 0;
   const bool trivial = IsTrivial(problem);
   const auto launch = [&](bool wide) {
-    if (timing) stream.StartTimer();
     if (trivial) {
       work.Settle(problem, stream);
     } else if (!shares.empty()) {
@@ -421,13 +420,19 @@ double LaunchWork(Stream& stream, Problem& problem, const Strategy<Problem>& str
     } else {
       work.Launch(stream, problem, strategy);
     }
-    if (timing) microseconds += stream.StopTimer();
+  };
+  const auto run = [&](bool wide) {
+    if (timing) {
+      microseconds += stream.Time([&] { launch(wide); });
+    } else {
+      launch(wide);
+    }
     AwaitOthers(shares, stream);
   };
-  launch(/*wide=*/false);
-  if (trivial || strategy.left_range == nullptr || stream.stopped()) return microseconds;
+  run(/*wide=*/false);
+  if (trivial || strategy.wide.left_range == nullptr || stream.stopped()) return microseconds;
   stream.Synchronize();
-  if (LeftRange(problem, strategy, shares, stream) && !stream.stopped()) launch(/*wide=*/true);
+  if (LeftRange(problem, strategy, shares, stream) && !stream.stopped()) run(/*wide=*/true);
   return microseconds;
 }
 

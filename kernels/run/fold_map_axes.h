@@ -139,7 +139,7 @@ class FoldMapAxes final : public Work<ReduceAxesProblem> {
                          bool wide) {
     const ScratchMark before = on.MarkScratch();
     if (wide) {
-      strategy.launch_wide(part, on);
+      strategy.wide.launch(part, on);
     } else {
       LaunchOn(on, part, strategy);
     }

@@ -122,10 +122,13 @@ absl::StatusOr<Stats> RunProductTopK(Stream& stream, const ProductTopK& request,
   absl::Status status = Finished(
       stream,
       [&] {
-        if (options.timing) stream.StartTimer();
         const ProfilerRange range(strategy.name);
-        strategy.launch(*problem, stream);
-        if (options.timing) stats.kernel_us = stream.StopTimer();
+        const auto launch = [&] { strategy.launch(*problem, stream); };
+        if (options.timing) {
+          stats.kernel_us = stream.Time(launch);
+        } else {
+          launch();
+        }
       },
       /*wait=*/!options.enqueue_only || options.timing);
   if (!status.ok()) return status;

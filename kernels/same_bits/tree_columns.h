@@ -493,7 +493,7 @@ constexpr bool MayLeaveRange(const ReduceProblem& p) {
          (p.op == ReduceOp::kSum || p.op == ReduceOp::kMean || p.op == ReduceOp::kNormL1);
 }
 
-// Implements Strategy::left_range for `fixed_tree`. Its launch_wide is `compensated`: the same
+// Implements WideRange::left_range for `fixed_tree`. Its wide launch is `compensated`: the same
 // tree, in double for these types.
 template <class Problem>
 bool TreeLeftRange(const Problem& p, Stream&) {

@@ -67,7 +67,7 @@ inline MatmulProblem ColumnsOf(const MatmulProblem& p, const ProductPiece& piece
   return part;
 }
 
-// Implements Strategy::launch_shared for CPU strategies. All CPU devices read b in place.
+// Implements SharedLaunch::launch for CPU strategies. All CPU devices read b in place.
 template <const Strategy<MatmulProblem>& kStrategy>
 void LaunchRows(const MatmulProblem& p, std::span<const TeamShare> shares, Stream&) {
   for (const TeamShare& share : shares)

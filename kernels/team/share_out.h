@@ -61,11 +61,11 @@ inline const void* Advanced(const void* data, std::int64_t bytes) {
 // Whether the strategy has a function that launches all shares of such a problem.
 template <class Problem>
 bool LaunchesShares(const Problem&, const Strategy<Problem>& strategy) {
-  return strategy.launch_shared != nullptr;
+  return strategy.shared.launch != nullptr;
 }
 inline bool LaunchesShares(const ReduceAxesProblem& p,
                            const Strategy<ReduceAxesProblem>& strategy) {
-  return strategy.launch_shared != nullptr && SlabRows(p) > 0;
+  return strategy.shared.launch != nullptr && SlabRows(p) > 0;
 }
 
 // --- Divisions of problems ---
@@ -152,12 +152,12 @@ inline Division TreeDivision(const void* data, std::int64_t n, DType dtype) {
 inline Division DivisionOf(const DotProblem& p, const Strategy<DotProblem>& strategy,
                            const Team& team) {
   // p.a and p.b are null for operands with gaps.
-  if (strategy.launch_shared == nullptr || p.a == nullptr || p.b == nullptr) return {};
+  if (strategy.shared.launch == nullptr || p.a == nullptr || p.b == nullptr) return {};
   return TreeDivision(IsIn(team, p.a) ? p.a : p.b, p.n, p.dtype);
 }
 inline Division DivisionOf(const ReduceProblem& p, const Strategy<ReduceProblem>& strategy,
                            const Team& team) {
-  if (strategy.launch_shared == nullptr) return {};
+  if (strategy.shared.launch == nullptr) return {};
   if (p.map != nullptr) {
     const Tree tree = FixedTree(p.n, static_cast<std::int64_t>(SizeOf(p.dtype)));
     return InParts(MapDivision(*p.map, team), tree.chunks);
@@ -188,7 +188,7 @@ inline Division DivisionOf(const ReduceAxesProblem& p, const Strategy<ReduceAxes
 
 inline Division DivisionOf(const MatmulProblem& p, const Strategy<MatmulProblem>& strategy,
                            const Team& team) {
-  if (strategy.launch_shared == nullptr || !SharesRows(p, strategy.backend, team)) return {};
+  if (strategy.shared.launch == nullptr || !SharesRows(p, strategy.backend, team)) return {};
   const std::int64_t rows = MatmulPartRows(strategy.backend);
   return {p.a, rows * p.lda * static_cast<std::int64_t>(SizeOf(p.dtype)), (p.m + rows - 1) / rows,
           /*also_alone=*/true};
@@ -357,12 +357,12 @@ void LaunchShares(const Problem& problem, const Strategy<Problem>& strategy,
     if (share.stream != &own) OnDeviceOf(*share.stream, [&] { share.stream->WaitFor(own); });
   }
   if (LaunchesShares(problem, strategy)) {
-    (wide ? strategy.launch_wide_shared : strategy.launch_shared)(problem, shares, own);
+    (wide ? strategy.shared.launch_wide : strategy.shared.launch)(problem, shares, own);
   } else if constexpr (requires { PartOf(problem, shares.front()); }) {
     for (const TeamShare& share : shares) {
       OnDeviceOf(*share.stream, [&] {
         const auto part = PartOf(problem, share);
-        if (wide && !strategy.left_range(part, *share.stream)) return;
+        if (wide && !strategy.wide.left_range(part, *share.stream)) return;
         launch(share, part);
       });
     }
@@ -376,15 +376,15 @@ void LaunchShares(const Problem& problem, const Strategy<Problem>& strategy,
 template <class Problem>
 bool LeftRange(const Problem& problem, const Strategy<Problem>& strategy,
                const std::vector<TeamShare>& shares, Stream& own) {
-  if (strategy.left_range == nullptr) return false;
+  if (strategy.wide.left_range == nullptr) return false;
   if constexpr (requires { PartOf(problem, TeamShare{}); }) {
     if (!shares.empty() && !LaunchesShares(problem, strategy)) {
       return std::any_of(shares.begin(), shares.end(), [&](const TeamShare& share) {
-        return strategy.left_range(PartOf(problem, share), *share.stream);
+        return strategy.wide.left_range(PartOf(problem, share), *share.stream);
       });
     }
   }
-  return strategy.left_range(problem, own);
+  return strategy.wide.left_range(problem, own);
 }
 
 }  // namespace tessera

@@ -103,7 +103,7 @@ void MarkScattered(const OperationSpec& spec, absl::Span<OperandSource> sources)
   };
   const absl::Span<const Shard> a = shards_of(sources[0]), b = shards_of(sources[1]);
   if (a.size() < 2 || b.size() < 2) return;
-  const bool is_small = sources[1].type.bytes() <= a.size() * a.front().device->ShardUnit();
+  const bool is_small = sources[1].type.bytes() <= a.size() * a.front().device->info().shard_unit;
   sources[1].scattered = is_small && std::any_of(a.begin(), a.end(), [&](const Shard& shard) {
                            return !sources[1].buffer->IsOn(*shard.device);
                          });

@@ -253,7 +253,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulCpuCacheTiled = {
         [](const MatmulProblem& p, Stream& stream) {
           DispatchMatmul(p, [&](auto t, auto o) { Run<decltype(t), decltype(o)>(p, stream); });
         },
-    .launch_shared = LaunchRows<kMatmulCpuCacheTiled>,
+    .shared = {.launch = LaunchRows<kMatmulCpuCacheTiled>},
 };
 
 }  // namespace tessera

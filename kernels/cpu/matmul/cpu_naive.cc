@@ -77,7 +77,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulCpuNaive = {
         [](const MatmulProblem& p, Stream& stream) {
           DispatchMatmul(p, [&](auto t, auto o) { Run<decltype(t), decltype(o)>(p, stream); });
         },
-    .launch_shared = LaunchRows<kMatmulCpuNaive>,
+    .shared = {.launch = LaunchRows<kMatmulCpuNaive>},
 };
 
 }  // namespace tessera

@@ -94,7 +94,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulCpuRegisterTiled = {
         [](const MatmulProblem& p, Stream& stream) {
           DispatchMatmul(p, [&](auto t, auto o) { Run<decltype(t), decltype(o)>(p, stream); });
         },
-    .launch_shared = LaunchRows<kMatmulCpuRegisterTiled>,
+    .shared = {.launch = LaunchRows<kMatmulCpuRegisterTiled>},
 };
 
 }  // namespace tessera

@@ -40,10 +40,8 @@ extern constexpr Strategy<ReduceProblem> kReduceCpuFixedTree = {
     .roundoff = Roundoff<false>,
     .cost = CostOf,
     .launch = Run<false>,
-    .left_range = TreeLeftRange<ReduceProblem>,
-    .launch_wide = Run<true>,
-    .launch_shared = RunShared<false>,
-    .launch_wide_shared = RunShared<true>,
+    .wide = {.left_range = TreeLeftRange<ReduceProblem>, .launch = Run<true>},
+    .shared = {.launch = RunShared<false>, .launch_wide = RunShared<true>},
     .reads_views = true,
 };
 
@@ -55,7 +53,7 @@ extern constexpr Strategy<ReduceProblem> kReduceCpuCompensated = {
     .roundoff = Roundoff<true>,
     .cost = CostOf,
     .launch = Run<true>,
-    .launch_shared = RunShared<true>,
+    .shared = {.launch = RunShared<true>},
     .reads_views = true,
 };
 

@@ -5,12 +5,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <string>
 
 #include "kernels/cpu/runtime/gather.h"
 #include "kernels/cpu/runtime/host_threads.h"
 #include "kernels/device/host_memory.h"
-#include "kernels/device/scratch.h"
 #include "kernels/same_bits/convert.h"
 
 namespace tessera {
@@ -28,9 +28,6 @@ std::string CpuModel() {
   }
   return "CPU";
 }
-
-// A page, which is also a row of the fixed tree.
-constexpr std::size_t kShardUnit = 4096;
 
 // CPU devices share the host's memory, so all shards are one allocation.
 class CpuShards final : public ShardedMemory {
@@ -56,9 +53,8 @@ class CpuDevice final : public Device {
     info_.backend = Backend::kCpu;
     info_.multiprocessors = HostThreads();
     info_.memory_bytes = ReadHostMemory().total;
+    info_.shard_unit = 4096;  // a page, which is also a row of the fixed tree
   }
-
-  const DeviceInfo& info() const override { return info_; }
 
   std::uint64_t FreeBytes() const override {
     return std::min(ReadHostMemory().free, info_.memory_bytes);
@@ -73,7 +69,6 @@ class CpuDevice final : public Device {
     return HostAllocationBytes(bytes);
   }
   void Free(void* memory) noexcept override { FreeHost(memory); }
-  std::size_t ShardUnit() const override { return kShardUnit; }
   std::unique_ptr<ShardedMemory> AllocateShards(std::span<const Shard> shards) override {
     return std::make_unique<CpuShards>(static_cast<std::size_t>(shards.back().end));
   }
@@ -86,35 +81,13 @@ class CpuDevice final : public Device {
   }
   void Probe() override {}
   std::unique_ptr<Stream> MakeStream() override;
-
- private:
-  DeviceInfo info_;
 };
 
 class CpuStream final : public Stream {
  public:
-  explicit CpuStream(Device& device)
-      : device_(device),
-        scratch_(
-            [&device](std::size_t bytes) {
-              return device.WithSpare([&] { return device.Allocate(bytes); });
-            },
-            [&device](void* memory) { device.Free(memory); }) {}
-  ~CpuStream() override { scratch_.Free(scratch_budget()); }
-
-  Device& device() const override { return device_; }
-
-  void Reset() override {
-    result_ = {};
-    Trim();
-  }
-  void Trim() override { scratch_.Trim(scratch_budget()); }
-  void* Scratch(std::size_t bytes) override { return scratch_.Take(bytes, scratch_budget()); }
-  ScratchMark MarkScratch() const override { return scratch_.Mark(); }
-  void RewindScratch(const ScratchMark& mark) override { scratch_.Rewind(mark); }
+  explicit CpuStream(Device& device) : Stream(device, MemoryOf(device), MemoryOf(device)) {}
 
   Scalar* result() override { return &result_; }
-  void* HostScratch(std::size_t bytes) override { return Scratch(bytes); }
 
   void CopyToDevice(void* device, std::span<const HostBytes> pieces) override {
     auto* to = static_cast<char*>(device);
@@ -168,13 +141,20 @@ class CpuStream final : public Stream {
 
   void Synchronize() override {}
 
-  void StartTimer() override { start_ = std::chrono::steady_clock::now(); }
-  double StopTimer() override {
-    return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start_)
+  double Time(const std::function<void()>& work) override {
+    const auto start = std::chrono::steady_clock::now();
+    work();
+    return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start)
         .count();
   }
 
  private:
+  static ScratchBlocks::Source MemoryOf(Device& device) {
+    return {[&device](std::size_t bytes) {
+              return device.WithSpare([&] { return device.Allocate(bytes); });
+            },
+            [&device](void* memory) { device.Free(memory); }};
+  }
   template <class T>
   void GatherAs(const View& view, void* out) const {
     const View merged = Merged(view);
@@ -183,10 +163,7 @@ class CpuStream final : public Stream {
       GatherRange(merged, piece, std::min(kPiece, n - piece), static_cast<T*>(out) + piece);
   }
 
-  Device& device_;
   Scalar result_;
-  ScratchBlocks scratch_;
-  std::chrono::steady_clock::time_point start_;
 };
 
 std::unique_ptr<Stream> CpuDevice::MakeStream() { return std::make_unique<CpuStream>(*this); }

@@ -67,10 +67,8 @@ extern constexpr Strategy<DotProblem> kDotFixedTree = {
     .roundoff = Roundoff<false>,
     .cost = CostOf<false>,
     .launch = Enqueue<false>,
-    .left_range = TreeLeftRange<DotProblem>,
-    .launch_wide = Enqueue<true>,
-    .launch_shared = EnqueueShared<false>,
-    .launch_wide_shared = EnqueueShared<true>,
+    .wide = {.left_range = TreeLeftRange<DotProblem>, .launch = Enqueue<true>},
+    .shared = {.launch = EnqueueShared<false>, .launch_wide = EnqueueShared<true>},
     .reads_views = true,
 };
 
@@ -84,7 +82,7 @@ extern constexpr Strategy<DotProblem> kDotCompensated = {
     .roundoff = Roundoff<true>,
     .cost = CostOf<true>,
     .launch = Enqueue<true>,
-    .launch_shared = EnqueueShared<true>,
+    .shared = {.launch = EnqueueShared<true>},
     .reads_views = true,
 };
 

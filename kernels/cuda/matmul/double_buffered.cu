@@ -134,7 +134,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulDoubleBuffered = {
     .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .launch_shared = LaunchGathered<kMatmulDoubleBuffered>,
+    .shared = {.launch = LaunchGathered<kMatmulDoubleBuffered>},
 };
 
 }  // namespace tessera

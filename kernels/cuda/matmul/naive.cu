@@ -66,7 +66,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulNaive = {
     .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .launch_shared = LaunchGathered<kMatmulNaive>,
+    .shared = {.launch = LaunchGathered<kMatmulNaive>},
 };
 
 }  // namespace tessera

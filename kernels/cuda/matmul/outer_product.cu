@@ -159,7 +159,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulOuterProduct = {
     .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .launch_shared = LaunchGathered<kMatmulOuterProduct>,
+    .shared = {.launch = LaunchGathered<kMatmulOuterProduct>},
     .refuses = Refuses,
 };
 

@@ -139,7 +139,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulRegisterTiled = {
     .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .launch_shared = LaunchGathered<kMatmulRegisterTiled>,
+    .shared = {.launch = LaunchGathered<kMatmulRegisterTiled>},
     .refuses = Refuses,
 };
 

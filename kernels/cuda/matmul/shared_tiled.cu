@@ -189,7 +189,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulSharedTiled = {
     .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .launch_shared = LaunchGathered<kMatmulSharedTiled>,
+    .shared = {.launch = LaunchGathered<kMatmulSharedTiled>},
 };
 
 }  // namespace tessera

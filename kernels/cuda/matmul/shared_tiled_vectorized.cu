@@ -193,7 +193,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulSharedTiledVectorized = {
     .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .launch_shared = LaunchGathered<kMatmulSharedTiledVectorized>,
+    .shared = {.launch = LaunchGathered<kMatmulSharedTiledVectorized>},
 };
 
 }  // namespace tessera

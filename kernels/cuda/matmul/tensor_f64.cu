@@ -247,7 +247,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulTensorF64 = {
     .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .launch_shared = LaunchProductShares<PiecesWork>,
+    .shared = {.launch = LaunchProductShares<PiecesWork>},
 };
 
 }  // namespace tessera

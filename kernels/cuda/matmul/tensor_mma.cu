@@ -253,7 +253,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulTensorMma = {
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .launch_shared = LaunchGathered<kMatmulTensorMma>,
+    .shared = {.launch = LaunchGathered<kMatmulTensorMma>},
     .scratch = ScratchOf,
 };
 

@@ -334,7 +334,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulWarpTiled = {
     .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .launch_shared = LaunchGathered<kMatmulWarpTiled>,
+    .shared = {.launch = LaunchGathered<kMatmulWarpTiled>},
 };
 
 }  // namespace tessera

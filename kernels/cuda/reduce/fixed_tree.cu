@@ -71,10 +71,8 @@ extern constexpr Strategy<ReduceProblem> kReduceFixedTree = {
     .roundoff = Roundoff<false>,
     .cost = CostOf<false>,
     .launch = Enqueue<false>,
-    .left_range = TreeLeftRange<ReduceProblem>,
-    .launch_wide = Enqueue<true>,
-    .launch_shared = EnqueueShared<false>,
-    .launch_wide_shared = EnqueueShared<true>,
+    .wide = {.left_range = TreeLeftRange<ReduceProblem>, .launch = Enqueue<true>},
+    .shared = {.launch = EnqueueShared<false>, .launch_wide = EnqueueShared<true>},
     .reads_views = true,
 };
 
@@ -88,7 +86,7 @@ extern constexpr Strategy<ReduceProblem> kReduceCompensated = {
     .roundoff = Roundoff<true>,
     .cost = CostOf<true>,
     .launch = Enqueue<true>,
-    .launch_shared = EnqueueShared<true>,
+    .shared = {.launch = EnqueueShared<true>},
     .reads_views = true,
 };
 

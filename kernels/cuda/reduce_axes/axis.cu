@@ -702,10 +702,8 @@ extern constexpr Strategy<ReduceAxesProblem> kReduceAxesAxis = {
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .left_range = LeftRange,
-    .launch_wide = EnqueueWide,
-    .launch_shared = EnqueueShared,
-    .launch_wide_shared = EnqueueWideAlone,
+    .wide = {.left_range = LeftRange, .launch = EnqueueWide},
+    .shared = {.launch = EnqueueShared, .launch_wide = EnqueueWideAlone},
     .scratch = Scratch,
 };
 

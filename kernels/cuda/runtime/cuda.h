@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -14,7 +15,6 @@
 #include <vector>
 
 #include "kernels/device/device.h"
-#include "kernels/device/scratch.h"
 
 struct cublasContext;  // cublasHandle_t is a pointer to it
 
@@ -78,13 +78,11 @@ class CudaDevice final : public Device {
   CudaDevice(const CudaDevice&) = delete;
   CudaDevice& operator=(const CudaDevice&) = delete;
 
-  const DeviceInfo& info() const override { return info_; }
   // Counts the pool's unused memory as free. Returns 0 on a lost device.
   std::uint64_t FreeBytes() const override;
   void* Allocate(std::size_t bytes) override;
   std::size_t AllocationBytes(std::size_t bytes) const override;
   void Free(void* memory) noexcept override;
-  std::size_t ShardUnit() const override;
   std::unique_ptr<ShardedMemory> AllocateShards(std::span<const Shard> shards) override;
   StagingMemory MakeStaging(std::size_t bytes) override;
   HostRegistration RegisterHost(void* memory, std::size_t bytes) override;
@@ -111,7 +109,6 @@ class CudaDevice final : public Device {
 
  private:
   const int ordinal_;
-  DeviceInfo info_;
   StreamHandle stream_;  // orders allocations and frees; carries no other work
   cudaMemPool_t pool_ = nullptr;
   std::mutex peers_mutex_;
@@ -143,19 +140,14 @@ class CudaStream final : public Stream {
   CudaStream(const CudaStream&) = delete;
   CudaStream& operator=(const CudaStream&) = delete;
 
-  CudaDevice& device() const override { return device_; }
+  CudaDevice& device() const { return device_; }
   // Returns the handle for enqueuing work. The work runs after all earlier work of the stream.
   cudaStream_t handle() {
     busy_ = true;
     return stream_.get();
   }
-  void Reset() override;
   void Trim() override;
-  void* Scratch(std::size_t bytes) override;  // null for 0 bytes
-  ScratchMark MarkScratch() const override { return scratch_.Mark(); }
-  void RewindScratch(const ScratchMark& mark) override { scratch_.Rewind(mark); }
   Scalar* result() override { return static_cast<Scalar*>(result_.get()); }
-  void* HostScratch(std::size_t bytes) override;  // null for 0 bytes
   void CopyToDevice(void* device, std::span<const HostBytes> pieces) override;
   void CopyPinnedToDevice(void* device, const void* host, std::size_t bytes) override;
   void CopyToHost(void* host, const void* device, std::size_t bytes) override;
@@ -166,8 +158,7 @@ class CudaStream final : public Stream {
   void Gather(const View& view, void* out) override;
   void Convert(const void* in, DType from, void* out, DType to, std::int64_t n) override;
   void Synchronize() override;
-  void StartTimer() override;
-  double StopTimer() override;
+  double Time(const std::function<void()>& work) override;
 
   Mailbox mailbox();
   // ClearMailbox enqueues a memset of the mailbox, for an operation that ends before all values are
@@ -203,8 +194,6 @@ class CudaStream final : public Stream {
   PinnedMemory result_;
   Slot slots_[2];
   int next_slot_ = 0;
-  ScratchBlocks scratch_;       // device memory
-  ScratchBlocks host_scratch_;  // page-locked memory
   void* mailbox_ = nullptr;
   void* tickets_ = nullptr;
   cublasContext* cublas_ = nullptr;

@@ -213,6 +213,7 @@ CudaDevice::CudaDevice(int ordinal) : ordinal_(ordinal) {
   info_.compute_capability = 10 * properties.major + properties.minor;
   info_.multiprocessors = properties.multiProcessorCount;
   info_.memory_bytes = properties.totalGlobalMem;
+  info_.shard_unit = kCudaShardUnit;
   char pci_bus_id[32];
   CUDA_CHECK(cudaDeviceGetPCIBusId(pci_bus_id, sizeof pci_bus_id, ordinal));
   info_.pci_bus_id = pci_bus_id;
@@ -337,8 +338,6 @@ void CudaDevice::Free(void* memory) noexcept {
     cudaGetLastError();
 }
 
-std::size_t CudaDevice::ShardUnit() const { return kCudaShardUnit; }
-
 std::unique_ptr<ShardedMemory> CudaDevice::AllocateShards(std::span<const Shard> shards) {
   return MakeCudaShards(shards);
 }
@@ -397,19 +396,18 @@ std::unique_ptr<Stream> CudaDevice::MakeLargeStream() {
 // --- Stream ---
 
 CudaStream::CudaStream(CudaDevice& device, StreamHandle handle)
-    : device_(device),
-      stream_(std::move(handle)),
-      scratch_(
-          [&device](std::size_t bytes) {
-            return device.WithSpare([&] { return device.Allocate(bytes); });
-          },
-          [&device](void* memory) { device.Free(memory); }),
-      host_scratch_(
-          [&device](std::size_t bytes) {
-            device.Use();
-            return MakePinnedMemory(bytes).release();
-          },
-          [](void* memory) { CudaDeleter()(memory); }) {
+    : Stream(device,
+             {[&device](std::size_t bytes) {
+                return device.WithSpare([&] { return device.Allocate(bytes); });
+              },
+              [&device](void* memory) { device.Free(memory); }},
+             {[&device](std::size_t bytes) {
+                device.Use();
+                return MakePinnedMemory(bytes).release();
+              },
+              [](void* memory) { CudaDeleter()(memory); }}),
+      device_(device),
+      stream_(std::move(handle)) {
   device_.Use();
   idle_ = MakeEvent(/*timed=*/false);
   start_ = MakeEvent(/*timed=*/true);
@@ -444,15 +442,8 @@ CudaStream::~CudaStream() {
 }
 
 void CudaStream::FreeAll() noexcept {
-  scratch_.Free(scratch_budget());
-  host_scratch_.Free(scratch_budget());
   if (tickets_ != nullptr) device_.Free(tickets_);
   if (mailbox_ != nullptr) device_.Free(mailbox_);
-}
-
-void CudaStream::Reset() {
-  Trim();
-  *result() = Scalar{};
 }
 
 void CudaStream::Trim() {
@@ -465,15 +456,8 @@ void CudaStream::Trim() {
   } catch (const DeviceError&) {
     failure = std::current_exception();  // the charges are still returned
   }
-  scratch_.Trim(scratch_budget());
-  host_scratch_.Trim(scratch_budget());
+  Stream::Trim();
   if (failure != nullptr) std::rethrow_exception(failure);
-}
-
-void* CudaStream::Scratch(std::size_t bytes) { return scratch_.Take(bytes, scratch_budget()); }
-
-void* CudaStream::HostScratch(std::size_t bytes) {
-  return host_scratch_.Take(bytes, scratch_budget());
 }
 
 CudaStream::Slot& CudaStream::NextSlot() {
@@ -598,12 +582,10 @@ void CudaStream::Synchronize() {
   busy_ = false;
 }
 
-void CudaStream::StartTimer() {
+double CudaStream::Time(const std::function<void()>& work) {
   device_.Use();
   CUDA_CHECK(cudaEventRecord(start_.get(), handle()));
-}
-
-double CudaStream::StopTimer() {
+  work();
   device_.Use();
   CUDA_CHECK(cudaEventRecord(stop_.get(), handle()));
   Synchronize();

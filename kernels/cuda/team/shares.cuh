@@ -128,7 +128,7 @@ void EnqueueProductShares(const MatmulProblem& p, std::span<const TeamShare> sha
   }
 }
 
-// Implements Strategy::launch_shared.
+// Implements SharedLaunch::launch.
 template <class Work>
 void LaunchProductShares(const MatmulProblem& p, std::span<const TeamShare> shares, Stream&) {
   EnqueueProductShares<Work>(p, shares);

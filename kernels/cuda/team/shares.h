@@ -22,7 +22,7 @@ void SetWayOfB(WayOfB way);
 void LaunchGathered(const Strategy<MatmulProblem>& strategy, const MatmulProblem& p,
                     std::span<const TeamShare> shares);
 
-// Implements Strategy::launch_shared.
+// Implements SharedLaunch::launch.
 template <const Strategy<MatmulProblem>& kStrategy>
 void LaunchGathered(const MatmulProblem& p, std::span<const TeamShare> shares, Stream&) {
   LaunchGathered(kStrategy, p, shares);

@@ -51,7 +51,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulTensorBf16 = {
     .roundoff = Roundoff,
     .cost = TensorCost16,
     .launch = Enqueue,
-    .launch_shared = LaunchProductShares<TensorWork16<BFloat16>>,
+    .shared = {.launch = LaunchProductShares<TensorWork16<BFloat16>>},
     .missing = TensorMissing,
     .refuses = TensorRefusal,
     .scratch = TensorScratch16,

@@ -34,7 +34,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulTensorF16 = {
     .roundoff = Roundoff,
     .cost = TensorCost16,
     .launch = Enqueue,
-    .launch_shared = LaunchProductShares<TensorWork16<Half>>,
+    .shared = {.launch = LaunchProductShares<TensorWork16<Half>>},
     .missing = TensorMissing,
     .refuses = TensorRefusal,
     .scratch = TensorScratch16,

@@ -301,7 +301,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulTensorF32x3 = {
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .launch_shared = LaunchProductShares<PartsWork>,
+    .shared = {.launch = LaunchProductShares<PartsWork>},
     .missing = TensorMissing,
     .refuses = TensorRefusal,
     .scratch = ScratchOf,

@@ -385,7 +385,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulWarpTiledTma = {
     .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .launch_shared = LaunchGathered<kMatmulWarpTiledTma>,
+    .shared = {.launch = LaunchGathered<kMatmulWarpTiledTma>},
     .missing = TensorMissing,
     .refuses = TensorRefusal,
     .scratch = ScratchOf,

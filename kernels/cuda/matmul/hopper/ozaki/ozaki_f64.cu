@@ -351,7 +351,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulOzakiF64 = {
     .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .launch_shared = EnqueueShared,
+    .shared = {.launch = EnqueueShared},
     .missing = TensorMissing,
     .refuses = TensorRefusal,
     .scratch = ScratchOf,
