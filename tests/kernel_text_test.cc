@@ -23,11 +23,14 @@ TEST(KernelText, IsWhatTheAssemblerTakes) {
     KernelPlan plan;
     plan.program = &e.program;
     plan.aligned = Below(random, 4) != 0;
+    plan.rank = static_cast<int>(1 + Below(random, kMaxRank));
+    plan.wide = Below(random, 3) == 0;
     std::size_t size = SizeOf(e.program.dtype);
     for (const Instruction& in : e.program) {
       if (in.kind != Instruction::Kind::kLoad) continue;
       size = std::max(size, SizeOf(in.dtype));
       plan.lies[in.a] = static_cast<Lies>(1 + Below(random, 6));
+      plan.moves[in.a] = static_cast<std::uint8_t>(1 + Below(random, (1 << plan.rank) - 1));
     }
     plan.width = std::max(2, static_cast<int>(16 / size) >> Below(random, 3));
     const std::string text = KernelText(plan);

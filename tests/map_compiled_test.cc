@@ -37,12 +37,28 @@ Bytes AnyElements(DType dtype, std::int64_t n, Random& random) {
   return bytes;
 }
 
-// Returns an operand of an expression over [rows, columns].
-View AnyView(DType dtype, const void* data, std::int64_t rows, std::int64_t columns,
+// Returns an operand of an expression over [outer, rows, columns], which is `array` or a part of it:
+// as it is, broadcast along any axes, or with its axes in any order and direction.
+View AnyView(DType dtype, const std::uint8_t* array, std::array<std::int64_t, 3> shape,
              Random& random) {
-  const Shape shapes[] = {MakeShape({rows, columns}), MakeShape({rows, columns}),
-                          MakeShape({columns}), MakeShape({rows, 1}), MakeShape({1})};
-  return WholeView({dtype, shapes[Below(random, std::size(shapes))]}, data);
+  if (Below(random, 2) == 0) {
+    for (std::int64_t& extent : shape)
+      if (Below(random, 3) == 0) extent = 1;
+    return WholeView({dtype, MakeShape({shape[0], shape[1], shape[2]})}, array);
+  }
+  std::array<std::size_t, 3> order = {0, 1, 2};
+  for (std::uint32_t i = 0; i < 2; ++i) std::swap(order[i], order[i + Below(random, 3 - i)]);
+  std::array<std::int64_t, 3> strides{};
+  std::int64_t stride = 1;
+  for (std::size_t axis : order) {
+    strides[axis] = stride;
+    stride *= shape[axis];
+    if (Below(random, 4) != 0) continue;
+    array += strides[axis] * (shape[axis] - 1) * static_cast<std::int64_t>(SizeOf(dtype));
+    strides[axis] = -strides[axis];
+  }
+  return StridedView(array, dtype, {shape[0], shape[1], shape[2]},
+                     {strides[0], strides[1], strides[2]});
 }
 
 class CompiledTest : public testing::Test {
@@ -62,16 +78,18 @@ class CompiledTest : public testing::Test {
     EXPECT_EQ(Run(stream, "compiled", views, nodes, offset), Run(stream, "fused", views, nodes));
   }
 
-  // The operands of an expression over [rows, columns]: whole, and also broadcast or shifted.
+  // The operands of an expression over [outer, rows, columns]: whole, and, if `any`, also shifted in
+  // memory or as AnyView makes them.
   struct Operands {
-    Operands(Stream& stream, const DrawnExpression& e, std::int64_t rows, std::int64_t columns,
+    Operands(Stream& stream, const DrawnExpression& e, std::array<std::int64_t, 3> shape,
              Random& random, bool any) {
+      const std::int64_t n = shape[0] * shape[1] * shape[2];
       arrays.reserve(e.dtypes.size());
       for (DType dtype : e.dtypes) {
         const std::size_t offset = any && Below(random, 3) == 0 ? SizeOf(dtype) : 0;
-        arrays.emplace_back(stream, AnyElements(dtype, rows * columns, random), offset);
-        views.push_back(any ? AnyView(dtype, arrays.back().data(), rows, columns, random)
-                            : WholeView({dtype, MakeShape({rows, columns})}, arrays.back().data()));
+        arrays.emplace_back(stream, AnyElements(dtype, n, random), offset);
+        views.push_back(any ? AnyView(dtype, arrays.back().data(), shape, random)
+                            : WholeView({dtype, MakeShape({n})}, arrays.back().data()));
       }
     }
     std::vector<DeviceArray<std::uint8_t>> arrays;
@@ -87,10 +105,10 @@ TEST_F(CompiledTest, RandomExpressionsHaveTheBitsOfFused) {
   const std::int64_t before = compiled::Launches();
   for (int round = 0; round < rounds; ++round) {
     const DrawnExpression e = AnyExpression(random);
-    const std::int64_t rows = 1 + Below(random, 40), columns = Below(random, 2) == 0
-                                                                   ? 16 * (1 + Below(random, 9))
-                                                                   : 1 + Below(random, 100);
-    const Operands operands(stream, e, rows, columns, random, /*any=*/true);
+    const std::int64_t columns =
+        Below(random, 2) == 0 ? 16 * (1 + Below(random, 9)) : 1 + Below(random, 100);
+    const std::int64_t rows = 1 + Below(random, 20), outer = 1 + Below(random, 3);
+    const Operands operands(stream, e, {outer, rows, columns}, random, /*any=*/true);
     SCOPED_TRACE(round);
     Compare(stream, operands.views, e.nodes, Below(random, 4) == 0 ? 1 : 0);
     if (HasFailure()) return;
@@ -98,13 +116,11 @@ TEST_F(CompiledTest, RandomExpressionsHaveTheBitsOfFused) {
   EXPECT_EQ(compiled::Launches() - before, rounds);
 }
 
-// A text that would take the compiler minutes, and axes that would have to be traversed element by
-// element.
-TEST_F(CompiledTest, LongTextsAndTransposedOperandsAreLeftToOthers) {
+TEST_F(CompiledTest, TextsThatWouldTakeTheCompilerMinutesAreLeftToFused) {
   CompileBeforeUse(true);
   Stream& stream = TestStream(Backend::kCuda);
   Random random(7);
-  DeviceArray<std::uint8_t> array(stream, AnyElements(DType::kF32, 30 * 50, random));
+  DeviceArray<std::uint8_t> array(stream, AnyElements(DType::kU8, 300, random));
   const View x = WholeView({DType::kU8, MakeShape({300})}, array.data());
   Nodes nodes = {In(0), Op(MapOp::kCast, {0}, DType::kF64), Real(3)};
   while (nodes.size() + 1 < kMostNodes)
@@ -112,10 +128,23 @@ TEST_F(CompiledTest, LongTextsAndTransposedOperandsAreLeftToOthers) {
   nodes.push_back(Op(MapOp::kLess, {static_cast<std::uint32_t>(nodes.size() - 1), 2}));
   const std::int64_t before = compiled::Launches();
   Compare(stream, {x}, nodes);
-  const View transposed = StridedView(array.data(), DType::kF32, {50, 30}, {1, 50}),
-             whole = StridedView(array.data(), DType::kF32, {50, 30}, {30, 1});
-  Compare(stream, {whole, transposed}, {In(0), In(1), Op(MapOp::kSubtract, {0, 1})});
   EXPECT_EQ(compiled::Launches(), before);
+}
+
+// Indices of 64 bits: 2^31 elements and more, of which the operands have few.
+TEST_F(CompiledTest, LargeResultsOfBroadcastOperands) {
+  if (WatchedClosely()) return;
+  CompileBeforeUse(true);
+  Stream& stream = TestStream(Backend::kCuda);
+  Random random(8);
+  const std::int64_t rows = 1 << 16, columns = (1 << 15) + 24;
+  DeviceArray<std::uint8_t> row(stream, AnyElements(DType::kU8, columns, random)),
+      column(stream, AnyElements(DType::kU8, rows, random));
+  const View a = WholeView({DType::kU8, MakeShape({columns})}, row.data()),
+             b = WholeView({DType::kU8, MakeShape({rows, 1})}, column.data());
+  const std::int64_t before = compiled::Launches();
+  Compare(stream, {a, b}, {In(0), In(1), Op(MapOp::kLess, {0, 1})});
+  EXPECT_EQ(compiled::Launches(), before + 1);
 }
 
 TEST_F(CompiledTest, TheSecondCallIsCompiledInTheBackground) {
@@ -170,7 +199,7 @@ TEST_F(CompiledTest, ManyThreadsWithManyExpressions) {
   constexpr int kThreads = 6, kExpressions = 12;
   std::vector<DrawnExpression> expressions;
   for (int i = 0; i < kExpressions; ++i) expressions.push_back(AnyExpression(seeds));
-  const std::int64_t rows = 64, columns = WatchedClosely() ? 16 : 640;
+  const std::array<std::int64_t, 3> shape = {1, 64, WatchedClosely() ? 16 : 640};
   const std::int64_t before = compiled::Launches();
   std::vector<std::thread> threads;
   for (int thread = 0; thread < kThreads; ++thread) {
@@ -180,7 +209,7 @@ TEST_F(CompiledTest, ManyThreadsWithManyExpressions) {
       for (int round = 0; round < 4 * kExpressions && !HasFailure(); ++round) {
         ASSERT_TRUE(BeginRequest(*own).ok());
         const DrawnExpression& e = expressions[Below(random, expressions.size())];
-        const Operands operands(*own, e, rows, columns, random, /*any=*/false);
+        const Operands operands(*own, e, shape, random, /*any=*/false);
         Compare(*own, operands.views, e.nodes);
       }
     });
@@ -188,7 +217,7 @@ TEST_F(CompiledTest, ManyThreadsWithManyExpressions) {
   for (std::thread& thread : threads) thread.join();
   const DrawnExpression& e = expressions[0];
   Stream& stream = TestStream(Backend::kCuda);
-  const Operands operands(stream, e, rows, columns, seeds, /*any=*/false);
+  const Operands operands(stream, e, shape, seeds, /*any=*/false);
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   while (compiled::Launches() == before && std::chrono::steady_clock::now() < end)
     Run(stream, "compiled", operands.views, e.nodes);

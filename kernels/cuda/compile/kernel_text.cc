@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdlib>
 #include <map>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -191,35 +192,70 @@ class Kernel {
            static_cast<std::size_t>(operand) * sizeof(Arguments::Operand);
   }
 
-  // Computes x / by. quotient: the byte offset of the Quotient in the parameter.
-  std::string Divide(const std::string& x, std::size_t quotient) {
-    const std::string product = Long(), shifted = Long(), word = Word();
-    Line("mul.wide.u32 ", product, ", ", x, ", ", WordAt(quotient + offsetof(Quotient, multiplier)),
-         ";");
-    Line("shr.u64 ", shifted, ", ", product, ", ", WordAt(quotient + offsetof(Quotient, shift)),
-         ";");
-    Line("cvt.u32.u64 ", word, ", ", shifted, ";");
-    return word;
+  static std::size_t StrideOf(int operand, int axis) {
+    return OffsetOf(operand) + offsetof(Arguments::Operand, strides) +
+           static_cast<std::size_t>(axis) * sizeof(std::int64_t);
+  }
+
+  // Return x / extent and x % extent for an axis of the result.
+  std::pair<std::string, std::string> Divide(const std::string& x, int axis) {
+    const std::size_t at =
+        offsetof(Arguments, axes) + static_cast<std::size_t>(axis) * sizeof(Axis);
+    const std::string skipped = plan_.wide ? Long() : Word(), rest = plan_.wide ? Long() : Word();
+    if (plan_.wide) {
+      const std::string extent = LongAt(at + offsetof(Axis, extent)), quotient = Long();
+      Line("div.u64 ", quotient, ", ", x, ", ", extent, ";");
+      Line("mul.lo.u64 ", skipped, ", ", quotient, ", ", extent, ";");
+      Line("sub.u64 ", rest, ", ", x, ", ", skipped, ";");
+      return {quotient, rest};
+    }
+    const std::string product = Long(), shifted = Long(), quotient = Word();
+    Line("mul.wide.u32 ", product, ", ", x, ", ", WordAt(at + offsetof(Axis, multiplier)), ";");
+    Line("shr.u64 ", shifted, ", ", product, ", ", WordAt(at + offsetof(Axis, shift)), ";");
+    Line("cvt.u32.u64 ", quotient, ", ", shifted, ";");
+    Line("mul.lo.u32 ", skipped, ", ", quotient, ", ", WordAt(at + offsetof(Axis, extent)), ";");
+    Line("sub.u32 ", rest, ", ", x, ", ", skipped, ";");
+    return {quotient, rest};
+  }
+
+  // Returns the coordinates of element i of the result. They are computed once for all operands.
+  const std::vector<std::string>& CoordinatesOf(const std::string& i) {
+    std::vector<std::string>& coordinates = coordinates_[i];
+    if (!coordinates.empty()) return coordinates;
+    std::string outer = i;
+    if (!plan_.wide) {
+      outer = Word();
+      Line("cvt.u32.u64 ", outer, ", ", i, ";");
+    }
+    for (int axis = plan_.rank - 1; axis >= 0; --axis) {
+      std::string at = outer;
+      if (axis > 0) std::tie(outer, at) = Divide(outer, axis);
+      if (!plan_.wide) {
+        const std::string narrow = std::exchange(at, Long());
+        Line("cvt.u64.u32 ", at, ", ", narrow, ";");
+      }
+      coordinates.push_back(at);
+    }
+    std::reverse(coordinates.begin(), coordinates.end());
+    return coordinates;
   }
 
   // Computes the address of the operand's element that belongs to element i of the result.
   std::string AddressOf(int operand, const std::string& i) {
-    const std::size_t size = SizeOfOperand(operand);
-    const std::string address = Long();
     const Lies lies = plan_.lies[operand];
     if (lies == Lies::kWhole || lies == Lies::kUnaligned) {
-      Line("mad.lo.u64 ", address, ", ", i, ", ", size, ", ", data_[operand], ";");
+      const std::string address = Long();
+      Line("mad.lo.u64 ", address, ", ", i, ", ", SizeOfOperand(operand), ", ", data_[operand],
+           ";");
       return address;
     }
-    std::string row = Word();
-    Line("cvt.u32.u64 ", row, ", ", i, ";");
-    if (lies != Lies::kVectors)
-      row = Divide(row, OffsetOf(operand) + offsetof(Arguments::Operand, inner));
-    const std::size_t period = OffsetOf(operand) + offsetof(Arguments::Operand, period);
-    const std::string times = Divide(row, period), skipped = Word(), at = Word();
-    Line("mul.lo.u32 ", skipped, ", ", times, ", ", WordAt(period + offsetof(Quotient, by)), ";");
-    Line("sub.u32 ", at, ", ", row, ", ", skipped, ";");
-    Line("mad.wide.u32 ", address, ", ", at, ", ", size, ", ", data_[operand], ";");
+    std::string address = data_[operand];
+    for (int axis = 0; axis < plan_.rank; ++axis) {
+      if ((plan_.moves[operand] >> axis & 1) == 0) continue;
+      const std::string from = std::exchange(address, Long());
+      Line("mad.lo.s64 ", address, ", ", CoordinatesOf(i)[static_cast<std::size_t>(axis)], ", ",
+           LongAt(StrideOf(operand, axis)), ", ", from, ";");
+    }
     return address;
   }
 
@@ -232,18 +268,18 @@ class Kernel {
     return to;
   }
 
-  // Loads the bits of the elements of a group that begins with element i.
-  std::vector<std::string> Load(const std::string& predicate, int operand, const std::string& i) {
-    const std::size_t size = SizeOfOperand(operand);
-    const auto width = static_cast<std::size_t>(plan_.width);
+  // Loads the operand's bits for a group of elements of the result.
+  std::vector<std::string> Load(const std::string& predicate, int operand,
+                                const std::vector<std::string>& group) {
+    const std::size_t size = SizeOfOperand(operand), width = group.size();
     const Lies lies = plan_.lies[operand];
     std::vector<std::string> bits;
-    if (lies == Lies::kStretched) {
-      for (std::size_t j = 0; j < width; ++j)
-        bits.push_back(LoadOne(predicate, size, AddressOf(operand, Plus(i, j))));
+    if (lies == Lies::kEach) {
+      for (const std::string& i : group)
+        bits.push_back(LoadOne(predicate, size, AddressOf(operand, i)));
       return bits;
     }
-    const std::string address = AddressOf(operand, i);
+    const std::string address = AddressOf(operand, group[0]);
     if (lies == Lies::kRepeated) return std::vector(width, LoadOne(predicate, size, address));
     if (lies == Lies::kUnaligned) {
       for (std::size_t j = 0; j < width; ++j)
@@ -404,11 +440,14 @@ class Kernel {
     const std::string last = Plus(first_, static_cast<std::size_t>(plan_.width)),
                       predicate = Predicate(), exists = absl::StrCat("@", predicate, " ");
     Line("setp.le.s64 ", predicate, ", ", last, ", ", n_, ";");
+    std::vector<std::string> group;
+    for (std::size_t j = 0; j < static_cast<std::size_t>(plan_.width); ++j)
+      group.push_back(Plus(first_, j));
     std::array<std::vector<std::string>, kMostOperands> bits;
     for (std::size_t i = 0; i < bits.size(); ++i)
-      if (IsLoaded(i)) bits[i] = Load(exists, static_cast<int>(i), first_);
+      if (IsLoaded(i)) bits[i] = Load(exists, static_cast<int>(i), group);
     std::vector<std::string> results;
-    for (std::size_t j = 0; j < static_cast<std::size_t>(plan_.width); ++j) {
+    for (std::size_t j = 0; j < group.size(); ++j) {
       std::array<std::string, kMostOperands> of = one_;
       for (std::size_t i = 0; i < of.size(); ++i)
         if (IsLoaded(i)) of[i] = bits[i][j];
@@ -449,6 +488,7 @@ class Kernel {
   const Operations& operations_ = Operations::All();
   std::string text_, n_, out_;
   std::string first_;  // first element of the thread's group
+  std::map<std::string, std::vector<std::string>> coordinates_;  // by the element's register
   std::array<std::string, kMostOperands> data_, one_;
   std::array<std::string, kMostInstructions> constant_;
   std::size_t constants_ = 0;
@@ -468,10 +508,13 @@ std::string KeyOf(const KernelPlan& plan) {
   put(program.dtype);
   put(plan.aligned);
   put(plan.width);
+  put(plan.rank);
+  put(plan.wide);
   put(program.operands);
   for (int i = 0; i < program.operands; ++i) {
     put(program.operand_dtypes[static_cast<std::size_t>(i)]);
     put(plan.lies[static_cast<std::size_t>(i)]);
+    put(plan.moves[static_cast<std::size_t>(i)]);
   }
   for (const Instruction& in : program) {
     put(in.kind);

@@ -12,33 +12,38 @@
 #include <string>
 
 #include "kernels/base/dtype.h"
+#include "kernels/base/shape.h"
 #include "kernels/problem/map.h"
 
 namespace tessera::compiled {
 
-// Which element of an operand belongs to element i of the result.
+// How the elements of an operand are loaded that belong to a group of elements of the result.
 enum class Lies : std::uint8_t {
   kUnused,
-  kOne,        // one element for all
-  kWhole,      // i; groups are aligned
-  kUnaligned,  // i
-  kVectors,    // i mod period; groups are contiguous and aligned
-  kRepeated,   // (i / inner) mod period; one element for each group
-  kStretched,  // (i / inner) mod period
+  kOne,        // one element serves the whole result
+  kWhole,      // element i belongs to element i of the result; groups are aligned
+  kUnaligned,  // as kWhole, but groups are not aligned
+  kGroups,     // groups are contiguous and aligned, and begin where the strides lead
+  kRepeated,   // one element, where the strides lead, serves a whole group
+  kEach,       // each element is where the strides lead
 };
 
-// Everything that the text of a kernel depends on. The values of constants and the addresses of
-// arrays are arguments instead.
+// Everything that the text of a kernel depends on. The values of constants, the addresses of arrays
+// and the sizes and strides of axes are arguments instead.
 struct KernelPlan {
   const MapProgram* program = nullptr;
   std::array<Lies, kMostOperands> lies{};
   bool aligned = false;  // whether groups of the result are aligned
   int width = 1;         // elements per group, a power of 2; a group has at most 16 bytes per array
+  int rank = 0;          // of the result, after axes have been merged
+  bool wide = false;     // whether n is 2^31 or more
+  // For each operand, the axes along which its stride is not 0: bit k stands for axis k.
+  std::array<std::uint8_t, kMostOperands> moves{};
 };
 
-// The constants for x / by, which is computed as x * multiplier >> shift, for x below 2^31.
-struct Quotient {
-  std::uint32_t by = 1;
+// An axis of the result. If n is below 2^31, x / extent is computed as x * multiplier >> shift.
+struct Axis {
+  std::uint64_t extent = 1;
   std::uint32_t multiplier = std::uint32_t{1} << 31;
   std::uint32_t shift = 31;
 };
@@ -47,9 +52,10 @@ struct Quotient {
 struct Arguments {
   std::int64_t n = 0;
   void* out = nullptr;
+  Axis axes[kMaxRank]{};
   struct Operand {
     const void* data = nullptr;
-    Quotient inner, period;
+    std::int64_t strides[kMaxRank]{};  // in bytes
   } operands[kMostOperands]{};
   std::uint64_t constants[kMostInstructions]{};
 };

@@ -11,14 +11,14 @@
 // Cost of a * b + c at n = 2^20, f32: 12 MiB read, 4 MiB written, 1024 blocks of 256; per thread
 // three 16-byte loads, one 16-byte store, four products and four sums.
 //
-// The kernel is correct for any n and block size. There is no such kernel if an operand's axes have
-// to be walked one by one, as in a transposed matrix.
+// The kernel is correct for any n, block size, alignment and strides.
 #include <algorithm>
-#include <optional>
+#include <cstdint>
 
 #include "kernels/cuda/common/primitives.cuh"
 #include "kernels/cuda/compile/compiler.h"
 #include "kernels/cuda/map/chain.cuh"
+#include "kernels/cuda/map/interpreter.cuh"
 #include "kernels/cuda/runtime/cuda.h"
 #include "kernels/expression/map_cost.h"
 
@@ -31,7 +31,6 @@ namespace {
 using compiled::Arguments;
 using compiled::KernelPlan;
 using compiled::Lies;
-using compiled::Quotient;
 
 constexpr std::uint32_t kBlock = 256;
 // The size in bytes of a thread's group in the array with the largest elements.
@@ -42,54 +41,64 @@ constexpr std::int64_t kLeastBytes = 4;
 
 std::int64_t Bytes(DType dtype) { return static_cast<std::int64_t>(SizeOf(dtype)); }
 
-Quotient MakeQuotient(std::int64_t by) {
-  const chained::Divisor divisor(static_cast<std::uint32_t>(by));
-  return {divisor.by, divisor.multiplier, static_cast<std::uint32_t>(divisor.shift)};
+bool IsAligned(const void* data, std::int64_t bytes) {
+  return reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(bytes) == 0;
 }
 
-// Returns how the operand is laid out, and stores the numbers that locate its elements in *operand.
-// Returns nullopt if the operand's axes would have to be walked one by one.
-std::optional<Lies> Find(const View& view, std::int64_t n, int width, Arguments::Operand* operand) {
-  std::int64_t inner, period;
-  if (!chained::FindPeriod(view, &inner, &period)) return std::nullopt;
-  operand->data = view.data;
-  if (period == 1) return Lies::kOne;
-  const bool aligned = chained::IsAligned(view.data, width * Bytes(view.dtype));
-  if (inner == 1 && period == n) return aligned ? Lies::kWhole : Lies::kUnaligned;
-  if (n > INT32_MAX) return std::nullopt;
-  operand->inner = MakeQuotient(inner);
-  operand->period = MakeQuotient(period);
-  if (inner % width == 0) return Lies::kRepeated;
-  return inner == 1 && period % width == 0 && aligned ? Lies::kVectors : Lies::kStretched;
+Lies Find(const MapLayout& layout, const MapLayout::Operand& operand, DType dtype, int width) {
+  const int last = layout.rank - 1;
+  const std::int64_t* const strides = operand.strides;
+  const auto outer_are_multiples = [&] {
+    return std::all_of(strides, strides + last, [&](std::int64_t s) { return s % width == 0; });
+  };
+  if (std::all_of(strides, strides + layout.rank, [](std::int64_t s) { return s == 0; }))
+    return Lies::kOne;
+  const bool aligned = IsAligned(operand.data, width * Bytes(dtype));
+  if (operand.whole) return aligned ? Lies::kWhole : Lies::kUnaligned;
+  if (layout.extents[last] % width != 0) return Lies::kEach;
+  if (strides[last] == 0) return Lies::kRepeated;
+  return strides[last] == 1 && aligned && outer_are_multiples() ? Lies::kGroups : Lies::kEach;
 }
 
-// Returns false if there can be no compiled kernel for the problem.
-bool MakePlan(const MapProblem& p, KernelPlan* plan, Arguments* arguments) {
+void MakePlan(const MapProblem& p, KernelPlan* plan, Arguments* arguments) {
   const MapProgram& program = *p.program;
+  const MapLayout layout = LayoutOf(p);
   plan->program = &program;
+  plan->rank = layout.rank;
+  plan->wide = p.n > INT32_MAX;
   std::int64_t size = std::max<std::int64_t>(Bytes(p.dtype), program.wide ? kLeastBytes : 1);
   for (const Instruction& in : program)
     if (in.kind == Instruction::Kind::kLoad) size = std::max(size, Bytes(in.dtype));
   plan->width = static_cast<int>(kGroupBytes / size);
-  plan->aligned = chained::IsAligned(p.out, plan->width * Bytes(p.dtype));
+  plan->aligned = IsAligned(p.out, plan->width * Bytes(p.dtype));
   arguments->n = p.n;
   arguments->out = p.out;
+  for (int axis = 0; axis < layout.rank; ++axis) {
+    const auto extent = static_cast<std::uint64_t>(layout.extents[axis]);
+    arguments->axes[axis].extent = extent;
+    if (plan->wide) continue;
+    const chained::Divisor divisor(static_cast<std::uint32_t>(extent));
+    arguments->axes[axis].multiplier = divisor.multiplier;
+    arguments->axes[axis].shift = static_cast<std::uint32_t>(divisor.shift);
+  }
   for (const Instruction& in : program) {
     if (in.kind == Instruction::Kind::kConstant)
       arguments->constants[in.a] = program.constants[in.a].bits;
-    if (in.kind != Instruction::Kind::kLoad || plan->lies[in.a] != Lies::kUnused) continue;
-    const std::optional<Lies> lies =
-        Find(p.operands[in.a], p.n, plan->width, &arguments->operands[in.a]);
-    if (!lies) return false;
-    plan->lies[in.a] = *lies;
+    if (in.kind != Instruction::Kind::kLoad) continue;
+    const MapLayout::Operand& operand = layout.operands[in.a];
+    plan->lies[in.a] = Find(layout, operand, in.dtype, plan->width);
+    arguments->operands[in.a].data = operand.data;
+    for (int axis = 0; axis < layout.rank; ++axis) {
+      arguments->operands[in.a].strides[axis] = operand.strides[axis] * Bytes(in.dtype);
+      if (operand.strides[axis] != 0) plan->moves[in.a] |= static_cast<std::uint8_t>(1u << axis);
+    }
   }
-  return true;
 }
 
 bool LaunchCompiled(const MapProblem& p, CudaStream& stream) {
   KernelPlan plan;
   Arguments arguments;
-  if (!MakePlan(p, &plan, &arguments)) return false;
+  MakePlan(p, &plan, &arguments);
   const Grid grid = MakeGrid(p.n, p.launch, kBlock, static_cast<std::uint32_t>(plan.width));
   return compiled::Launch(plan, arguments, grid.blocks, grid.block_size, stream);
 }
