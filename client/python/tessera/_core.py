@@ -65,7 +65,6 @@ from .wire._errors import (
     TooManySteps,
     VersionMismatch,
     closed,
-    read,
 )
 from .wire._retry import Retry
 
@@ -242,8 +241,7 @@ class Core:
         if method not in p.METHODS or method in ("Upload", "Download"):
             raise ValueError(f"{method!r} is not a unary method of the protocol")
         request = p.METHODS[method].request(**fields).SerializeToString()
-        answer = yield from self.call(method, request, idempotent)
-        return read(p.METHODS[method].response, answer) if method in p.UNREAD else answer
+        return (yield from self.call(method, request, idempotent))
 
     def _again(self, retry: Retry, failure: Error) -> Steps:
         """Returns whether to try again, after waiting for the right time. If not, the caller raises

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..wire import _protocol as p
-from ..wire._protocol import varint
 from . import _dtypes
 from ._views import Shape, View, size_of
 
@@ -34,7 +33,6 @@ class Leaf:
         "dtype",
         "whole",
         "operand",
-        "operand_field",
         "dead",
     )
 
@@ -46,9 +44,6 @@ class Leaf:
         self.dtype: "np.dtype[Any]" = _dtypes.from_wire(buffer.dtype)
         self.whole = View.whole(self.shape)
         self.operand = p.Operand(buffer=self.name, version=self.version)
-        operand = self.operand.SerializeToString()
-        # The operand as a field of a message, without the field's tag.
-        self.operand_field: bytes = varint(len(operand)) + operand
         self.dead = dead
 
     @property

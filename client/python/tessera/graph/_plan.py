@@ -5,15 +5,13 @@ step, which is shorter.
 """
 
 import dataclasses
-import struct
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ..wire import _protocol as p
-from ..wire._errors import Error, damaged, from_step, read
-from ..wire._protocol import varint
+from ..wire._errors import Error, damaged, from_step
 from . import _dtypes
 from ._elementwise import copy
 from ._expression import OPERANDS, expression_message, expression_text
@@ -121,38 +119,6 @@ class Plan:
     def request(self, number: int, results: Dict[int, Any]) -> Any:
         """Returns the request of a step. results says where to put the step's results that are not
         inline."""
-        step, fields, operands = self._request(number, results)
-        of_nodes = _FIELDS[step.node.op]
-        for name, term in zip(of_nodes, operands):
-            fields[name] = self._operand(*term)
-        if step.code:
-            others = [self._operand(*term) for term in operands[len(of_nodes) :]]
-            fields["with" if of_nodes else "operands"] = others
-            fields["expression"] = expression_message(step.code)
-        return p.METHODS[_METHOD[step.node.op]].request(**fields)
-
-    def request_bytes(self, number: int, results: Dict[int, Any]) -> bytes:
-        """Returns the serialised request of a step. Operands, which are fields 1 and 2 of most
-        operations, are appended last, because building nested messages takes longer than everything
-        else."""
-        step, fields, operands = self._request(number, results)
-        if step.code:
-            return self.request(number, results).SerializeToString()  # type: ignore[no-any-return]
-        parts = []
-        if fields:
-            parts.append(p.METHODS[_METHOD[step.node.op]].request(**fields).SerializeToString())
-        for tag, (source, view) in zip((b"\x0a", b"\x12"), operands):
-            if isinstance(source, Leaf) and view is source.whole:
-                parts += (tag, source.operand_field)
-            else:
-                operand = self._operand(source, view).SerializeToString()
-                parts += (tag, varint(len(operand)), operand)
-        return b"".join(parts)
-
-    def _request(
-        self, number: int, results: Dict[int, Any]
-    ) -> Tuple[Step, Dict[str, Any], List[Term]]:
-        """Returns a step, the fields of its request other than operands, and its operands."""
         step = self.steps[number]
         node = step.node
         fields: Dict[str, Any] = {} if node.op == "map" else dict(node.params)
@@ -173,7 +139,14 @@ class Plan:
         # A single number is always returned inline, and stays available to later steps.
         elif results and node.op != "dot" and (node.op != "reduce" or "axes" in fields):
             fields["result"] = results[0]
-        return step, fields, operands
+        of_nodes = _FIELDS[node.op]
+        for name, term in zip(of_nodes, operands):
+            fields[name] = self._operand(*term)
+        if step.code:
+            others = [self._operand(*term) for term in operands[len(of_nodes) :]]
+            fields["with" if of_nodes else "operands"] = others
+            fields["expression"] = expression_message(step.code)
+        return p.METHODS[_METHOD[node.op]].request(**fields)
 
     def _results_of(self, number: int) -> int:
         """Returns the number of results of a step."""
@@ -184,7 +157,7 @@ class Plan:
         are not inline."""
         if self._alone:
             mine = {output: result for (_, output), result in results.items()} if results else {}
-            return _METHOD[self.steps[0].node.op], self.request_bytes(0, mine)
+            return _METHOD[self.steps[0].node.op], self.request(0, mine).SerializeToString()
         scratch = p.Result(scratch=True)
         inline = set(self.outputs).difference(results)
         steps = []
@@ -202,7 +175,7 @@ class Plan:
         """Returns a response for every step. Raises the first error, because later ones may be its
         consequences."""
         if method != "Execute":
-            return [response]  # Still bytes if the method is in p.UNREAD.
+            return [response]
         errors: List[Error] = []
         found = []
         for i, result in enumerate(response.results):
@@ -225,7 +198,7 @@ class Plan:
     def stats(self, answers: Sequence[Any]) -> List[Stats]:
         found = []
         for step, answer in zip(self.steps, answers):
-            s = _read(step.node, answer).stats
+            s = answer.stats
             found.append(
                 Stats(
                     step.node.op,
@@ -284,38 +257,19 @@ class Plan:
         return f"{name} as {'x'.join(map(str, view.shape)) or 'number'}"
 
 
-def _read(node: Node, answer: Any) -> Any:
-    """Returns a step's response as a message, and parses it if it is still bytes."""
-    if type(answer) is bytes:
-        return read(p.METHODS[_METHOD[node.op]].response, answer)
-    return answer
-
-
-# Responses of Dot and Reduce begin with field 1, a Scalar, whose field 1 is a double.
-_REAL = b"\x0a\x09\x09"
-_REAL_BYTES = len(_REAL) + 8
-_double = struct.Struct("<d").unpack_from
-
-
 def value_of(node: Node, answer: Any) -> npt.NDArray[Any]:
     """Returns the array, or rank-0 array, in a response without a buffer."""
     dtype = node.dtype
     if node.op == "dot" or node.op == "reduce" and "axes" not in node.params:
-        argument = node.params and node.params["op"] in ("argmin", "argmax")
-        if type(answer) is bytes:
-            if answer[:3] == _REAL and len(answer) >= _REAL_BYTES and not argument:
-                return _number(_double(answer, 3)[0], dtype)
-            answer = _read(node, answer)
         if answer.value.WhichOneof("value") is None:
             raise damaged("has no value")
-        if argument:
+        if node.params and node.params["op"] in ("argmin", "argmax"):
             value: Any = answer.index
         elif dtype.kind in "ib":
             value = answer.value.integer
         else:
             value = answer.value.real
         return _number(value, dtype)
-    answer = _read(node, answer)
     if node.op == "top_k":
         tensor = answer.indices if node.output else answer.values
     else:
@@ -339,7 +293,6 @@ def _number(value: Any, dtype: "np.dtype[Any]") -> npt.NDArray[Any]:
 
 def buffer_of(node: Node, answer: Any) -> Any:
     """Returns the buffer that a response describes."""
-    answer = _read(node, answer)
     if node.op == "top_k":
         return answer.indices_buffer if node.output else answer.values_buffer
     return answer.buffer

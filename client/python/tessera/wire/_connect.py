@@ -242,9 +242,8 @@ def calls_of(made: Any) -> Dict[str, Any]:
 
 
 def answer_of(method: str, answer: bytes) -> Any:
-    """Returns the message of a response, or its bytes if the method is in p.UNREAD."""
-    kind = p.READ.get(method)
-    return answer if kind is None else read(kind, answer)
+    """Returns the message of a response."""
+    return read(p.METHODS[method].response, answer)
 
 
 def answered(error: Any) -> Optional[bool]:
