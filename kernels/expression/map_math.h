@@ -1,8 +1,8 @@
-// What each operation of an expression computes on one element, defined once for both kinds of
-// device.
+// What each operation of an expression computes on one element, defined once for host and device.
 //
 // Every file that includes this is compiled without contraction of a * b + c. Arithmetic,
-// comparisons, sqrt and fma therefore have the same bits on both, except for the payload of a NaN.
+// comparisons, sqrt and fma therefore give the same bits on host and device, except for the payload
+// of a NaN.
 #pragma once
 
 #include <bit>

@@ -49,7 +49,7 @@ struct ProductTopKProblem {
 struct ProductTopKStrategy {
   std::string_view name;
   std::string_view product;  // the Matmul strategy that gives the same bits
-  // Returns why the strategy does not accept the problem; empty if it does.
+  // Returns why the strategy does not accept the problem, or an empty string if it accepts it.
   std::string (*refuses)(const ProductTopKProblem&, const Device&);
   Cost (*cost)(const ProductTopKProblem&);
   // Returns the maximum scratch memory of a launch, which is less than the scores would take.

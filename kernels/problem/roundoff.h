@@ -21,7 +21,7 @@ constexpr double AccRoundoff(DType dtype) {
   return dtype == DType::kF64 ? kRoundoffF64 : kRoundoffF32;
 }
 
-// The bound on two consecutive stages: (1 + first) (1 + second) - 1.
+// Returns the bound on two consecutive stages: (1 + first) (1 + second) - 1.
 constexpr double Then(double first, double second) { return first + second + first * second; }
 
 // The maximum number of combinations that one element passes through: first in an operation's

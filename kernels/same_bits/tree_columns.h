@@ -465,7 +465,7 @@ constexpr auto ColumnsOf() {
   }
 }
 
-// Calls f with ColumnsOf for the run-time op.
+// Calls f(ColumnsOf<op, T, kCompensated>()) for the run-time op.
 template <class T, bool kCompensated, class F>
 void DispatchColumns(ReduceOp op, F&& f) {
   DispatchOp(op, [&](auto o) { f(ColumnsOf<o(), T, kCompensated>()); });

@@ -55,7 +55,7 @@ inline decltype(&cuTensorMapEncodeTiled) TensorMapEncoder() {
     CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
                                                 cudaEnableDefault, &found));
     if (found != cudaDriverEntryPointSuccess)
-      throw DeviceError(DeviceError::Kind::kFailed, "cuTensorMapEncodeTiled", "not found");
+      throw DeviceError(DeviceError::Kind::kFailed, "cuTensorMapEncodeTiled", "not in the driver");
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
   }();
   return encoder;
