@@ -113,7 +113,8 @@ struct Scaled {
 constexpr double kMostElements = 0x1p44;
 constexpr double kMostProducts = 0x1p54;
 
-// Halves the longest extent until the product of the extents is at most `most`. Returns the factor.
+// Halves the longest extent until the product of the extents is at most `most`. Returns 2 to the
+// power of the number of halvings.
 double Halve(std::initializer_list<std::int64_t*> extents, double most) {
   double scale = 1;
   while (true) {

@@ -1,8 +1,8 @@
 // Matmul with cuBLAS, the vendor's library, which is loaded at run time.
 //
-// cuBLAS expects column-major matrices. The memory of a row-major matrix holds the matrix's
-// transpose in column-major order, where c = op(a) op(b) becomes c' = op(b)' op(a)'. So the
-// operands are swapped, m and n are swapped, and all pitches and transposes are unchanged.
+// Read in column-major order, the memory of a row-major matrix holds the transpose of the matrix,
+// and c = op(a) op(b) becomes c' = op(b)' op(a)'. So the operands are swapped, and m and n too; all
+// pitches and transposes are unchanged.
 //
 // f32 is computed in f32: the library's default mode keeps at least the precision of its operands
 // and uses TF32 only on request. Its pedantic mode is not used, because fewer kernels support it.

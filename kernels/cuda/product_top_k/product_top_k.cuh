@@ -166,7 +166,7 @@ class RowSelection {
         fresh_(&memory.fresh[warp_row_]) {}
 
   // Begins a part of a row of tiles with empty lists and with the limits from the sample. In rows
-  // that do not exist, only NaNs pass.
+  // beyond the end of c, only NaNs pass.
   __device__ void Begin(int row_tile, int part) {
     first_row_ = row_tile * C::kRows + warp_row_;
     part_ = part;

@@ -220,7 +220,7 @@ Cost CostOf(const TopKProblem& p) {
   return {.bytes = TopKBytes(p, 1) + 2 * ListBytes(p, plan),
           .flops = elements,
           .atomics = plan.parts > 1 ? static_cast<std::uint64_t>(plan.parts) : 0,
-          // The elements of one thread, and the sorting of a few buffers.
+          // A thread reads its elements, and takes part in the sorting of a few buffers.
           .depth = static_cast<std::uint64_t>(plan.length / plan.threads) + 4 * bits * bits};
 }
 

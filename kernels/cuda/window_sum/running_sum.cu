@@ -349,7 +349,7 @@ std::int64_t Steps(const WindowSumProblem& p) {
   return kItems + ShuffleDepth(kThreads) + 11 + Rounds(p) + 2 * kItems + 12 + 1;
 }
 
-// A suffix is rounded to Acc.
+// The narrow step is the rounding of a suffix to Acc.
 double Roundoff(const WindowSumProblem& p) { return SumRoundoff(p.dtype, {1, Steps(p)}); }
 
 Cost CostOf(const WindowSumProblem& p) {

@@ -148,8 +148,8 @@ __global__ void __launch_bounds__(kThreads)
 // --- Launch ---
 
 // The number of rows of a and the number of columns of b whose residues are in memory at a time.
-// Both make up whole tiles, at least one. They are limited to 2^28 elements of b, and to 2^26
-// elements of a and of c.
+// Each is a whole number of tiles, at least one. They are limited to 2^28 elements of b, and to
+// 2^26 elements of a and of c.
 struct Bands {
   std::int64_t rows, columns;
 };

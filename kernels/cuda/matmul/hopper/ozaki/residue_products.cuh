@@ -1,7 +1,7 @@
 // Products of matrices of signed bytes on Hopper's tensor cores, one product per modulus. Only the
 // residues of the products are kept. `ozaki_f64` spends most of its time here.
 //
-// The kernel differs from the one in gemm.cuh in two ways. First, sums have 32 bits and are exact,
+// The kernel differs from the one in gemm.cuh in two ways. First, sums are 32 bits wide and exact,
 // since a sum of 2^16 products of two residues is at most 2^30. After that many steps along k, the
 // sums are replaced by their residues. Second, a consumer's results, one byte each, do not go
 // through shared memory, because the only kernel that reads them accepts any order. Each thread

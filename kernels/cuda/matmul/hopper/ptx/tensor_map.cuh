@@ -55,7 +55,8 @@ inline decltype(&cuTensorMapEncodeTiled) TensorMapEncoder() {
     CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
                                                 cudaEnableDefault, &found));
     if (found != cudaDriverEntryPointSuccess)
-      throw DeviceError(DeviceError::Kind::kFailed, "cuTensorMapEncodeTiled", "not in the driver");
+      throw DeviceError(DeviceError::Kind::kFailed, "cuTensorMapEncodeTiled",
+                        "the driver lacks this function");
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
   }();
   return encoder;

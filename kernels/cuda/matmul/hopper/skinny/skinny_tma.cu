@@ -80,8 +80,8 @@ __device__ void FetchTile(const CUtensorMap& wide_map, const CUtensorMap& thin_m
   }
 }
 
-// Runs in the warpgroup of the fetching thread. The warpgroup has to take part in every barrier of
-// the cluster, but it first requests the k-tiles of another tile.
+// Runs in the warpgroup of the fetching thread, which has to take part in every barrier of the
+// cluster. It requests the k-tiles of a tile before it waits for the results of the previous tile.
 template <class C, class Out>
 __device__ void Fetch(const CUtensorMap& wide_map, const CUtensorMap& thin_map,
                       const Work<Out>& work, TensorPipeline<C> pipeline) {
