@@ -42,7 +42,7 @@ struct NodeType {
 
 // Returns the common type of arguments of one operation.
 DType CommonType(absl::Span<const NodeType> types) {
-  // One-byte types are left out if there are other numbers, so that the result does not depend on
+  // One-byte types are ignored if there are other numbers, so that the result does not depend on
   // the order of the arguments.
   std::optional<DType> common, small;
   for (const NodeType& type : types) {

@@ -40,7 +40,7 @@ constexpr double SumRoundoff(DType dtype, FoldSteps steps) {
               static_cast<double>(steps.wide) * kRoundoffF64);
 }
 
-// The bound on the error of an operation on n elements of dtype, combined in any order that stays
+// Returns the error bound of an operation on n elements of dtype, combined in any order that stays
 // within `steps`.
 double ReduceRoundoff(ReduceOp op, DType dtype, std::int64_t n, FoldSteps steps);
 

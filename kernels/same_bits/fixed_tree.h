@@ -52,7 +52,7 @@ inline constexpr int kTreeSegmentRows = 64;
 // 72 per lane.
 inline constexpr std::int64_t kTreeMaxChunks = 72 * kTreeLanes;
 
-// How an array is divided into chunks.
+// The division of an array into chunks.
 struct Tree {
   std::int64_t n;       // elements
   std::int64_t chunk;   // elements per chunk: rows * W

@@ -45,7 +45,7 @@ inline constexpr bool kIsMoments<Moments<Squares>> = true;
 TESSERA_HD inline double DeviationsOf(double squares, double sum, double mean) {
   const double deviations = squares - mean * sum;
   if (deviations < 0) return 0;
-  // Only the squares have left the range.
+  // Only the squares have left the range; the elements are finite.
   if (squares > std::numeric_limits<double>::max() && sum - sum == 0) return squares;
   return deviations;
 }
@@ -103,7 +103,7 @@ TESSERA_HD double RootOf(const Squares& squares, double count) {
   return ::sqrt(scaled.sum / count) * scaled.unit;
 }
 
-// Stores every NaN with the same bits.
+// Stores the value. Every NaN gets the same bits.
 TESSERA_HD inline void StoreReal(double value, Scalar* result) {
   result->real = value == value ? value : std::numeric_limits<double>::quiet_NaN();
 }

@@ -197,7 +197,7 @@ struct ArgColumns : KindOf<T, Indexed<ValueOf<T>>, ReduceOp::kArgMax> {
     Value value;
     std::int32_t row;
   };
-  // The first element either beats this value or equals it.
+  // Starts with the worst value, which the first element beats or equals.
   TESSERA_HD static Column Start(T) { return {F::Identity().value, 0}; }
   TESSERA_HD static void Step(Column& c, T x, int row, bool mirror) {
     const Value v = Mirrored(static_cast<Value>(x), mirror);

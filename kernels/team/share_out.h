@@ -59,7 +59,7 @@ inline const void* Advanced(const void* data, std::int64_t bytes) {
   return data == nullptr ? nullptr : static_cast<const char*>(data) + bytes;
 }
 
-// Whether the strategy has a function that launches all shares of such a problem.
+// Whether the strategy itself launches all shares of such a problem.
 template <class Problem>
 bool LaunchesShares(const Problem&, const Strategy<Problem>& strategy) {
   return strategy.launch_shared != nullptr;

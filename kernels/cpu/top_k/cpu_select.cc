@@ -40,8 +40,8 @@ struct Entry {
   }
 };
 
-// Whether any key of x[0, n) is less than limit. An equal element that comes later in a row is
-// worse.
+// Whether any key of x[0, n) is less than limit. A key that equals the limit comes later in the row
+// and is therefore worse.
 template <class T>
 bool AnyBefore(const T* x, std::int64_t n, KeyOf<T> limit, bool smallest) {
   bool any = false;
@@ -72,7 +72,7 @@ class Best {
       }
     }
   }
-  // Keeps the k best, in no particular order.
+  // Drops all entries but the k best, whose order is then unspecified.
   void Select() {
     if (count_ <= k_) return;
     std::nth_element(entries_, entries_ + k_ - 1, entries_ + count_);

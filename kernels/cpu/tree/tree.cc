@@ -234,7 +234,7 @@ void WithOperands(const DotProblem& p, const F& f) {
   f(Operands<C>{{static_cast<const T*>(p.a), static_cast<const T*>(p.b)}, {a.get(), b.get()}});
 }
 
-// Calls f(kind) with the kind that folds dtype for op.
+// Calls f(kind), where `kind` is the kind of columns that folds dtype for op.
 template <class F>
 void DispatchKind(ReduceOp op, DType dtype, bool compensated, const F& f) {
   DispatchDType(dtype, [&](auto t) {

@@ -81,7 +81,7 @@ inline Grid MakeFixedGrid(std::int64_t n, Launch launch, std::uint32_t block_siz
 // an H200, which can hold 270336 threads.
 inline constexpr std::uint32_t kFixedGrid = 1024;
 
-// Calls f with a value of dtype's C++ type. REQUIRES: dtype is F32 or F64.
+// Calls f(T{}), where T is the C++ type of `dtype`. REQUIRES: dtype is F32 or F64.
 template <class F>
 void DispatchReal(DType dtype, F&& f) {
   if (dtype == DType::kF32) {

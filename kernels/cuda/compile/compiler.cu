@@ -174,7 +174,7 @@ class Kernels {
 
   std::mutex mutex_;
   std::condition_variable wake_;
-  // Null while a kernel is being compiled, and if it cannot be compiled.
+  // By key. A kernel is null while it is being compiled, and if it cannot be compiled.
   std::unordered_map<std::string, std::unique_ptr<Kernel>> kernels_;
   std::unordered_set<std::string> seen_;
   std::deque<Job> jobs_;

@@ -311,7 +311,7 @@ class RowSelection {
 
 // --- The kernels ---
 
-// A part of a row of tiles.
+// One part of a row of tiles, which a block takes at a time.
 struct SelectionPart {
   int row_tile, part, begin, end;  // tiles [begin, end) of the row
 

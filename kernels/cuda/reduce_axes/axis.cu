@@ -561,7 +561,7 @@ void LaunchSlabs(const ReduceAxesProblem& p, std::int64_t first, std::int64_t en
   }
 }
 
-// shares: the shares of the slabs, or empty if the stream folds all of them.
+// Folds p in slabs. shares: the shares of the slabs, or empty if the stream folds all of them.
 template <class F, class T>
 void RunSlabs(const ReduceAxesProblem& p, std::span<const TeamShare> shares, CudaStream& own) {
   using Wide = typename F::Wide;

@@ -80,8 +80,8 @@ inline unsigned TopKBlocks(std::int64_t work) {
   return static_cast<unsigned>(std::min<std::int64_t>(work, std::int64_t{1} << 30));
 }
 
-// Launches the kernel with `shared` bytes of dynamic shared memory. An attribute allows more than
-// 48 KiB, which include the memory that the kernel declares.
+// Launches the kernel with `shared` bytes of dynamic shared memory. If these and the shared memory
+// that the kernel declares exceed 48 KiB, sets the attribute that allows them.
 template <class Kernel, class... Arguments>
 void LaunchTopK(Kernel kernel, unsigned blocks, int threads, std::size_t shared, CudaStream& stream,
                 const Arguments&... arguments) {

@@ -75,7 +75,7 @@ bool LaunchTreeWork(TreeOperands<C> in, const View* const (&views)[C::kOperands]
     return reinterpret_cast<const T*>(reinterpret_cast<std::uintptr_t>(x) -
                                       static_cast<std::uintptr_t>(at) * sizeof(T));
   };
-  // The number of chunks in a piece.
+  // The number of chunks in a piece: all of them if nothing is copied.
   std::int64_t piece = chunks;
   int copies = map != nullptr ? 1 : 0;
   for (const View* view : views) copies += view != nullptr;

@@ -23,7 +23,7 @@ using ByteTile = TensorTile<std::int8_t, 128, 256, /*kCluster=*/2, /*kStages=*/4
                             /*kParts=*/1, /*kBatch=*/true>;
 inline constexpr int kClusterRows = ByteTile::kRows * ByteTile::kCluster;
 inline constexpr int kTileColumns = ByteTile::kColumns;
-// The number of k-tiles between reductions of the sums.
+// The number of k-tiles after which the sums are replaced by their residues.
 inline constexpr int kExactTiles = (1 << 16) / ByteTile::kDepth;
 
 // Residues of a matrix with k along the rows: [kModuli, rows, pitch].

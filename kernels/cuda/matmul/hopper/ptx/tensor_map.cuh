@@ -1,4 +1,4 @@
-// What Hopper's TMA requires of matrices, and the tensor maps that describe matrices to it.
+// The requirements of Hopper's TMA, and tensor maps, which describe matrices to TMA.
 #pragma once
 
 #include <cuda.h>  // for its types; nothing links against the driver

@@ -99,7 +99,7 @@ __device__ void Fetch(const CUtensorMap& wide_map, const CUtensorMap& thin_map,
   ClusterWait();
 }
 
-// Calls f with std::integral_constant for 0, kStep, ... below kEnd.
+// Calls f(std::integral_constant<int, i>{}) for i = 0, kStep, ... below kEnd.
 template <int kStep, int kEnd, int kAt = 0, class F>
 __device__ void ForEachOf(F&& f) {
   if constexpr (kAt < kEnd) {
