@@ -50,8 +50,8 @@ double TreeRoundoff(const Tree& tree, ReduceOp op, DType dtype, bool compensated
   const FoldSteps steps = StepsOf(tree, dtype);
   if (IsDeviation(op)) {
     // In a segment of c elements, the terms of a column's sum of squares are together at most (2 +
-    // 2c) times the squared deviations, and pass through c + 4 roundings. The bound on the later
-    // merges is that in ReduceRoundoff.
+    // 2c) times the squared deviations, and pass through c + 4 roundings. ReduceRoundoff explains
+    // the bound on the later merges.
     const auto c = static_cast<double>(steps.narrow);
     const double levels = 1 + std::ceil(std::log2(static_cast<double>(tree.n) + 1));
     const double all =

@@ -45,8 +45,9 @@ inline constexpr int kTreeRow = kTreeLanes* kTreeVector<T>;
 
 // --- What a kind takes from Fold ---
 
-// The base of the kind of operations kFirst and kOthers, which differ in their terms and in their
-// last step. If an operation folds T in a type other than W, it belongs to another kind.
+// The base class of the kind that folds the operations kFirst and kOthers, which differ in their
+// terms and in their last step. If an operation folds T in a type other than W, it belongs to
+// another kind.
 template <class T, class W, ReduceOp kFirst, ReduceOp... kOthers>
 struct KindOf {
   using Element = T;

@@ -36,8 +36,8 @@ inline void* ResultAt(const MapProblem& p, std::int64_t index) {
   return static_cast<char*>(p.out) + index * static_cast<std::int64_t>(SizeOf(p.dtype));
 }
 
-// The registers of one block. memory: where the values of each register may be written. at: where
-// the values of each register are. If an operand is read in place, that is in the operand.
+// The registers of one block. memory[r]: where the values of register r may be written. at[r]:
+// where they are, which is in the operand if an operand is read in place.
 struct MapRegisters {
   std::array<void*, kMostRegisters> memory;
   std::array<const void*, kMostRegisters> at;

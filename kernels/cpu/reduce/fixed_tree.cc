@@ -1,5 +1,5 @@
 // Reduce along the fixed tree (kernels/same_bits/fixed_tree.h), over all cores. The bits do not
-// depend on the number of threads, and they are those of the CUDA strategies with the same names.
+// depend on the number of threads, and equal those of the CUDA strategies with the same names.
 // kernels/cuda/reduce/fixed_tree.cu explains the method.
 //
 // For f32, a core keeps 1024 columns, each of which adds 64 rows in f32. `compensated` adds in

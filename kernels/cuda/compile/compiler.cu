@@ -93,8 +93,8 @@ class Kernel {
 class Kernels {
  public:
   // The driver loads its compiler on first use, and at process exit libraries are destroyed in the
-  // reverse order of loading. Loading the compiler here ensures that ~Kernels runs before the
-  // compiler is destroyed; it waits for the thread that compiles.
+  // reverse order of loading. Because the compiler is loaded here, ~Kernels, which waits for the
+  // thread that compiles, runs before the compiler is destroyed.
   Kernels() { dlopen("libnvidia-ptxjitcompiler.so.1", RTLD_NOW | RTLD_LOCAL); }
 
   static Kernels& All() {

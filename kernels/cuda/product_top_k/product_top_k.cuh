@@ -482,9 +482,9 @@ __global__ void __launch_bounds__(256) ScoreSample(SelectionWork work, S* c, int
 
 // --- Launch ---
 
-// Returns the number of columns in the sample, or 0 if there is no sample. Unless that would make
-// it too expensive, the sample is so large that few of the other scores pass its limit, about a
-// dozen for each row of a part.
+// Returns the number of columns in the sample, or 0 if there is no sample. The sample is so large
+// that only about a dozen of the other scores in each row of a part pass its limit, unless a sample
+// of that size would be too expensive.
 inline std::int64_t SampleColumns(const MatmulProblem& p, std::int64_t k, int multiprocessors) {
   constexpr std::int64_t kTile = 256, kPasses = 12, kMostScores = std::int64_t{1} << 26;
   const std::int64_t parts = std::max<std::int64_t>(1, multiprocessors / CeilDiv(p.m, 128));

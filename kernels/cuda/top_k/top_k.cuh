@@ -43,8 +43,8 @@ struct TopKArrays {
   }
 };
 
-// A candidate, with its key in the upper bits and its place in the lower 32 bits. Places are in the
-// order of indices, so a single integer comparison decides, even for equal keys.
+// A candidate, with its key in the upper bits and its place in the lower 32 bits. Places are in
+// index order, so a single integer comparison decides, even for equal keys.
 __extension__ using Bits128 = unsigned __int128;
 template <class T>
 using Entry = std::conditional_t<sizeof(T) == 8, Bits128, std::uint64_t>;
