@@ -74,7 +74,6 @@ inline void FoldHalving(typename C::Wide* values, int count) {
     for (int i = 0; i < half; ++i) values[i] = C::Combine(values[i], values[i + half]);
 }
 
-// Returns the value of the chunk [begin, end).
 template <class C>
 inline typename C::Wide FoldChunk(const Operands<C>& in, std::int64_t begin, std::int64_t end,
                                   bool mirror) {
@@ -221,7 +220,6 @@ class MergedView {
   std::optional<View> view_;
 };
 
-// Calls f(operands) with the problem's operands.
 template <class C, class F>
 void WithOperands(const ReduceProblem& p, const F& f) {
   const MergedView x(p.x_view);

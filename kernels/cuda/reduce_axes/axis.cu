@@ -485,7 +485,6 @@ ReduceAxesProblem Rest(const ReduceAxesProblem& p) {
   return rest;
 }
 
-// Folds all of p in one launch.
 template <class F, class T>
 void LaunchFold(const ReduceAxesProblem& p, const Plan& plan, CudaStream& stream) {
   using Wide = typename F::Wide;

@@ -206,7 +206,6 @@ void Run(const TopKProblem& p, CudaStream& stream) {
 constexpr int kUsualMultiprocessors = 132;
 constexpr int kMostMultiprocessors = 192;
 
-// Returns the number of bytes in the lists.
 std::uint64_t ListBytes(const TopKProblem& p, const Plan& plan) {
   return plan.parts == 1
              ? 0

@@ -13,7 +13,6 @@
 
 namespace tessera {
 
-// The operand and the results of a problem.
 template <class T>
 struct TopKArrays {
   const T* x;

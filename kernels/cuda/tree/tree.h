@@ -27,7 +27,6 @@ struct TreeLaunch {
 // Block sizes that the strategies accept. The lanes are divided among the threads of a block.
 inline constexpr LaunchLimits::Range kTreeBlockSize = {kWarpSize, kTreeLanes};
 
-// The largest number of chunks in a tree of single_pass.
 inline constexpr std::int64_t kSinglePassChunks = 18 * kTreeLanes;
 
 // Returns the tree of single_pass. If launch.grid_size is set, the tree has that many chunks.

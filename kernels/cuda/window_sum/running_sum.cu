@@ -75,7 +75,6 @@ struct Positions {
 struct Chunks {
   std::int64_t lead, begin, end;
 };
-// The scan from the left and the scan from the right.
 struct BothWays {
   Chunks left, right;
 };

@@ -63,7 +63,6 @@ __device__ inline void MultiplyBytes(int k_tiles, int consumer, int thread, cons
   }
 }
 
-// Packs the low bytes of four numbers.
 __device__ inline std::uint32_t PackBytes(const std::int32_t* x) {
   const std::uint32_t low = __byte_perm(x[0], x[1], 0x0040), high = __byte_perm(x[2], x[3], 0x0040);
   return __byte_perm(low, high, 0x5410);

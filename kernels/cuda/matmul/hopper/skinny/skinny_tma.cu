@@ -54,7 +54,6 @@ namespace {
 
 using namespace skinny_tma;
 
-// Requests the block's k-tiles of one tile.
 template <class C>
 __device__ void FetchTile(const CUtensorMap& wide_map, const CUtensorMap& thin_map,
                           const Share& share, int tile, TensorPipeline<C>& pipeline) {
