@@ -23,7 +23,7 @@ struct Half {
   std::uint16_t bits;
 
   Half() = default;
-  // Rounds to nearest, ties to even; overflows to infinity.
+  // Rounds to nearest, with ties to even. Values beyond the range become infinity.
   TESSERA_HD explicit Half(float value) {
 #ifdef __CUDA_ARCH__
     bits = __half_as_ushort(__float2half_rn(value));
@@ -61,7 +61,7 @@ struct Half {
   }
 };
 
-// The upper half of a binary32.
+// bfloat16: the upper half of an IEEE 754 binary32.
 struct BFloat16 {
   std::uint16_t bits;
 
@@ -126,7 +126,7 @@ constexpr DType DTypeOf() {
   }
 }
 
-// Calls f(T{}) with the dtype's C++ type. REQUIRES: IsComputed(dtype).
+// Calls f(T{}), where T is the C++ type of `dtype`. REQUIRES: IsComputed(dtype).
 template <class F>
 constexpr decltype(auto) DispatchDType(DType dtype, F&& f) {
   switch (dtype) {
@@ -146,7 +146,7 @@ constexpr decltype(auto) DispatchDType(DType dtype, F&& f) {
   return f(std::int64_t{});
 }
 
-// Does the same for any dtype that an array may have.
+// Like DispatchDType, but for any dtype that an array may have.
 template <class F>
 constexpr decltype(auto) DispatchElement(DType dtype, F&& f) {
   switch (dtype) {

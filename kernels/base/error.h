@@ -1,4 +1,4 @@
-// Errors everywhere above the kernels. Each is an absl::Status with a reason and metadata.
+// All code above the kernels reports an error as an absl::Status with a reason and metadata.
 // server/rpc/convert.cc converts the Status to a google.rpc.ErrorInfo, and client/client.cc
 // converts the ErrorInfo back to a Status.
 #pragma once

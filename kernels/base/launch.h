@@ -5,8 +5,8 @@
 
 namespace tessera {
 
-// A request's parameters. 0 leaves the choice to the strategy. They are checked against the
-// strategy's LaunchLimits before launch is called.
+// A request's parameters. 0 leaves the choice to the strategy. Values are checked against the
+// strategy's LaunchLimits before Strategy::launch is called.
 struct Launch {
   std::uint32_t block_size = 0;
   std::uint32_t grid_size = 0;

@@ -47,7 +47,7 @@ enum class MapOp : std::uint8_t {
   kCast,
 };
 
-// Which types the arguments may have, and which type the result has.
+// The rule for the types of an operation's arguments and of its result.
 enum class MapRule : std::uint8_t {
   kNumbers,     // one numeric type for all arguments and the result
   kReals,       // the same, but integers become F64
@@ -62,7 +62,7 @@ struct MapOpInfo {
   std::string_view name;  // as the CLI and the documents spell it
   int arguments;
   MapRule rule;
-  int flops;  // in the cost model: equivalent additions, for the slowest operands
+  int flops;  // cost per element in additions, for the slowest operands
 };
 
 // THE list of an expression's operations, in the order of their values.

@@ -92,7 +92,8 @@ constexpr bool Folds(ReduceOp op, DType dtype) {
 }
 
 // The element type of a reduction's result. One-byte elements are folded as I32. Sums and products
-// of integers need 64 bits. Means, deviations and L2 norms of integers are fractions.
+// of integers need 64 bits. Means, variances, standard deviations and L2 norms of integers are
+// fractions.
 constexpr DType ResultDType(ReduceOp op, DType dtype) {
   if (!IsComputed(dtype)) dtype = DType::kI32;
   if (IsArg(op)) return DType::kI64;

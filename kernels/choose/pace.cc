@@ -13,7 +13,7 @@ namespace {
 
 // --- Assumed rates of a device, before anything has been measured ---
 
-// Rates per second for each thread of a CPU or each SM of a GPU, and times in seconds.
+// The rates are per second and per CPU thread or SM of a GPU, and the times are in seconds.
 struct Rates {
   double memory;  // maximum bytes from memory
   double cached;  // bytes that a strategy reads again, which come from caches
@@ -22,22 +22,22 @@ struct Rates {
   double step;    // time per operation in a chain of dependent operations
 };
 constexpr Rates kCpuRates = {20e9, 16e9, 2e9, 20e-9, 1.2e-9};
-// For an H200. Its SMs together read 4.75 TB/s from memory, and `naive` loads 20 TB/s. For a
+// For an H200: all SMs together read 4.75 TB/s from memory, and `naive` loads 20 TB/s. For a
 // reduction, `step` is the time of each of its last steps, which one thread or the host computes.
 constexpr Rates kCudaRates = {36e9, 160e9, 50e9, 1e-9, 3e-9};
-// Seconds per step along k. Each step loads from shared memory or the first-level cache, and the
-// next step waits for it.
+// Seconds per step of a product along k. A step loads from shared memory or the L1 cache, and the
+// next step waits for that load.
 constexpr double kCudaMatmulStep = 70e-9;
-// The bytes per second that one thread reads when there are too few threads to fill the device. It
-// has a few loads in flight at a time, each of which takes about 0.6 us.
+// The bytes per second that one thread reads when there are too few threads to fill the device. The
+// thread has a few loads in flight at a time, and each load takes about 0.6 us.
 constexpr double kCudaThread = 20e6;
 constexpr double kCudaBlocks = 32;  // resident thread blocks per SM
 constexpr double kUsualBlock = 256;
-// More threads than this do not read faster from one host's memory.
+// The number of threads beyond which a host's memory is read no faster.
 constexpr double kMemoryThreads = 10;
 
-// No strategy is this many times faster or slower than its model predicts, so a measurement that
-// says so was disturbed.
+// No strategy is this many times faster or slower than its model predicts, so a measurement beyond
+// these limits was disturbed.
 constexpr double kMostWrong = 1000;
 
 // --- The index of a rate ---
@@ -101,7 +101,7 @@ int KindOfCopy(const View& view, DType to) {
 
 // --- Problems whose costs do not fit 64 bits ---
 
-// A problem whose costs fit, and the factor by which they must be multiplied.
+// A smaller problem whose costs fit 64 bits. The costs of the original are `scale` times as high.
 template <class Problem>
 struct Scaled {
   Problem problem;
@@ -113,7 +113,8 @@ struct Scaled {
 constexpr double kMostElements = 0x1p44;
 constexpr double kMostProducts = 0x1p54;
 
-// Halves the longest extent until the product of the extents is at most `most`.
+// Halves the longest extent until the product of the extents is at most `most`. Returns 2 to the
+// power of the number of halvings.
 double Halve(std::initializer_list<std::int64_t*> extents, double most) {
   double scale = 1;
   while (true) {
@@ -200,8 +201,8 @@ double LeastBytes(const TopKProblem& p) {
          static_cast<double>(TopKOutBytes(p));
 }
 
-// Returns the seconds that one CPU thread needs to load an element of a view that is not
-// contiguous, row by row.
+// Returns the seconds that one CPU thread needs per element to load a view that is not contiguous,
+// row by row.
 double FindSeconds(const View& view) {
   constexpr double kLine = 64, kPageBytes = 4096, kNearCache = 1 << 19;
   const auto size = static_cast<double>(SizeOf(view.dtype));

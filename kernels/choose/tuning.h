@@ -30,7 +30,7 @@ enum class MatmulFeature : std::uint8_t {
 inline constexpr std::size_t kMatmulFeatures = 12;
 using MatmulFeatures = std::array<float, kMatmulFeatures>;
 
-// A null address counts as aligned.
+// Returns the features of the product. A null address counts as aligned.
 MatmulFeatures FeaturesOf(const MatmulProblem& p);
 
 // A node of a tree that is stored in preorder. An inner node is followed by the branch for feature

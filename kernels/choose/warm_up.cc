@@ -1,6 +1,5 @@
-// Runs strategies on small problems before the first request. This takes the cost of first calls
-// out of requests (loading a kernel's code at its first launch, and creating a library's handle),
-// and it measures how fast the strategies are.
+// Runs strategies on small problems before the first request, so that no request has to load a
+// kernel's code or create a library's handle. The runs also measure how fast the strategies are.
 #include <algorithm>
 #include <cstddef>
 #include <ctime>
@@ -57,7 +56,7 @@ template <>
 ReduceAxesProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool narrow) {
   ReduceAxesProblem p;
   p.dtype = dtype;
-  // Short rows, or rows that are pages apart.
+  // A narrow problem has short rows. Otherwise, elements of a column are pages apart.
   p.inner = narrow ? 1 : 1024;
   p.length = narrow ? 16 : s.elements / p.inner;
   p.outer = s.elements / (p.inner * p.length);

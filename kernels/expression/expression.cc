@@ -42,7 +42,7 @@ struct NodeType {
 
 // Returns the common type of arguments of one operation.
 DType CommonType(absl::Span<const NodeType> types) {
-  // One-byte types are left out if there are other numbers, so that the result does not depend on
+  // One-byte types are ignored if there are other numbers, so that the result does not depend on
   // the order of the arguments.
   std::optional<DType> common, small;
   for (const NodeType& type : types) {
@@ -76,13 +76,13 @@ bool Fits(std::int64_t value, DType dtype) {
   }
 }
 
-// Whether registers hold values of both types in the same way: 16-bit values are values of F32, and
-// one-byte values are values of I32.
+// Whether registers hold values of both types in the same way. They hold 16-bit values as F32, and
+// one-byte integers as I32.
 bool AreSameValues(DType from, DType to) {
   return from == to || (ValueTypeOf(from) == ValueTypeOf(to) && IsStoredAsValue(to));
 }
 
-// Whether an operation on 16-bit elements gives values that must be rounded to their type.
+// Whether the result of an operation on 16-bit elements must be rounded to their type.
 bool Rounds(MapOp op) {
   switch (op) {
     case MapOp::kMinimum:
@@ -101,8 +101,8 @@ bool Rounds(MapOp op) {
   }
 }
 
-// Returns the cost of an operation for the worst operands of the type. The steps of a remainder
-// grow with the difference of the exponents, which is small in all types but F64.
+// Returns the cost of an operation for the worst operands of the type. A remainder takes more steps
+// the more the exponents differ, and they differ little in all types but F64.
 int FlopsOf(MapOp op, DType dtype) {
   return op == MapOp::kRemainder && dtype != DType::kF64 ? 48 : InfoOf(op)->flops;
 }
@@ -139,7 +139,7 @@ class Compiler {
   absl::Status CheckCounts() const {
     const auto count = [](std::string_view field, std::size_t size, std::size_t limit) {
       if (size >= 1 && size <= limit) return absl::OkStatus();
-      return Bad(absl::StrCat("an expression has from 1 to ", limit, " ", Absl(field)),
+      return Bad(absl::StrCat("an expression must have from 1 to ", limit, " ", Absl(field)),
                  {{"field", std::string(field)}, {"limit", absl::StrCat(limit)}});
     };
     absl::Status status = count("nodes", nodes_.size(), kMostNodes);
@@ -174,7 +174,7 @@ class Compiler {
     NodeType& type = types_[i];
     if (node.kind == Kind::kBoolean) {
       if (node.dtype.value_or(DType::kBool) != DType::kBool)
-        return BadNode(i, "a truth value is of type bool; CAST converts it to a number");
+        return BadNode(i, "a truth value must be of type bool; use CAST to convert it to a number");
       return absl::OkStatus();
     }
     type.free_integer = !node.dtype && node.kind == Kind::kInteger;
@@ -214,7 +214,7 @@ class Compiler {
     for (std::size_t a = 0; a < node.args.size(); ++a) {
       if (node.args[a] >= i) {
         return BadNode(i, absl::StrCat("argument ", a, " is node ", node.args[a],
-                                       ", which does not come before it"));
+                                       ", which does not come before this node"));
       }
       args[a] = types_[node.args[a]];
     }
@@ -248,7 +248,7 @@ class Compiler {
         common = result = DType::kBool;
         break;
       case MapRule::kSelect:
-        if (args[0].settled() != DType::kBool) return refuse("a truth value first");
+        if (args[0].settled() != DType::kBool) return refuse("a truth value as its first argument");
         result = common = CommonType(args.subspan(1));
         break;
       case MapRule::kCast:
@@ -304,7 +304,7 @@ class Compiler {
                   {value, -1, -1});
   }
 
-  // Returns the register of a node's value as the type.
+  // Returns the register that holds a node's value, converted to the type if necessary.
   int Argument(std::size_t node, DType dtype) {
     if (types_[node].is_free()) return Constant(node, dtype);
     const DType from = types_[node].dtype;

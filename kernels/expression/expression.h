@@ -56,8 +56,8 @@ class Expression {
   // NOLINTEND(google-explicit-constructor)
 
   absl::Span<const ExpressionNode> nodes() const { return nodes_; }
-  // Compiles the nodes as CompileExpression does. The program lives as long as the expression, and
-  // until it is compiled for operands of other types.
+  // Compiles the nodes as CompileExpression does. The program lives until the expression is
+  // destroyed or is compiled for operands of other types.
   absl::StatusOr<const MapProgram*> Compile(absl::Span<const DType> operands,
                                             std::optional<DType> cast = std::nullopt) const;
 

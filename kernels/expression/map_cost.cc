@@ -55,7 +55,7 @@ int Roundings(MapOp op) {
   }
 }
 
-// a * b + c in one type.
+// Returns the program of a * b + c with operands of dtype.
 const MapProgram& MultiplyAdd(DType dtype) {
   static const auto& programs = *[] {
     auto* all = new std::array<MapProgram, kAllDTypes.size()>;

@@ -1,8 +1,8 @@
-// What each operation of an expression computes on one element, defined once for both kinds of
-// device.
+// What each operation of an expression computes on one element, defined once for host and device.
 //
 // Every file that includes this is compiled without contraction of a * b + c. Arithmetic,
-// comparisons, sqrt and fma therefore have the same bits on both, except for the payload of a NaN.
+// comparisons, sqrt and fma therefore give the same bits on host and device, except for the payload
+// of a NaN.
 #pragma once
 
 #include <bit>
@@ -43,7 +43,7 @@ TESSERA_HD T RemainderInteger(T a, T b) {
   return rest != 0 && ((rest < 0) != (b < 0)) ? rest + b : rest;
 }
 
-// For a negative exponent: 1 / a^-b with the fraction cut off, and 0 for a = 0.
+// If b is negative, returns 1 / a^-b with the fraction cut off, and 0 for a = 0.
 template <class T>
 TESSERA_HD T PowerInteger(T a, T b) {
   if (b < 0) return a == 1 ? 1 : a == -1 ? (b % 2 == 0 ? 1 : -1) : 0;

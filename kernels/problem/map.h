@@ -40,7 +40,7 @@ constexpr bool IsStoredAsValue(DType dtype) {
   return dtype != DType::kF16 && dtype != DType::kBF16 && !IsByteInteger(dtype);
 }
 
-// Calls f(T{}) with the C++ type of the values.
+// Calls f(T{}), where T is the C++ type of the values.
 template <class F>
 constexpr decltype(auto) DispatchValue(ValueType type, F&& f) {
   switch (type) {
@@ -80,7 +80,7 @@ struct MapConstant {
 
 // A node needs its own instruction, one conversion per argument and one conversion of its result.
 inline constexpr int kMostInstructions = (kMostArguments + 2) * kMostNodes;
-// The values of all nodes, and the temporaries of one node.
+// A program needs a register for the value of each node, and for the temporaries of one node.
 inline constexpr int kMostRegisters = kMostNodes + kMostArguments + 1;
 
 // The last instruction leaves the result in its register, of type ValueTypeOf(dtype).

@@ -31,7 +31,8 @@ constexpr bool IsMatmulPair(DType dtype, DType out_dtype) {
 inline constexpr DTypes kMatmulDTypes =
     DTypesOf(DType::kF32, DType::kF64, DType::kF16, DType::kBF16, DType::kI32);
 
-// Calls f(T{}, O{}) with the operands' and the result's type. REQUIRES: IsMatmulPair.
+// Calls f(T{}, O{}), where T and O are the C++ types of the operands and of the result. REQUIRES:
+// IsMatmulPair.
 template <class F>
 decltype(auto) DispatchMatmul(const MatmulProblem& p, F&& f) {
   switch (p.dtype) {
@@ -57,7 +58,7 @@ decltype(auto) DispatchMatmul(const MatmulProblem& p, F&& f) {
 template <class T, class O>
 using MatmulAcc = std::conditional_t<std::is_integral_v<T>, O, ValueOf<T>>;
 
-// Returns sum + a * b. It is fused on devices where that is free, and wraps for integers.
+// Returns sum + a * b, fused on devices where that is free. Integers wrap.
 template <class V, class A>
 TESSERA_HD A MultiplyAdd(V a, V b, A sum) {
   if constexpr (std::is_integral_v<A>) {
@@ -78,7 +79,7 @@ constexpr double MatmulRoundoffUnit(DType dtype) {
   return IsInteger(dtype) ? 0 : dtype == DType::kF64 ? kRoundoffF64 : kRoundoffF32;
 }
 
-// Each element is one chain of k fused multiply-adds.
+// Returns the roundoff of elements that are each computed as one chain of k fused multiply-adds.
 inline double MatmulChainRoundoff(const MatmulProblem& p) {
   return static_cast<double>(p.k) * MatmulRoundoffUnit(p.dtype);
 }

@@ -45,11 +45,11 @@ struct ProductTopKProblem {
   std::int64_t* indices = nullptr;
 };
 
-// One implementation: a constant defined in its own file.
+// An implementation of the fused operation. Each one is a constant in its own file.
 struct ProductTopKStrategy {
   std::string_view name;
   std::string_view product;  // the Matmul strategy that gives the same bits
-  // Returns why the strategy does not accept the problem; empty if it does.
+  // Returns why the strategy does not accept the problem, or an empty string if it accepts it.
   std::string (*refuses)(const ProductTopKProblem&, const Device&);
   Cost (*cost)(const ProductTopKProblem&);
   // Returns the maximum scratch memory of a launch, which is less than the scores would take.

@@ -23,9 +23,9 @@ double ReduceRoundoff(ReduceOp op, DType dtype, std::int64_t n, FoldSteps steps)
     case ReduceOp::kStd: {
       // All arithmetic is in double. A merge computes the difference of two means to within a few
       // roundings, and moves the mean by a fraction of that difference. The error of a merge,
-      // including its effect on later differences, is therefore a few roundings of the deviations
-      // that the merge adds. Since each element is on the smaller side of a merge at most log2(n)
-      // times, all merges together add no more than log2(n) sums of squares.
+      // including its effect on later differences, is therefore a few roundings of the squared
+      // deviations that the merge adds. Since each element is on the smaller side of a merge at
+      // most log2(n) times, all merges together add no more than log2(n) sums of squares.
       const int levels = n <= 1 ? 0 : std::bit_width(static_cast<std::uint64_t>(n - 1));
       return 40 * (1 + levels) * all * kRoundoffF64;
     }

@@ -21,7 +21,7 @@ constexpr double AccRoundoff(DType dtype) {
   return dtype == DType::kF64 ? kRoundoffF64 : kRoundoffF32;
 }
 
-// The bound on two consecutive stages: (1 + first) (1 + second) - 1.
+// Returns the bound on two consecutive stages: (1 + first) (1 + second) - 1.
 constexpr double Then(double first, double second) { return first + second + first * second; }
 
 // The maximum number of combinations that one element passes through: first in an operation's
@@ -40,7 +40,7 @@ constexpr double SumRoundoff(DType dtype, FoldSteps steps) {
               static_cast<double>(steps.wide) * kRoundoffF64);
 }
 
-// The bound on the error of an operation on n elements of dtype, combined in any order that stays
+// Returns the error bound of an operation on n elements of dtype, combined in any order that stays
 // within `steps`.
 double ReduceRoundoff(ReduceOp op, DType dtype, std::int64_t n, FoldSteps steps);
 

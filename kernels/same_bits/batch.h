@@ -31,7 +31,7 @@ void LaunchBatch(DType dtype, std::span<const DotItem> items, Scalar* results, S
 void LaunchBatch(DType dtype, ReduceOp op, std::span<const ReduceItem> items, Scalar* results,
                  Stream& stream);
 
-// The implementations for the two kinds of device.
+// The implementations of LaunchBatch for the CPU and for CUDA.
 void LaunchBatchCpu(DType dtype, std::span<const DotItem> items, Scalar* results, Stream& stream);
 void LaunchBatchCpu(DType dtype, ReduceOp op, std::span<const ReduceItem> items, Scalar* results,
                     Stream& stream);
@@ -39,7 +39,7 @@ void LaunchBatchCuda(DType dtype, std::span<const DotItem> items, Scalar* result
 void LaunchBatchCuda(DType dtype, ReduceOp op, std::span<const ReduceItem> items, Scalar* results,
                      Stream& stream);
 
-// Returns an item as a separate problem.
+// Returns the problem of one item of a batch.
 inline DotProblem ProblemOf(DType dtype, const DotItem& item, Scalar* result) {
   return {.dtype = dtype, .n = item.n, .a = item.x[0], .b = item.x[1], .result = result};
 }

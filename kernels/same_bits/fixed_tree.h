@@ -52,7 +52,7 @@ inline constexpr int kTreeSegmentRows = 64;
 // 72 per lane.
 inline constexpr std::int64_t kTreeMaxChunks = 72 * kTreeLanes;
 
-// How an array is divided into chunks.
+// The division of an array into chunks.
 struct Tree {
   std::int64_t n;       // elements
   std::int64_t chunk;   // elements per chunk: rows * W
@@ -72,8 +72,8 @@ constexpr Tree MakeTree(std::int64_t n, std::int64_t size, std::int64_t rows) {
 }
 
 // Returns the number of rows in a chunk of the fixed tree. An array of at most 8 rows is one chunk
-// of 8, because one block folds it faster than two blocks could combine their results. Otherwise
-// the number is the first of these for which the number of chunks is small enough:
+// of 8, because one block folds it faster than two blocks could combine their results. Otherwise it
+// is the first number of rows in this table that gives at most the number of chunks below it:
 //
 //   rows     4    8    16   28   60    124   252    508   ...
 //   chunks   256  512  512  640  4608  4608  18432  18432   at most

@@ -25,8 +25,8 @@ struct Indexed {
 // Count, mean and sum of squared deviations of some elements. Two such values merge without
 // cancellation (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing
 // sample variances", 1979). The mean has twice the digits of a double, so the difference between
-// two means is accurate even far from zero. The deviations are NaN if an element is not finite, and
-// infinity if they are beyond the range.
+// two means is accurate even far from zero. The sum of squared deviations is NaN if an element is
+// not finite, and infinity if the sum is beyond the range.
 template <class Squares>
 struct Moments {
   double count;
@@ -45,7 +45,7 @@ inline constexpr bool kIsMoments<Moments<Squares>> = true;
 TESSERA_HD inline double DeviationsOf(double squares, double sum, double mean) {
   const double deviations = squares - mean * sum;
   if (deviations < 0) return 0;
-  // Only the squares have left the range.
+  // Only the squares have left the range; the elements are finite.
   if (squares > std::numeric_limits<double>::max() && sum - sum == 0) return squares;
   return deviations;
 }
@@ -59,8 +59,8 @@ TESSERA_HD inline WideSquares<double> DeviationsOf(const WideSquares<double>& sq
 // Returns apart^2 * weight.
 TESSERA_HD inline double Weighted(double apart, double weight) { return apart * apart * weight; }
 
-// Returns the squared deviations of the means of two groups from the mean of both; `apart` is the
-// difference between the two means.
+// Returns the amount by which a difference `apart` between the means of two groups increases the
+// sum of squared deviations.
 template <class Squares>
 TESSERA_HD Squares Between(double apart, double weight) {
   if constexpr (std::is_same_v<Squares, double>) {
@@ -103,7 +103,7 @@ TESSERA_HD double RootOf(const Squares& squares, double count) {
   return ::sqrt(scaled.sum / count) * scaled.unit;
 }
 
-// Stores every NaN with the same bits.
+// Stores the value. Every NaN gets the same bits.
 TESSERA_HD inline void StoreReal(double value, Scalar* result) {
   result->real = value == value ? value : std::numeric_limits<double>::quiet_NaN();
 }

@@ -21,7 +21,7 @@ constexpr DType Widened(DType dtype, bool compensated) {
   return compensated && !IsInteger(dtype) ? DType::kF64 : dtype;
 }
 
-// flops: per element, or per pair.
+// flops: the operations per element (Reduce) or pair of elements (Dot).
 Cost CostOf(const Tree& tree, DType dtype, int operands, std::uint64_t flops,
             std::uint64_t value_bytes) {
   const FoldSteps steps = StepsOf(tree, dtype);
@@ -50,8 +50,8 @@ double TreeRoundoff(const Tree& tree, ReduceOp op, DType dtype, bool compensated
   const FoldSteps steps = StepsOf(tree, dtype);
   if (IsDeviation(op)) {
     // In a segment of c elements, the terms of a column's sum of squares are together at most (2 +
-    // 2c) times the squared deviations, and pass through c + 4 roundings. The bound on the later
-    // merges is that in ReduceRoundoff.
+    // 2c) times the squared deviations, and pass through c + 4 roundings. ReduceRoundoff explains
+    // the bound on the later merges.
     const auto c = static_cast<double>(steps.narrow);
     const double levels = 1 + std::ceil(std::log2(static_cast<double>(tree.n) + 1));
     const double all =

@@ -45,8 +45,9 @@ inline constexpr int kTreeRow = kTreeLanes* kTreeVector<T>;
 
 // --- What a kind takes from Fold ---
 
-// The base of the kind of operations kFirst and kOthers, which differ in their terms and in their
-// last step. If an operation folds T in a type other than W, it belongs to another kind.
+// The base class of the kind that folds the operations kFirst and kOthers, which differ in their
+// terms and in their last step. If an operation folds T in a type other than W, it belongs to
+// another kind.
 template <class T, class W, ReduceOp kFirst, ReduceOp... kOthers>
 struct KindOf {
   using Element = T;
@@ -197,7 +198,7 @@ struct ArgColumns : KindOf<T, Indexed<ValueOf<T>>, ReduceOp::kArgMax> {
     Value value;
     std::int32_t row;
   };
-  // The first element either beats this value or equals it.
+  // Starts with the worst value, which the first element beats or equals.
   TESSERA_HD static Column Start(T) { return {F::Identity().value, 0}; }
   TESSERA_HD static void Step(Column& c, T x, int row, bool mirror) {
     const Value v = Mirrored(static_cast<Value>(x), mirror);
@@ -465,7 +466,7 @@ constexpr auto ColumnsOf() {
   }
 }
 
-// Calls f with ColumnsOf for the run-time op.
+// Calls f(ColumnsOf<op, T, kCompensated>()) for the run-time op.
 template <class T, bool kCompensated, class F>
 void DispatchColumns(ReduceOp op, F&& f) {
   DispatchOp(op, [&](auto o) { f(ColumnsOf<o(), T, kCompensated>()); });

@@ -22,10 +22,10 @@
 
 namespace tessera {
 
-// Usually the number of GPUs in a host. If a single GPU does all the work, every slab adds a small
-// cost.
+// The number of slabs, which is usually the number of GPUs in a host. If a single GPU does all the
+// work, every slab adds a small cost.
 inline constexpr std::int64_t kSlabs = 8;
-// The smallest array, in bytes, that is worth a second launch.
+// The smallest array, in bytes, that is folded in slabs, which take a second launch.
 inline constexpr std::int64_t kLeastSlabbedBytes = std::int64_t{1} << 30;
 // Partial results take at most the array's size divided by this, so that writing and transferring
 // them costs little. If eight devices share the array, they also stay within the default

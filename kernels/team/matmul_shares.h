@@ -12,8 +12,8 @@
 namespace tessera {
 
 // Returns the number of rows in a part of the product (TeamShare). On a GPU this is the height of a
-// tile, because `tensor_f32x3` computes whole tiles again if an element is out of range for the
-// parts into which it is split.
+// tile, because `tensor_f32x3` computes a whole tile again if an element is out of range for the
+// three bf16 into which it is split.
 constexpr std::int64_t MatmulPartRows(Backend backend) {
   return backend == Backend::kCuda ? 128 : 1;
 }

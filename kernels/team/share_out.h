@@ -27,22 +27,23 @@
 
 namespace tessera {
 
-// Describes an array at `data` as `parts` parts of part_bytes each. If there are no parts, the
+// A division of the array at `data` into `parts` parts of part_bytes each. If `parts` is 0, the
 // problem cannot be shared out.
 struct Division {
   const void* data = nullptr;
   std::int64_t part_bytes = 1;
   std::int64_t parts = 0;
-  // Whether a single device that has all parts also computes them as a share, because its bits
-  // would differ otherwise.
+  // Whether the parts are computed as a share even if a single device has all of them, because the
+  // bits would differ otherwise.
   bool also_alone = false;
-  // Whether each part extends over all shards. If so, the devices that hold some of the array take
-  // equally many parts, and part_bytes is the size of a part on all shards together.
+  // Whether each part extends over all shards. If so, each device that holds some of the array
+  // takes the same number of parts, and part_bytes is the size of a part on all shards together.
   bool across = false;
 };
 
-// A GPU would finish less work than this before the other devices have begun. The first limit
-// counts bytes of an operand, and the second counts multiply-adds of a product.
+// Less work than this is not shared out, because a GPU would finish it before the other devices
+// have begun. The first limit counts bytes of an operand, and the second multiply-adds of a
+// product.
 inline constexpr std::int64_t kLeastSharedBytes = std::int64_t{64} << 20;
 inline constexpr double kLeastSharedProduct = 0x1p32;
 
@@ -58,7 +59,7 @@ inline const void* Advanced(const void* data, std::int64_t bytes) {
   return data == nullptr ? nullptr : static_cast<const char*>(data) + bytes;
 }
 
-// Whether the strategy has a function that launches all shares of such a problem.
+// Whether the strategy itself launches all shares of such a problem.
 template <class Problem>
 bool LaunchesShares(const Problem&, const Strategy<Problem>& strategy) {
   return strategy.shared.launch != nullptr;
@@ -86,8 +87,8 @@ inline bool SharesRows(const MatmulProblem& p, Backend backend, const Team& team
 }
 
 // Returns the strategy for a product whose rows are shared out. alone: the strategy that is chosen
-// for one device. Returns `alone` if it can be shared out, and otherwise the fastest strategy that
-// can be and whose error bound is not larger.
+// for one device. Returns `alone` if its work can be shared out. Otherwise returns the fastest
+// strategy whose work can be shared out and whose error bound is not larger.
 const Strategy<MatmulProblem>* ChooseShared(const MatmulProblem& problem,
                                             const Strategy<MatmulProblem>& alone,
                                             const Device& device);
@@ -201,8 +202,8 @@ inline Division DivisionOf(const AddProblem& p, const Strategy<AddProblem>&, con
 }
 
 // A part is kWindowPart results. A device reads the elements beyond both ends of its parts from
-// other devices. The problem is not divided if a window is wider than the part of the array that
-// one device holds, because each device would then read most of the array.
+// other devices. The problem is not divided if a window is wider than a device's share of the
+// array, because each device would then read most of the array.
 inline Division DivisionOf(const WindowSumProblem& p, const Strategy<WindowSumProblem>&,
                            const Team& team) {
   if (p.x == nullptr || 2 * p.radius + 1 > p.n / std::ssize(team.shards())) return {};
@@ -289,7 +290,7 @@ inline MapProblem PartOf(const MapProblem& p, const TeamShare& share) {
 // --- Sharing out ---
 
 // Returns at least two shares, or none if only one device would have work or the problem is too
-// small. With also_alone, a single device gets one share.
+// small. If also_alone is set, a single device gets one share.
 inline absl::StatusOr<std::vector<TeamShare>> ShareOut(Team& team, const Division& division,
                                                        Stream& own) {
   std::vector<TeamShare> shares;

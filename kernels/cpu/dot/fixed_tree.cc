@@ -1,10 +1,10 @@
-// Dot along the tree of kernels/same_bits/fixed_tree.h, over all cores. For any number of threads
-// it gives the same bits as the CUDA strategies with the same names. kernels/cuda/dot/fixed_tree.cu
-// explains the method.
+// Dot along the fixed tree (kernels/same_bits/fixed_tree.h), over all cores. The bits do not depend
+// on the number of threads, and equal those of the CUDA strategies with the same names.
+// kernels/cuda/dot/fixed_tree.cu explains the method.
 //
-// Unlike in `cpu_parallel`, the shape of the sum is specified. For f32, a core keeps 1024 columns,
-// each of which adds 64 rows in f32, so vector instructions process twice as many elements as with
-// double accumulators. `compensated` adds in double; for f64 it takes 17 operations per pair.
+// For f32, a core keeps 1024 columns, each of which adds 64 rows in f32. A vector instruction
+// therefore processes twice as many elements as with the double accumulators of `cpu_parallel`.
+// `compensated` adds in double; for a pair of f64 elements it takes 17 operations.
 #include "kernels/cpu/tree/tree.h"
 #include "kernels/problem/strategy.h"
 #include "kernels/same_bits/tree_columns.h"

@@ -16,7 +16,7 @@ namespace tessera {
 
 // Elements per block. Four registers of 8 bytes per element take half of an L1 cache.
 inline constexpr std::int64_t kMapBlock = 512;
-// Bytes per element that a register of any type takes.
+// The size of an element in a register of any type, in bytes.
 inline constexpr std::int64_t kCellBytes = 8;
 
 // A problem's operands in the form in which they are read.
@@ -36,8 +36,8 @@ inline void* ResultAt(const MapProblem& p, std::int64_t index) {
   return static_cast<char*>(p.out) + index * static_cast<std::int64_t>(SizeOf(p.dtype));
 }
 
-// The registers of one block. memory: where each register may be written. at: where its values are,
-// which is in the operand itself if that is read in place.
+// The registers of one block. memory[r]: where the values of register r may be written. at[r]:
+// where they are, which is in the operand if an operand is read in place.
 struct MapRegisters {
   std::array<void*, kMostRegisters> memory;
   std::array<const void*, kMostRegisters> at;
@@ -98,8 +98,8 @@ void ApplyBlock(const Instruction& in, const MapRegisters& r, std::int64_t count
   });
 }
 
-// Runs one instruction for elements [first, first + count), count <= kMapBlock. Its result is in
-// `memory`, except that an operand may be read in place.
+// Runs one instruction for elements [first, first + count), count <= kMapBlock. The result is in
+// `memory`, unless it is an operand that is read in place.
 inline void RunInstruction(const MapProblem& p, const MapOperands& operands, const Instruction& in,
                            std::int64_t first, std::int64_t count, MapRegisters& r, void* memory) {
   r.at[in.out] = memory;
@@ -126,7 +126,7 @@ inline void RunInstruction(const MapProblem& p, const MapOperands& operands, con
   }
 }
 
-// Stores the result's values at `from` as elements at `to`.
+// Converts the values at `from`, which are as in a register, to elements at `to`.
 inline void StoreBlock(DType dtype, const void* from, std::int64_t count, void* to) {
   if (to == from) return;
   DispatchElement(dtype, [&]<class T>(T) {

@@ -11,10 +11,10 @@
 
 namespace tessera {
 
-// Only one thread at a time may use it. It ignores problem.out.
+// Computes ranges of a map's result. Only one thread at a time may use it. Ignores problem.out.
 class MapRows {
  public:
-  // The problem and the stream must outlive it.
+  // The problem and the stream must outlive the MapRows.
   MapRows(const MapProblem& problem, const Stream& stream);
 
   // Writes elements [first, first + count) of the result to out. Returns early if the stream is

@@ -15,7 +15,7 @@
 //        +------+  +-----------+
 //         panels        c
 //
-// Memory is therefore read 2 m n k / b times instead of 2 m n k / v times. The panels are read more
+// Memory therefore delivers 2 m n k / b elements instead of 2 m n k / v. The panels are read more
 // often, but from the first two levels of cache. Packing also handles transposes, pitches and
 // 16-bit types, and pads edges with zeros, so step 2 has only one case. Packing costs about one
 // load and one store for every 70 multiply-adds.
@@ -46,7 +46,7 @@ constexpr std::int64_t kBlockRows = 96;
 constexpr std::int64_t kBlockColumns = 256;
 constexpr std::int64_t kDepth = 256;
 // The number of multiply-adds for which one more core is used. Waking a core takes longer than 2^18
-// multiply-adds.
+// multiply-adds take.
 constexpr double kWorkerWork = 0x1p19;
 
 // The type in which accumulators are computed. For integers it is unsigned, because unsigned

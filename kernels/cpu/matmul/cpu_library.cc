@@ -17,9 +17,9 @@ namespace tessera {
 namespace {
 
 constexpr std::int64_t kSlab = std::int64_t{1} << 30;
-// The maximum number of multiply-adds of a product that is computed in one call (0.2 s on two
-// cores), and the number of multiply-adds in a slab of a longer product (40 ms, so that the cost of
-// starting a slab does not matter).
+// kLong: the maximum number of multiply-adds of a product that is computed in one call (0.2 s on
+// two cores). kSlabWork: the number of multiply-adds in a slab of a longer product (40 ms, so that
+// the cost of starting a slab does not matter).
 constexpr double kLong = 0x1p33, kSlabWork = 0x1p31;
 // The number of rows or columns in a slab is a multiple of this, which is several register tiles on
 // any processor.
@@ -60,7 +60,7 @@ void Run(const MatmulProblem& p, const Stream& stream) {
   auto* c = static_cast<T*>(p.c);
   if (std::max({p.lda, p.ldb, p.n}) > std::int64_t{INT32_MAX}) {
     throw DeviceError(DeviceError::Kind::kFailed, "cblas_gemm",
-                      "a row pitch above 2^31 - 1 elements");
+                      "the row pitch is above 2^31 - 1 elements");
   }
   const auto ta = p.transpose_a ? CblasTrans : CblasNoTrans;
   const auto tb = p.transpose_b ? CblasTrans : CblasNoTrans;

@@ -19,7 +19,7 @@
 // four floats, and leave the other eight registers of the baseline processor for the operands.
 //
 // Cost at M = N = K = 1024 (f32): 2^31 flops; 2^30 / 8 loads of a and 2^30 / 4 of b, from whichever
-// cache still holds them. This strategy does not take caches or other cores into account.
+// cache still holds them. This strategy has no tiles for the caches, and uses one core.
 //
 // All extents give correct results: rows and columns of a tile beyond the edge of c repeat the last
 // row or column of c, and are not stored.

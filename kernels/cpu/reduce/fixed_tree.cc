@@ -1,10 +1,9 @@
-// Reduce along the tree of kernels/same_bits/fixed_tree.h, over all cores. For any number of
-// threads it gives the same bits as the CUDA strategies with the same names.
+// Reduce along the fixed tree (kernels/same_bits/fixed_tree.h), over all cores. The bits do not
+// depend on the number of threads, and equal those of the CUDA strategies with the same names.
 // kernels/cuda/reduce/fixed_tree.cu explains the method.
 //
-// Unlike in `cpu_parallel`, the shape of the sum is specified. For f32, a core keeps 1024 columns,
-// each of which adds 64 rows in f32. `compensated` adds in double; for f64 it takes 7 operations
-// per element.
+// For f32, a core keeps 1024 columns, each of which adds 64 rows in f32. `compensated` adds in
+// double; for an f64 element it takes 7 operations.
 #include "kernels/cpu/tree/tree.h"
 #include "kernels/problem/strategy.h"
 #include "kernels/same_bits/tree_columns.h"

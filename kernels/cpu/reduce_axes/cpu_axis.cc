@@ -62,7 +62,7 @@ extern constexpr Strategy<ReduceAxesProblem> kReduceAxesCpuAxis = {
               .bytes = n * SizeOf(p.dtype) + outputs * SizeOf(ResultDType(p.op, p.dtype)),
               .flops = n,
               .atomics = 0,
-              // The steps of the tile that one core walks down.
+              // One core takes these steps to walk down a tile.
               .depth = static_cast<std::uint64_t>(p.length * std::min(kTile, p.inner)),
           };
         },

@@ -41,8 +41,8 @@ void GatherRange(const View& view, std::int64_t first, std::int64_t count, T* ou
   const auto* base = static_cast<const T*>(view.data);
   const std::int64_t row = rank == 0 ? 1 : view.shape[rank - 1];
   const std::int64_t stride = rank == 0 ? 1 : view.strides[static_cast<std::size_t>(rank - 1)];
-  // index counts through the outer axes like an odometer, and offset is the position that it stands
-  // for.
+  // `index` counts through the outer axes like an odometer. `offset` is the offset of that index in
+  // the view's memory.
   std::array<std::int64_t, kMaxRank> index{};
   std::int64_t offset = 0;
   std::int64_t rest = first / row;

@@ -22,8 +22,8 @@
 namespace tessera {
 namespace {
 
-// Number of elements that are compared together (kBlock), and number of elements between two checks
-// of Stream::stopped() (kLook).
+// kBlock is the number of elements that are compared together. kLook is the number of elements
+// between two checks of Stream::stopped().
 constexpr std::int64_t kBlock = 64, kLook = std::int64_t{1} << 14;
 // The minimum number of elements for which a part of a row is worth a separate selection.
 constexpr std::int64_t kLeastPart = std::int64_t{1} << 16;
@@ -40,8 +40,8 @@ struct Entry {
   }
 };
 
-// Whether any key of x[0, n) is less than limit. An equal element that comes later in a row is
-// worse.
+// Whether any key of x[0, n) is less than limit. A key that equals the limit comes later in the row
+// and is therefore worse.
 template <class T>
 bool AnyBefore(const T* x, std::int64_t n, KeyOf<T> limit, bool smallest) {
   bool any = false;
@@ -49,7 +49,7 @@ bool AnyBefore(const T* x, std::int64_t n, KeyOf<T> limit, bool smallest) {
   return any;
 }
 
-// Returns how many entries of memory are needed to find the k best.
+// Returns the number of entries in the memory that Best needs to find the k best.
 constexpr std::int64_t Room(std::int64_t k) { return 2 * k + kBlock; }
 
 // The k best entries so far, and others that have not been compared with them yet.
@@ -59,7 +59,7 @@ class Best {
   // entries: memory for Room(k) entries.
   Best(Entry<T>* entries, std::int64_t k) : entries_(entries), k_(k) {}
 
-  // Inserts x[begin, end), in order of indices.
+  // Inserts x[begin, end) in index order.
   void InsertAll(const T* x, std::int64_t begin, std::int64_t end, bool smallest) {
     for (std::int64_t i = begin; i < end; i += kBlock) {
       const std::int64_t last = std::min(end, i + kBlock);
@@ -72,7 +72,7 @@ class Best {
       }
     }
   }
-  // Keeps the k best, in no particular order.
+  // Drops all entries but the k best, whose order is then unspecified.
   void Select() {
     if (count_ <= k_) return;
     std::nth_element(entries_, entries_ + k_ - 1, entries_ + count_);
@@ -159,7 +159,7 @@ void Run(const TopKProblem& p, Stream& stream) {
 
 extern constexpr Strategy<TopKProblem> kTopKCpuSelect = {
     .name = "cpu_select",
-    .summary = "selects among elements that pass a limit; most are rejected after one comparison",
+    .summary = "one comparison with a limit rejects most elements; the k best are selected",
     .source = "introselect (Musser, Introspective Sorting and Selection Algorithms, 1997)",
     .deterministic = true,
     .roundoff = [](const TopKProblem&) { return 0.0; },

@@ -74,7 +74,6 @@ inline void FoldHalving(typename C::Wide* values, int count) {
     for (int i = 0; i < half; ++i) values[i] = C::Combine(values[i], values[i + half]);
 }
 
-// Returns the value of the chunk [begin, end).
 template <class C>
 inline typename C::Wide FoldChunk(const Operands<C>& in, std::int64_t begin, std::int64_t end,
                                   bool mirror) {
@@ -221,7 +220,6 @@ class MergedView {
   std::optional<View> view_;
 };
 
-// Calls f(operands) with the problem's operands.
 template <class C, class F>
 void WithOperands(const ReduceProblem& p, const F& f) {
   const MergedView x(p.x_view);
@@ -234,7 +232,7 @@ void WithOperands(const DotProblem& p, const F& f) {
   f(Operands<C>{{static_cast<const T*>(p.a), static_cast<const T*>(p.b)}, {a.get(), b.get()}});
 }
 
-// Calls f(kind) with the kind that folds dtype for op.
+// Calls f(kind), where `kind` is the kind of columns that folds dtype for op.
 template <class F>
 void DispatchKind(ReduceOp op, DType dtype, bool compensated, const F& f) {
   DispatchDType(dtype, [&](auto t) {

@@ -7,7 +7,7 @@
 //
 // The kernel is correct for any n: threads beyond the end do nothing, and n = 0 launches nothing.
 // It is correct for any block size and alignment: threads do not communicate, and loads are scalar.
-// out may be a or b.
+// out may be the same array as a or b.
 #include "kernels/cuda/common/primitives.cuh"
 #include "kernels/cuda/runtime/cuda.h"
 

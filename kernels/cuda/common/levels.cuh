@@ -49,10 +49,10 @@ constexpr LessonShape TreesInPlace(std::int64_t n, std::uint32_t block, std::siz
                               static_cast<std::uint64_t>(later.values) * wide_bytes)};
 }
 
-// first(blocks, to) launches the level over the elements. next(blocks, from, n, to) launches a
-// level over the n values that the previous level wrote. Levels alternate between two arrays,
-// because the blocks of a level end in any order and must not overwrite values that another block
-// has yet to read. REQUIRES: per_block > 1.
+// Launches all levels. first(blocks, to) launches the level over the elements, and next(blocks,
+// from, n, to) launches a level over the n values that the previous level wrote. Levels alternate
+// between two arrays, because the blocks of a level end in any order and must not overwrite values
+// that another block has yet to read. REQUIRES: per_block > 1.
 template <class Wide, class First, class Next>
 void RunLevels(std::int64_t n, std::int64_t per_block, CudaStream& stream, First first, Next next) {
   std::int64_t blocks = LevelBlocks(n, per_block);

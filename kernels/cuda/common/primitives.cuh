@@ -21,8 +21,8 @@ namespace tessera {
 
 inline constexpr int kWarpSize = 32;
 inline constexpr unsigned kFullMask = 0xffffffffu;
-// The launch bound of kernels that accept any block size. It limits the registers per thread enough
-// for the largest block to be launched.
+// The launch bound of kernels that accept any block size. It limits the registers per thread, so
+// that even the largest block can be launched.
 inline constexpr int kMostThreads = 1024;
 inline constexpr LaunchLimits::Range kAnyBlockSize = {kWarpSize, kMostThreads};
 inline constexpr LaunchLimits::Range kAnyGridSize = {1, 1u << 20};
@@ -81,7 +81,7 @@ inline Grid MakeFixedGrid(std::int64_t n, Launch launch, std::uint32_t block_siz
 // an H200, which can hold 270336 threads.
 inline constexpr std::uint32_t kFixedGrid = 1024;
 
-// Calls f with a value of the C++ type of dtype. REQUIRES: dtype is F32 or F64.
+// Calls f(T{}), where T is the C++ type of `dtype`. REQUIRES: dtype is F32 or F64.
 template <class F>
 void DispatchReal(DType dtype, F&& f) {
   if (dtype == DType::kF32) {
@@ -157,7 +157,7 @@ __device__ inline std::int64_t GridThreads() { return std::int64_t{gridDim.x} * 
 // --- Device: one warp ---
 
 // Returns the value of the lane that is `offset` lanes higher. The value is moved word by word,
-// because registers have 32 bits.
+// because registers are 32 bits wide.
 template <class A>
 __device__ A ShuffleDown(unsigned mask, A value, int offset) {
   static_assert(std::is_trivially_copyable_v<A> && sizeof(A) % sizeof(unsigned) == 0);

@@ -209,7 +209,7 @@ requires(F::kArg) class ThreadFold<F, T> {
 // differences from `shift` and the sum of the squares of these differences. That takes two
 // additions and a multiplication per element, whereas merging moments takes divisions. `shift` is
 // the mean so far, or initially the first element. The differences are therefore about as large as
-// the deviations, and nothing cancels.
+// the deviations from the mean, and nothing cancels.
 template <class F, class T>
 requires(kIsMoments<typename F::Wide>) class ThreadFold<F, T> {
  public:

@@ -93,8 +93,8 @@ class Kernel {
 class Kernels {
  public:
   // The driver loads its compiler on first use, and at process exit libraries are destroyed in the
-  // reverse order of loading. Because the compiler is loaded here, ~Kernels runs before it is
-  // destroyed and waits for the thread that uses it.
+  // reverse order of loading. Because the compiler is loaded here, ~Kernels, which waits for the
+  // thread that compiles, runs before the compiler is destroyed.
   Kernels() { dlopen("libnvidia-ptxjitcompiler.so.1", RTLD_NOW | RTLD_LOCAL); }
 
   static Kernels& All() {
@@ -174,7 +174,7 @@ class Kernels {
 
   std::mutex mutex_;
   std::condition_variable wake_;
-  // Null while a kernel is being compiled, and if it cannot be compiled.
+  // By key. A kernel is null while it is being compiled, and if it cannot be compiled.
   std::unordered_map<std::string, std::unique_ptr<Kernel>> kernels_;
   std::unordered_set<std::string> seen_;
   std::deque<Job> jobs_;

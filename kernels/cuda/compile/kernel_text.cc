@@ -125,7 +125,7 @@ class Kernel {
     absl::StrAppend(&text_, parts..., "\n");
   }
 
-  // Load a value from this byte offset of the parameter.
+  // Load a value from a byte offset of the parameter, and return its register.
   std::string LongAt(std::size_t offset) {
     const std::string to = Long();
     Line("ld.param.b64 ", to, ", [p+", offset, "];");

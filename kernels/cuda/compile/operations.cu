@@ -3,8 +3,8 @@
 // the server contains as text. A compiled expression therefore runs the code of map_math.h, like
 // every other strategy, and gives the same bits.
 //
-// Values have the form that they have in registers: 32-bit values take 32 bits. A bool takes 32
-// bits as well, as 0 or 1.
+// Arguments and results have the form that values have in registers. 32-bit values and bools are 32
+// bits wide, and a bool is 0 or 1.
 #include <bit>
 #include <cstring>
 

@@ -9,12 +9,12 @@
 // defines the tree precisely enough for an independent implementation, and tests/tree_test.cc
 // contains one.
 //
-// `compensated`: where products of both signs cancel, the sum keeps its digits. f32 and the 16-bit
-// types are multiplied and added in double, in which their products are exact. There is no wider
-// type for f64, so a column is a Pair: the sum so far and its rounding errors. TwoProduct computes
-// the error of a product with one fused multiply-add. TwoSum computes the error of an addition with
-// five more additions. The errors are added separately (Dot2). At the end, the value and the errors
-// are added with one rounding:
+// In `compensated`, a sum keeps its digits even if products of both signs cancel. f32 and the
+// 16-bit types are multiplied and added in double, in which their products are exact. There is no
+// wider type for f64, so a column is a Pair: the sum so far and its rounding errors. TwoProduct
+// computes the error of a product with one fused multiply-add. TwoSum computes the error of an
+// addition with five more additions. The errors are added separately (Dot2). At the end, the value
+// and the errors are added with one rounding:
 //
 //   |error| <= u |sum| + (depth u)^2 * sum of |products|     u = 2^-53, depth at most about 250
 //

@@ -37,7 +37,7 @@ using DotAcc = typename DotFold<T>::Acc;
 template <class T>
 using DotWide = typename DotFold<T>::Wide;
 
-// Returns the size of an Acc. A Wide has 8 bytes.
+// Returns the size of an Acc. A Wide takes 8 bytes.
 constexpr std::size_t AccBytes(DType dtype) {
   return IsInteger(dtype) || dtype == DType::kF64 ? 8 : 4;
 }

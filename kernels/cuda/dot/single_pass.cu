@@ -17,9 +17,9 @@
 // The kernel is correct for any n: a lane takes whole vectors and at most one incomplete vector,
 // and n = 0 is one chunk of zeros. It is correct for any block size, because the threads divide 256
 // lanes among them. It is correct for any alignment: operands with the same address modulo 16 are
-// read like aligned ones, and otherwise each vector costs a second load, from the L1 cache, and a
-// shift. It is accurate for 2^28 floats: at most 64 products are added in single precision, and the
-// rest in double.
+// read like aligned ones, and otherwise each vector costs a shift and a second load, which hits the
+// L1 cache. It is accurate for 2^28 floats: at most 64 products are added in single precision, and
+// the rest in double.
 #include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/tree/tree.h"
 

@@ -25,8 +25,8 @@ __device__ unsigned PartOf(std::int64_t n, std::int64_t* begin) {
   return static_cast<unsigned>(min(n - *begin, std::int64_t{2} * blockDim.x));
 }
 
-// Sums cells[0, count) in place into cells[0]; count <= 2 * blockDim.x. The cells are visible to
-// the block before and after.
+// Sums cells[0, count) in place into cells[0]; count <= 2 * blockDim.x. All threads of the block
+// see the cells' values before and after the call.
 template <class F, class A>
 __device__ void SumInPlace(A* cells, unsigned count) {
   const unsigned mine = 2 * threadIdx.x;

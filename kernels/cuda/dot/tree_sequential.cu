@@ -9,8 +9,8 @@
 //
 // In all active warps but one, all 32 threads have work, and inactive warps skip the addition as a
 // whole. The test takes a comparison and no division. A warp's cells are 32 adjacent ones in 32
-// different banks. The barriers and atomic additions are the same, with a third of the
-// instructions.
+// different banks. There are as many barriers and atomic additions as in `tree_interleaved`, but a
+// third of the instructions.
 #include "kernels/cuda/dot/frame.cuh"
 
 namespace tessera {

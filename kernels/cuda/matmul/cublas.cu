@@ -1,8 +1,8 @@
 // Matmul with cuBLAS, the vendor's library, which is loaded at run time.
 //
-// cuBLAS expects column-major matrices. The memory of a row-major matrix holds the matrix's
-// transpose in column-major order, where c = op(a) op(b) becomes c' = op(b)' op(a)'. So the
-// operands are swapped, m and n are swapped, and all pitches and transposes are unchanged.
+// Read in column-major order, the memory of a row-major matrix holds the transpose of the matrix,
+// and c = op(a) op(b) becomes c' = op(b)' op(a)'. So the operands are swapped, and m and n too; all
+// pitches and transposes are unchanged.
 //
 // f32 is computed in f32: the library's default mode keeps at least the precision of its operands
 // and uses TF32 only on request. Its pedantic mode is not used, because fewer kernels support it.
@@ -70,8 +70,8 @@ void Enqueue(const MatmulProblem& p, Stream& any_stream) {
 // (compute capability 9). They align a group and the running sum to the largest term and truncate
 // the lower bits. Each term of a group, and the result, adds an error of up to 2 u times the
 // largest term (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores",
-// 2021). The worst case is groups of 4, in which the 4 products, the running sum and the result add
-// up to 12 u.
+// 2021). The worst case is groups of 4, in which the errors of the 4 products, the running sum and
+// the result are up to 12 u together.
 double CublasRoundoff(const MatmulProblem& p) {
   if (SizeOf(p.dtype) != 2) return MatmulChainRoundoff(p);
   return 3 * (static_cast<double>(p.k) + 16) * kRoundoffF32;

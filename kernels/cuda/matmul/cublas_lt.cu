@@ -119,7 +119,7 @@ class Plan {
   void Launch(const MatmulProblem& p, CudaStream& stream, void* workspace) const {
     if (!found_)
       throw DeviceError(DeviceError::Kind::kFailed, "cublasLtMatmulAlgoGetHeuristic",
-                        "no algorithm for this product");
+                        "the library has no algorithm for this product");
     CUBLAS_CHECK(Enqueue(p, stream, algorithm_, workspace, workspace_bytes_));
   }
 

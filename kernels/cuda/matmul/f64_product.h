@@ -1,4 +1,4 @@
-// The function with which other strategies compute products as `tensor_f64` does.
+// Declares the function with which other strategies compute products as `tensor_f64` does.
 #pragma once
 
 #include "kernels/cuda/runtime/cuda.h"

@@ -43,7 +43,6 @@ struct Fragments {
   }
 };
 
-// A warp's part of a tile of c.
 template <class C, class KTileRing>
 class WarpTile {
   using A = Fragments<typename KTileRing::KTileA>;

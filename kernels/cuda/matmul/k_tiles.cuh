@@ -166,7 +166,7 @@ __device__ TilePlace GroupedTile(std::int64_t block, std::int64_t row_tiles,
   return {group_row + in_group % group_rows, in_group / group_rows};
 }
 
-// Calls f with the two values as std::true_type or std::false_type.
+// Calls f(a, b), where each argument is std::true_type or std::false_type.
 template <class F>
 void DispatchLayouts(bool a_along_k, bool b_along_k, F&& f) {
   const auto b = [&](auto a) { b_along_k ? f(a, std::true_type{}) : f(a, std::false_type{}); };

@@ -329,7 +329,7 @@ double Roundoff(const MatmulProblem& p) {
   return SizeOf(p.dtype) == 2 ? TensorRoundoff(p.k) : MatmulChainRoundoff(p);
 }
 
-// Counts the whole result as one tile.
+// Returns the cost of a product whose whole result is one tile.
 Cost CostOf(const MatmulProblem& p) {
   const auto rows = std::max<std::int64_t>(1, p.m), columns = std::max<std::int64_t>(1, p.n);
   Cost cost = MatmulCost(p, MatmulTileLoads(p, rows, columns));

@@ -133,7 +133,7 @@ std::int64_t Tiles(const MatmulProblem& p) {
   return CeilDiv(p.m, C::kRows) * CeilDiv(p.n, C::kColumns);
 }
 
-// Returns whether TMA can read the operands. It takes signed 32-bit coordinates.
+// Returns whether TMA, which takes signed 32-bit coordinates, can read the operands.
 bool UsesTma(const MatmulProblem& p, const CudaStream& stream) {
   return stream.device().info().compute_capability == 90 &&
          std::max({p.m, p.n, p.k}) < std::numeric_limits<int>::max() - Large::kRows &&
@@ -193,7 +193,7 @@ Cost CostOf(const MatmulProblem& p) {
   return MatmulCost(p, MatmulTileLoads(p, Small::kRows, Small::kColumns));
 }
 
-// The rows of c are c_pitch elements apart.
+// Enqueues the product. The rows of c are c_pitch elements apart.
 void EnqueuePitched(const MatmulProblem& p, std::int64_t c_pitch, const unsigned* wanted,
                     CudaStream& stream) {
   DispatchLayouts(!p.transpose_a, p.transpose_b, [&](auto a_along_k, auto b_along_k) {

@@ -166,7 +166,7 @@ class RowSelection {
         fresh_(&memory.fresh[warp_row_]) {}
 
   // Begins a part of a row of tiles with empty lists and with the limits from the sample. In rows
-  // that do not exist, only NaNs pass.
+  // beyond the end of c, only NaNs pass.
   __device__ void Begin(int row_tile, int part) {
     first_row_ = row_tile * C::kRows + warp_row_;
     part_ = part;
@@ -311,7 +311,7 @@ class RowSelection {
 
 // --- The kernels ---
 
-// A part of a row of tiles.
+// One part of a row of tiles, which a block takes at a time.
 struct SelectionPart {
   int row_tile, part, begin, end;  // tiles [begin, end) of the row
 
@@ -482,9 +482,9 @@ __global__ void __launch_bounds__(256) ScoreSample(SelectionWork work, S* c, int
 
 // --- Launch ---
 
-// Returns the number of columns in the sample, or 0 if there is no sample. Unless that would make
-// it too expensive, the sample is so large that few of the other scores pass its limit, about a
-// dozen for each row of a part.
+// Returns the number of columns in the sample, or 0 if there is no sample. The sample is so large
+// that only about a dozen of the other scores in each row of a part pass its limit, unless a sample
+// of that size would be too expensive.
 inline std::int64_t SampleColumns(const MatmulProblem& p, std::int64_t k, int multiprocessors) {
   constexpr std::int64_t kTile = 256, kPasses = 12, kMostScores = std::int64_t{1} << 26;
   const std::int64_t parts = std::max<std::int64_t>(1, multiprocessors / CeilDiv(p.m, 128));

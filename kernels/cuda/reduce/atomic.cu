@@ -28,8 +28,8 @@
 namespace tessera {
 namespace {
 
-// Every thread costs an atomic operation, and an operation that has to be retried may cost
-// microseconds.
+// The grid is limited, because every thread costs an atomic operation, and an operation that has to
+// be retried may cost microseconds.
 constexpr LaunchLimits::Range kGridSize = {1, 1024};
 // The wait of a thread after its first failure, and its longest wait, in nanoseconds.
 constexpr unsigned kFirstWait = 64;
@@ -40,9 +40,9 @@ constexpr bool IsAddition(ReduceOp op) {
          op == ReduceOp::kNormL2 || op == ReduceOp::kSumSquares;
 }
 
-// Operations that the hardware supports, or whose state fits in a 64-bit word and for which most
-// threads change nothing. (Means of integers take two words, and norms of f64 take three
-// independent words.)
+// Whether the hardware supports the operation, or its state fits in a 64-bit word and most threads
+// change nothing. (Means of integers take two words, and norms of f64 take three independent
+// words.)
 constexpr bool Takes(ReduceOp op) {
   return !IsArg(op) && !IsDeviation(op) && op != ReduceOp::kProduct;
 }
@@ -90,8 +90,8 @@ LessonShape ShapeOf(const ReduceProblem& p) {
 
 std::string Refuses(const ReduceProblem& p) {
   if (Takes(p.op)) return "";
-  return "a reduction that threads can do atomically, which ARGMIN, ARGMAX, VARIANCE, STD and "
-         "PRODUCT are not";
+  return "a reduction that threads can do atomically, not ARGMIN, ARGMAX, VARIANCE, STD or "
+         "PRODUCT";
 }
 
 void Enqueue(const ReduceProblem& p, Stream& stream) {

@@ -9,9 +9,9 @@
 // Cost at n = 2^20, f32: 4 MiB read, two of the library's kernels, and a one-thread kernel of ours
 // that finishes the value.
 //
-// The strategy is correct for any n: counts have 64 bits, and n = 0 writes the initial value, which
-// is the identity. It is correct for any alignment, because CUB checks the alignment before it uses
-// vector loads. It is accurate for 2^28 floats, because all additions are in double, in whatever
+// The strategy is correct for any n: counts are 64 bits wide, and n = 0 writes the initial value,
+// which is the identity. It is correct for any alignment, because CUB checks the alignment before
+// it uses vector loads. It is accurate for 2^28 floats, because all additions are in double, in any
 // order.
 #include <thrust/iterator/counting_iterator.h>
 #include <cub/device/device_reduce.cuh>
@@ -25,10 +25,10 @@ namespace tessera {
 namespace {
 
 // All sums over a type use the same fold. They differ only in the terms, which are chosen at run
-// time, so there is one instance of CUB's kernels and not five. (Each instance takes as long to
+// time, so there is one instance of CUB's kernels instead of five. (Each instance takes as long to
 // compile as a whole strategy.) Norms and means of integers have separate instances, because they
-// are sums of doubles and of 128-bit integers. Norms of f64 also have separate instances, because
-// their sums have a wider range.
+// are sums of doubles and of 128-bit integers, respectively. Norms of f64 also have separate
+// instances, because their sums have a wider range.
 template <ReduceOp op, class T>
 constexpr ReduceOp FoldedAs() {
   switch (op) {

@@ -22,7 +22,7 @@
 // The kernel is correct for any n: a lane takes whole vectors and at most one incomplete vector,
 // and n = 0 is one chunk of identities. It is correct for any block size, because the threads
 // divide 256 lanes among them. It is correct for any alignment: if an address is not a multiple of
-// 16, each vector costs a second load, from the L1 cache, and a shift. It is accurate for 2^28
+// 16, each vector costs a shift and a second load, which hits the L1 cache. It is accurate for 2^28
 // floats: at most 64 elements are added in single precision, and the rest in double.
 #include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/tree/tree.h"

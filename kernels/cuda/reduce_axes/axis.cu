@@ -98,9 +98,9 @@ struct Plan {
   std::int64_t segments;
 };
 
-// outer: the number of values of outer for which the plan is made; a launch may have another
-// number. most_in_column: the maximum number of vectors of a column per thread before several
-// threads share the column.
+// Returns the plan for `outer` values of outer; a launch may have another number of them.
+// most_in_column: the maximum number of vectors of a column per thread before several threads share
+// the column.
 Plan MakePlan(const ReduceAxesProblem& p, std::int64_t outer,
               std::int64_t most_in_column = 2 * kVectorsInFlight) {
   const std::int64_t vector = kVectorBytes / static_cast<std::int64_t>(SizeOf(p.dtype));
@@ -272,9 +272,9 @@ __global__ void __launch_bounds__(kBlock, kResident<F, T, kWhole>)
   const int across = thread & ((1 << plan.width_bits) - 1);
   const int along = thread >> plan.width_bits & ((1 << plan.height_bits) - 1);
   const int box_bits = plan.width_bits + plan.height_bits;
-  // The tile varies fastest, so that blocks that run at the same time read adjacent memory. All of
-  // these numbers are below the number of blocks, so 32 bits suffice; a 64-bit division takes a
-  // hundred instructions.
+  // The tile varies fastest, so that blocks that run at the same time read adjacent memory. All
+  // numbers of tiles are at most the number of blocks, so 32 bits suffice; a 64-bit division takes
+  // a hundred instructions.
   const auto tiles = static_cast<unsigned>(plan.tiles),
              tiles_across = static_cast<unsigned>(plan.across);
   const std::int64_t segment = blockIdx.x / tiles;
@@ -485,7 +485,6 @@ ReduceAxesProblem Rest(const ReduceAxesProblem& p) {
   return rest;
 }
 
-// Folds all of p in one launch.
 template <class F, class T>
 void LaunchFold(const ReduceAxesProblem& p, const Plan& plan, CudaStream& stream) {
   using Wide = typename F::Wide;
@@ -561,7 +560,7 @@ void LaunchSlabs(const ReduceAxesProblem& p, std::int64_t first, std::int64_t en
   }
 }
 
-// shares: the shares of the slabs, or empty if the stream folds all of them.
+// Folds p in slabs. shares: the shares of the slabs, or empty if the stream folds all of them.
 template <class F, class T>
 void RunSlabs(const ReduceAxesProblem& p, std::span<const TeamShare> shares, CudaStream& own) {
   using Wide = typename F::Wide;

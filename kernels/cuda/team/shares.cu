@@ -15,8 +15,8 @@ namespace {
 
 std::atomic<WayOfB> way_of_b{WayOfB::kChosen};
 
-// A piece has at most about half of all columns. That also limits the additional memory that a
-// strategy needs for a piece of b.
+// A piece has at most about 1 / kMostPart of all columns. That also limits the additional memory
+// that a strategy needs for a piece of b.
 constexpr std::int64_t kMostPart = 2;
 // The rate of copies from another GPU in bytes per second: nine tenths of the rate measured between
 // two H200s.
@@ -26,7 +26,7 @@ constexpr double kCopyRate = 350e9;
 constexpr double kMostGrowth = 8;
 // The number of columns in a piece is a multiple of every strategy's tile size.
 constexpr std::int64_t kPieceUnit = 256;
-// Rows of the copy begin with a line of the L2 cache, which is also enough for TMA.
+// The rows of the copy are aligned to lines of the L2 cache. That also satisfies TMA.
 constexpr std::int64_t kLine = 128;
 // The largest pitch that cudaMemcpy2DAsync accepts.
 constexpr std::int64_t kMostPitch = (std::int64_t{1} << 31) - 1;
@@ -94,7 +94,7 @@ struct RowsOnGpu {
   int ordinal;
 };
 
-// otherwise: see BytesElsewhere.
+// Returns the rows in pieces that are each on one GPU. otherwise: see BytesElsewhere.
 std::vector<RowsOnGpu> RowsByGpu(void* out, std::size_t out_pitch, const void* data,
                                  std::size_t pitch, std::size_t width, std::size_t rows,
                                  int otherwise) {

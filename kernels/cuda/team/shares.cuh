@@ -6,11 +6,11 @@
 //      SMs                 b0    | b1    | b2 ..
 //
 // A kernel that reads b from another GPU's memory would fetch it again for every tile of rows,
-// because no L2 cache keeps another GPU's memory. Kernels do so anyway if b does not fit into
-// scratch memory. Each GPU copies from the next GPU first, and then from the one after that. If all
-// GPUs began with the same shard of b, they would share the bandwidth of one GPU. A GPU's own part
-// of b is copied on a separate stream at the same time, because the copy engines copy it no faster
-// than the other parts.
+// because no L2 cache keeps another GPU's memory. Kernels do so anyway if scratch memory has no
+// space for the copy of b. Each GPU copies from the next GPU first, and then from the one after
+// that. If all GPUs began with the same shard of b, they would share the bandwidth of one GPU. A
+// GPU's own part of b is copied on a separate stream at the same time, because the copy engines
+// copy it no faster than the other parts.
 //
 // Kernels wait only for their own stream, so a late GPU does not delay the others. The exception is
 // ozaki_f64: its GPUs begin to multiply only when all of them have examined their rows.

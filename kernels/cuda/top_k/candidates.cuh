@@ -103,7 +103,6 @@ class Candidates {
       const int before = __shfl_up_sync(kFullMask, sum, offset);
       if (lane >= offset) sum += before;
     }
-    // The warp uses a single atomic addition.
     int first = 0;
     if (lane == kWarpSize - 1)
       first = static_cast<int>(atomicAdd(count_, static_cast<std::uint32_t>(sum)));

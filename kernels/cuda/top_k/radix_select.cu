@@ -29,9 +29,9 @@
 // cache; 11 launches. The data affects only how many threads update the same counter at the same
 // time.
 //
-// The kernels are correct for any n: counts of parts have 32 bits, and sums over parts have 64.
-// They are correct for any alignment, because loads are scalar. They are correct for any k, because
-// k entries fit in shared memory (64 KiB for 64-bit keys).
+// The kernels are correct for any n: counts of parts are 32 bits wide, and sums over parts are 64
+// bits wide. They are correct for any alignment, because loads are scalar. They are correct for any
+// k, because k entries fit in shared memory (64 KiB for 64-bit keys).
 #include "kernels/cuda/top_k/bitonic.cuh"
 #include "kernels/cuda/top_k/top_k.cuh"
 

@@ -33,7 +33,7 @@ namespace {
 // The number of threads for which an SM has enough registers, at 64 registers per thread.
 constexpr int kResidentThreads = 1024;
 // Threads per block. At this size four blocks fit on an SM, and they do not wait for each other.
-// Four long lists do not fit on an SM, so they get larger blocks, which also sort faster.
+// Four long lists do not fit on an SM, so long lists get larger blocks, which also sort faster.
 constexpr int kFewThreads = 256;
 constexpr std::int64_t kLeastTiles = 4;  // per part
 constexpr std::int64_t kMostLength = std::int64_t{1} << 31;
@@ -206,7 +206,6 @@ void Run(const TopKProblem& p, CudaStream& stream) {
 constexpr int kUsualMultiprocessors = 132;
 constexpr int kMostMultiprocessors = 192;
 
-// Returns the number of bytes in the lists.
 std::uint64_t ListBytes(const TopKProblem& p, const Plan& plan) {
   return plan.parts == 1
              ? 0
@@ -220,7 +219,7 @@ Cost CostOf(const TopKProblem& p) {
   return {.bytes = TopKBytes(p, 1) + 2 * ListBytes(p, plan),
           .flops = elements,
           .atomics = plan.parts > 1 ? static_cast<std::uint64_t>(plan.parts) : 0,
-          // The elements of one thread, and the sorting of a few buffers.
+          // A thread reads its elements, and takes part in the sorting of a few buffers.
           .depth = static_cast<std::uint64_t>(plan.length / plan.threads) + 4 * bits * bits};
 }
 

@@ -13,7 +13,6 @@
 
 namespace tessera {
 
-// The operand and the results of a problem.
 template <class T>
 struct TopKArrays {
   const T* x;
@@ -43,8 +42,8 @@ struct TopKArrays {
   }
 };
 
-// A candidate, with its key in the upper bits and its place in the lower 32 bits. Places are in the
-// order of indices, so a single integer comparison decides, even for equal keys.
+// A candidate, with its key in the upper bits and its place in the lower 32 bits. Places are in
+// index order, so a single integer comparison decides, even for equal keys.
 __extension__ using Bits128 = unsigned __int128;
 template <class T>
 using Entry = std::conditional_t<sizeof(T) == 8, Bits128, std::uint64_t>;
@@ -80,8 +79,8 @@ inline unsigned TopKBlocks(std::int64_t work) {
   return static_cast<unsigned>(std::min<std::int64_t>(work, std::int64_t{1} << 30));
 }
 
-// Launches the kernel with `shared` bytes of dynamic shared memory. Together with the memory that
-// the kernel declares, these may exceed the 48 KiB that need no attribute.
+// Launches the kernel with `shared` bytes of dynamic shared memory. If these and the shared memory
+// that the kernel declares exceed 48 KiB, sets the attribute that allows them.
 template <class Kernel, class... Arguments>
 void LaunchTopK(Kernel kernel, unsigned blocks, int threads, std::size_t shared, CudaStream& stream,
                 const Arguments&... arguments) {

@@ -181,7 +181,7 @@ __device__ void FoldArray(const TreeOperands<C>& in, std::int64_t n, ReduceOp op
 
 // Like FoldTree, for aligned operands, one chunk of up to kShortRows rows per block, and at most as
 // many chunks as lanes. It reduces the latency, which determines the time of short arrays: a
-// chunk's rows are loaded together, and indices have 32 bits.
+// chunk's rows are loaded together, and indices are 32 bits wide.
 template <class C>
 __global__ void __launch_bounds__(kTreeLanes, 2)
     FoldShort(const TreeOperands<C> in, const TreeWork work) {

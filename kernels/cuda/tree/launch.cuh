@@ -54,10 +54,10 @@ inline constexpr std::int64_t kTreePieceBytes = std::int64_t{32} << 20;
 // A ticket that no block gets, for launches in which no block receives.
 inline constexpr unsigned kNoTicket = ~0u;
 
-// Launches the chunks of the work. One block receives all of them unless the work's last_ticket is
-// kNoTicket. views: the views of the operands that are not contiguous, null for the others. map:
-// the map that computes the only operand, or null. Returns false if the stream was stopped before
-// all chunks were launched.
+// Launches the chunks of the work. One block receives the values of all chunks unless the work's
+// last_ticket is kNoTicket. views: the views of the operands that are not contiguous, null for the
+// others. map: the map that computes the only operand, or null. Returns false if the stream was
+// stopped before all chunks were launched.
 template <class C>
 bool LaunchTreeWork(TreeOperands<C> in, const View* const (&views)[C::kOperands],
                     const MapProblem* map, TreeWork work, const TreeLaunch& launch,
@@ -75,7 +75,7 @@ bool LaunchTreeWork(TreeOperands<C> in, const View* const (&views)[C::kOperands]
     return reinterpret_cast<const T*>(reinterpret_cast<std::uintptr_t>(x) -
                                       static_cast<std::uintptr_t>(at) * sizeof(T));
   };
-  // The number of chunks in a piece.
+  // The number of chunks in a piece: all of them if nothing is copied.
   std::int64_t piece = chunks;
   int copies = map != nullptr ? 1 : 0;
   for (const View* view : views) copies += view != nullptr;

@@ -27,13 +27,12 @@ struct TreeLaunch {
 // Block sizes that the strategies accept. The lanes are divided among the threads of a block.
 inline constexpr LaunchLimits::Range kTreeBlockSize = {kWarpSize, kTreeLanes};
 
-// The largest number of chunks in a tree of single_pass.
 inline constexpr std::int64_t kSinglePassChunks = 18 * kTreeLanes;
 
 // Returns the tree of single_pass. If launch.grid_size is set, the tree has that many chunks.
 // Otherwise it has one chunk for each block that `multiprocessors` SMs hold at the same time, and
 // up to 7 times as many for long arrays, which evens out the end of the launch. A chunk has at
-// least as many rows as a thread loads at a time. With `multiprocessors` = 0 the tree has the
+// least as many rows as a thread loads at a time. If `multiprocessors` is 0, the tree has the
 // smallest number of chunks on any device.
 inline Tree SinglePassTree(std::int64_t n, std::int64_t size, const Launch& launch,
                            int multiprocessors) {

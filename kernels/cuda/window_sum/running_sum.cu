@@ -75,7 +75,6 @@ struct Positions {
 struct Chunks {
   std::int64_t lead, begin, end;
 };
-// The scan from the left and the scan from the right.
 struct BothWays {
   Chunks left, right;
 };
@@ -349,7 +348,7 @@ std::int64_t Steps(const WindowSumProblem& p) {
   return kItems + ShuffleDepth(kThreads) + 11 + Rounds(p) + 2 * kItems + 12 + 1;
 }
 
-// A suffix is rounded to Acc.
+// The narrow step is the rounding of a suffix to Acc.
 double Roundoff(const WindowSumProblem& p) { return SumRoundoff(p.dtype, {1, Steps(p)}); }
 
 Cost CostOf(const WindowSumProblem& p) {

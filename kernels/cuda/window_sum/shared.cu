@@ -95,7 +95,7 @@ void Run(const WindowSumProblem& p, CudaStream& stream) {
 
 double Roundoff(const WindowSumProblem& p) {
   const std::int64_t pieces = CeilDiv(BlockSize(p) + 2 * p.radius, Capacity(p, BlockSize(p)));
-  // A piece may begin a separate chain.
+  // The end of a piece may split a chain in two.
   return WindowLoopRoundoff(p, 2 * pieces);
 }
 

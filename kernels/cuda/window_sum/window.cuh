@@ -12,10 +12,8 @@ namespace tessera {
 template <class T>
 using WindowFold = Fold<ReduceOp::kSum, T>;
 
-// Returns the number of elements in a whole window.
 constexpr std::int64_t WindowWidth(const WindowSumProblem& p) { return 2 * p.radius + 1; }
 
-// Returns the number of requested results.
 constexpr std::int64_t WindowResults(const WindowSumProblem& p) {
   return p.results_end() - p.first;
 }

@@ -56,7 +56,7 @@ TensorOperand<T> HalfOperandB(const MatmulProblem& p, CudaStream& stream) {
                        : HalfOperand<T>(p.b, p.dtype, p.k, p.n, p.ldb, true, p.m, stream);
 }
 
-// The rows of c are c_pitch elements apart.
+// Multiplies prepared operands. The rows of c are c_pitch elements apart.
 template <class T>
 void MultiplyTensor16(const MatmulProblem& p, const TensorOperand<T>& a, const TensorOperand<T>& b,
                       bool whole_tiles, std::int64_t c_pitch, CudaStream& stream) {

@@ -16,7 +16,7 @@
 //
 // Cost for 4096 x 4096 x 4096: 2^37 flops, 512 tiles (not quite four for each of 132 SMs), 1.5 GiB
 // of loads, nearly all from the L2 (1 GiB with clusters), and 64 k-tiles along k. An H200 takes 177
-// us, which is 775 TFLOP/s. It is limited by its power, not by its arithmetic units. The same holds
+// us, which is 775 TFLOP/s. The limit is the GPU's power, not its arithmetic units. The same holds
 // for cuBLAS and for the best algorithm that cublasLt proposes, which also take 177 us in the same
 // run. Cost for 1024 x 1024 x 1024: 128 tiles of 64 x 128 and 48 MiB of loads.
 //

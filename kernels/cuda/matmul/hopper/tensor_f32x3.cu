@@ -192,7 +192,7 @@ void EnqueueSplit(const Splitting& a, const Splitting& b, unsigned* nonfinite, C
   CUDA_CHECK_LAUNCH(SplitOperands);
 }
 
-// The rows of c are c_pitch elements apart.
+// Enqueues the product of the parts. The rows of c are c_pitch elements apart.
 void EnqueueParts(const MatmulProblem& p, const Splitting& a, const Splitting& b, bool whole_tiles,
                   std::int64_t c_pitch, unsigned* nonfinite, CudaStream& stream) {
   const TensorOperand<T> a_parts{a.out, a.rows, a.columns, a.out_pitch, p.transpose_a};

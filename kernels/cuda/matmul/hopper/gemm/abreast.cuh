@@ -45,9 +45,9 @@ class Abreast {
 
  private:
   static constexpr unsigned kMostLead = 1;
-  // About half a millisecond. Waiting is only an optimization, and a block may not be running
-  // because another kernel occupies its SM. So a block whose wait has timed out does not wait
-  // again.
+  // The longest wait, about half a millisecond. Waiting is only an optimization, and the other
+  // blocks may not be running because another kernel occupies their SMs. So a block whose wait has
+  // timed out does not wait again.
   static constexpr long long kMostCycles = 1 << 20;
 
   __device__ void WaitForOthers(std::uint32_t steps_of_all) {

@@ -153,8 +153,8 @@ std::uint64_t CopyScratch(std::int64_t rows, std::int64_t columns, int parts = 1
   return static_cast<std::uint64_t>(parts * rows * PaddedPitch<T>(columns)) * sizeof(T);
 }
 
-// If the other operand has this many rows or columns, splitting f32 into parts takes a tenth of the
-// product's time.
+// The maximum number of rows or columns of the other operand for which a copy may be kept. At this
+// number, splitting f32 into parts takes a tenth of the product's time.
 constexpr std::int64_t kMostOthersToKeepFor = 1024;
 
 // Returns CopyScratch bytes of memory for a prepared copy of a matrix. others: the number of rows

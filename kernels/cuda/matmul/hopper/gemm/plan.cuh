@@ -89,7 +89,7 @@ TensorPlan BetterPlan(TensorPlan best, int tile, double rate, const TensorProduc
   return best;
 }
 
-// Calls run(C(), plan) with the best tile and its plan.
+// Calls run(C(), plan), where C is the best tile and `plan` is the best plan with it.
 template <class Run, class... Tiles>
 void RunBestPlan(const TensorProduct& p, const std::tuple<RatedTile<Tiles>...>& tiles,
                  const Run& run) {

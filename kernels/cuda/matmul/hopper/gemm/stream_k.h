@@ -82,8 +82,9 @@ inline Sharing ShareTiles(std::int64_t tiles, std::int64_t k_tiles, std::int64_t
   return sharing;
 }
 
-// The k-tiles [first, first + k_tiles) of a tile. k_tiles is 0 if there is no such piece. starts,
-// ends: whether the piece contains the first and the last k-tile of its tile.
+// One piece of a worker's work: the k-tiles [first, first + k_tiles) of a tile. k_tiles is 0 after
+// the worker's last piece. starts, ends: whether the piece contains the tile's first k-tile and its
+// last one, respectively.
 struct Piece {
   int tile, first, k_tiles;
   bool starts, ends;

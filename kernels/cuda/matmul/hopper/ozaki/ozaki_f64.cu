@@ -148,8 +148,8 @@ __global__ void __launch_bounds__(kThreads)
 // --- Launch ---
 
 // The number of rows of a and the number of columns of b whose residues are in memory at a time.
-// Both make up whole tiles, at least one. They are limited to 2^28 elements of b, and to 2^26
-// elements of a and of c.
+// Each is a whole number of tiles, at least one. They are limited to 2^28 elements of b, and to
+// 2^26 elements of a and of c.
 struct Bands {
   std::int64_t rows, columns;
 };
@@ -202,7 +202,7 @@ struct ScaledProduct {
 
 std::uint64_t ScratchOf(const MatmulProblem& p) { return PlacesOf(p).end; }
 
-// memory: ScratchOf(p) bytes of scratch memory.
+// Enqueues the scaling of the operands. memory: ScratchOf(p) bytes of scratch memory.
 ScaledProduct EnqueueScales(const MatmulProblem& p, void* memory, CudaStream& stream) {
   const Places places = PlacesOf(p);
   auto* const scratch = static_cast<std::byte*>(memory);

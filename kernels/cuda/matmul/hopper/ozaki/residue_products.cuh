@@ -1,7 +1,7 @@
 // Products of matrices of signed bytes on Hopper's tensor cores, one product per modulus. Only the
 // residues of the products are kept. `ozaki_f64` spends most of its time here.
 //
-// The kernel differs from the one in gemm.cuh in two ways. First, sums have 32 bits and are exact,
+// The kernel differs from the one in gemm.cuh in two ways. First, sums are 32 bits wide and exact,
 // since a sum of 2^16 products of two residues is at most 2^30. After that many steps along k, the
 // sums are replaced by their residues. Second, a consumer's results, one byte each, do not go
 // through shared memory, because the only kernel that reads them accepts any order. Each thread
@@ -23,7 +23,7 @@ using ByteTile = TensorTile<std::int8_t, 128, 256, /*kCluster=*/2, /*kStages=*/4
                             /*kParts=*/1, /*kBatch=*/true>;
 inline constexpr int kClusterRows = ByteTile::kRows * ByteTile::kCluster;
 inline constexpr int kTileColumns = ByteTile::kColumns;
-// The number of k-tiles between reductions of the sums.
+// The number of k-tiles after which the sums are replaced by their residues.
 inline constexpr int kExactTiles = (1 << 16) / ByteTile::kDepth;
 
 // Residues of a matrix with k along the rows: [kModuli, rows, pitch].
@@ -63,7 +63,6 @@ __device__ inline void MultiplyBytes(int k_tiles, int consumer, int thread, cons
   }
 }
 
-// Packs the low bytes of four numbers.
 __device__ inline std::uint32_t PackBytes(const std::int32_t* x) {
   const std::uint32_t low = __byte_perm(x[0], x[1], 0x0040), high = __byte_perm(x[2], x[3], 0x0040);
   return __byte_perm(low, high, 0x5410);

@@ -1,4 +1,4 @@
-// What Hopper's TMA requires of matrices, and the tensor maps that describe matrices to it.
+// The requirements of Hopper's TMA, and tensor maps, which describe matrices to TMA.
 #pragma once
 
 #include <cuda.h>  // for its types; nothing links against the driver
@@ -55,7 +55,8 @@ inline decltype(&cuTensorMapEncodeTiled) TensorMapEncoder() {
     CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
                                                 cudaEnableDefault, &found));
     if (found != cudaDriverEntryPointSuccess)
-      throw DeviceError(DeviceError::Kind::kFailed, "cuTensorMapEncodeTiled", "not found");
+      throw DeviceError(DeviceError::Kind::kFailed, "cuTensorMapEncodeTiled",
+                        "the driver lacks this function");
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
   }();
   return encoder;

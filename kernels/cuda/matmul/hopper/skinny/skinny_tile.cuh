@@ -56,7 +56,7 @@ struct Tile {
   static constexpr int kWarpsWide = kWide / kWarpRows, kWarpsK = kConsumers / kWarpsWide;
   static constexpr int kSums = kHalves ? kWarpRows / 16 * kVectors / 2 : kSteps * kVectors;
 
-  // Cells in which warps that divide a k-tile along k add up their sums, a few vectors at a time.
+  // Cells in which warps that divide a k-tile along k add their sums, a few vectors at a time.
   static constexpr int kAtOnce = std::min(kVectors, 4);
   static constexpr int kCellBytes = kWarpsK == 1 ? 0 : kWarpsK * kAtOnce * kWide * 4;
   // The number of results in a tile. A block receives about as many sums from its cluster.

@@ -54,7 +54,6 @@ namespace {
 
 using namespace skinny_tma;
 
-// Requests the block's k-tiles of one tile.
 template <class C>
 __device__ void FetchTile(const CUtensorMap& wide_map, const CUtensorMap& thin_map,
                           const Share& share, int tile, TensorPipeline<C>& pipeline) {
@@ -80,8 +79,8 @@ __device__ void FetchTile(const CUtensorMap& wide_map, const CUtensorMap& thin_m
   }
 }
 
-// Runs in the warpgroup of the fetching thread. The warpgroup has to take part in every barrier of
-// the cluster, but it first requests the k-tiles of another tile.
+// Runs in the warpgroup of the fetching thread, which has to take part in every barrier of the
+// cluster. It requests the k-tiles of a tile before it waits for the results of the previous tile.
 template <class C, class Out>
 __device__ void Fetch(const CUtensorMap& wide_map, const CUtensorMap& thin_map,
                       const Work<Out>& work, TensorPipeline<C> pipeline) {
@@ -99,7 +98,7 @@ __device__ void Fetch(const CUtensorMap& wide_map, const CUtensorMap& thin_map,
   ClusterWait();
 }
 
-// Calls f with std::integral_constant for 0, kStep, ... below kEnd.
+// Calls f(std::integral_constant<int, i>{}) for i = 0, kStep, ... below kEnd.
 template <int kStep, int kEnd, int kAt = 0, class F>
 __device__ void ForEachOf(F&& f) {
   if constexpr (kAt < kEnd) {
