@@ -23,67 +23,43 @@
 // and an SM of an H200 has time for about 50 while memory delivers the pair.
 #include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/tree/tree.h"
+#include "kernels/same_bits/tree_strategy.h"
 
 namespace tessera {
 namespace {
 
-template <bool kCompensated>
-double Roundoff(const DotProblem& p) {
-  return TreeDotRoundoff(FixedTreeOf(p), p.dtype, kCompensated);
+TreeLaunch LaunchOf(const DotProblem& p) {
+  return {.tree = FixedTreeOf(p), .grid = p.launch.grid_size, .block = p.launch.block_size};
 }
 
 template <bool kCompensated>
-Cost CostOf(const DotProblem& p) {
-  return TreeCost(p, FixedTreeOf(p), TreeWideBytes(ReduceOp::kSum, p.dtype, kCompensated));
-}
+struct DotTree {
+  static double Roundoff(const DotProblem& p) {
+    return TreeDotRoundoff(FixedTreeOf(p), p.dtype, kCompensated);
+  }
+  static Cost CostOf(const DotProblem& p) {
+    return TreeCost(p, FixedTreeOf(p), TreeWideBytes(ReduceOp::kSum, p.dtype, kCompensated));
+  }
+  static void Launch(const DotProblem& p, Stream& stream) {
+    CudaStream& cuda = Cuda(stream);
+    DispatchDType(p.dtype, [&](auto zero) {
+      LaunchTreeDot<decltype(zero), kCompensated>(p, LaunchOf(p), cuda);
+    });
+  }
+  static void LaunchShared(const DotProblem& p, std::span<const TeamShare> shares, Stream& own) {
+    DispatchDType(p.dtype, [&](auto zero) {
+      LaunchTreeDotShared<decltype(zero), kCompensated>(p, LaunchOf(p), shares, Cuda(own));
+    });
+  }
+};
 
-template <bool kCompensated>
-void Enqueue(const DotProblem& p, Stream& stream) {
-  CudaStream& cuda = Cuda(stream);
-  const TreeLaunch launch = {
-      .tree = FixedTreeOf(p), .grid = p.launch.grid_size, .block = p.launch.block_size};
-  DispatchDType(p.dtype,
-                [&](auto zero) { LaunchTreeDot<decltype(zero), kCompensated>(p, launch, cuda); });
-}
-
-template <bool kCompensated>
-void EnqueueShared(const DotProblem& p, std::span<const TeamShare> shares, Stream& own) {
-  const TreeLaunch launch = {
-      .tree = FixedTreeOf(p), .grid = p.launch.grid_size, .block = p.launch.block_size};
-  DispatchDType(p.dtype, [&](auto zero) {
-    LaunchTreeDotShared<decltype(zero), kCompensated>(p, launch, shares, Cuda(own));
-  });
-}
+constexpr LaunchLimits kLimits = {.block_size = kTreeBlockSize, .grid_size = kAnyGridSize};
 
 }  // namespace
 
-extern constexpr Strategy<DotProblem> kDotFixedTree = {
-    .name = "fixed_tree",
-    .summary = "one launch along a tree whose shape depends only on n: the same bits everywhere",
-    .source = "reproducible summation by a fixed tree, kernels/same_bits/fixed_tree.h",
-    .backend = Backend::kCuda,
-    .deterministic = true,
-    .limits = {.block_size = kTreeBlockSize, .grid_size = kAnyGridSize},
-    .roundoff = Roundoff<false>,
-    .cost = CostOf<false>,
-    .launch = Enqueue<false>,
-    .wide = {.left_range = TreeLeftRange<DotProblem>, .launch = Enqueue<true>},
-    .shared = {.launch = EnqueueShared<false>, .launch_wide = EnqueueShared<true>},
-    .reads_views = true,
-};
-
-extern constexpr Strategy<DotProblem> kDotCompensated = {
-    .name = "compensated",
-    .summary = "the fixed tree in twice the precision of the operands",
-    .source = "Ogita, Rump and Oishi, Accurate sum and dot product, 2005",
-    .backend = Backend::kCuda,
-    .deterministic = true,
-    .limits = {.block_size = kTreeBlockSize, .grid_size = kAnyGridSize},
-    .roundoff = Roundoff<true>,
-    .cost = CostOf<true>,
-    .launch = Enqueue<true>,
-    .shared = {.launch = EnqueueShared<true>},
-    .reads_views = true,
-};
+extern constexpr Strategy<DotProblem> kDotFixedTree =
+    FixedTreeStrategy<DotProblem, DotTree>(Backend::kCuda, kLimits);
+extern constexpr Strategy<DotProblem> kDotCompensated =
+    CompensatedStrategy<DotProblem, DotTree>(Backend::kCuda, kLimits);
 
 }  // namespace tessera
