@@ -35,7 +35,7 @@ bundle() {
   export SOURCE_DATE_EPOCH
   build release
   local out=build/bundle packed=build/bundle-packed program library size programs=(tessera-server tessera)
-  mapfile -t -O "${#programs[@]}" programs <build/release/gpu_tests.txt
+  mapfile -t -O "${#programs[@]}" programs < <(cd build/release && cat gpu_tests.txt lessons.txt)
   for program in lost_device_test strategy_bench product_bench service_bench; do
     if [[ -x $built/bin/$program ]]; then programs+=("$program"); fi
   done
