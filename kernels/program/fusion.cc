@@ -1,4 +1,4 @@
-// Products that select: see FuseSelections.
+// Fuses a Matmul, a Map and a TopK into one kernel (FuseSelections).
 
 #include <algorithm>
 #include <cstdint>

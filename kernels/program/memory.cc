@@ -1,4 +1,4 @@
-// Where everything is in a program's block of memory.
+// Lays out a program's block of memory.
 
 #include <algorithm>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Opens devices by name; owned memory, and the guarded forms of Stream's functions.
+// Opens devices by name, owns memory, and turns exceptions of devices and streams into a Status.
 #include <algorithm>
 #include <charconv>
 #include <utility>
