@@ -153,7 +153,7 @@ def test_link_counts_as_a_buffer(server, client):
               "RESOURCE_EXHAUSTED", "TOO_MANY_BUFFERS")  # fmt: skip
         few.call("DeleteBuffer", name="a")
         few.call("CopyBuffer", source="x", name="c", link=True)
-        # A link to a link does not make the first link count any longer.
+        # A link that was deleted does not count, even if there is a link to it.
         few.call("DeleteBuffer", name="b")
         few.call("CopyBuffer", source="c", name="d", link=True)
         few.call("DeleteBuffer", name="c")
