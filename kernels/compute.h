@@ -96,10 +96,10 @@ absl::StatusOr<HostRegistration> RegisterHost(Device& device, void* memory, std:
 // Returns how many threads run the host loops of a thread that drives streams of the device,
 // including that thread.
 int LoopThreads(const Device& device);
-// Prepares the calling thread to drive streams of the device. If shares_loops, its host loops run
-// on LoopThreads(device) threads from then on; these threads are created immediately and belong to
-// the calling thread. Otherwise its loops run only on the calling thread. OpenMP ends the process
-// if it cannot create the threads.
+// Prepares the calling thread to drive streams of the device. If shares_loops is set, its host
+// loops run on LoopThreads(device) threads from then on; these threads are created immediately and
+// belong to the calling thread. Otherwise its loops run only on the calling thread. OpenMP ends the
+// process if it cannot create the threads.
 void PrepareThread(const Device& device, bool shares_loops);
 
 // Checks that the device still responds; this is cheap enough to do every second. If the device

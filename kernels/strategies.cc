@@ -185,7 +185,7 @@ const Strategy<ReduceAxesProblem>* Choose(const ReduceAxesProblem& problem, cons
 
 namespace {
 
-// Returns our strategy for Hopper's tensor cores.
+// Returns this project's own strategy for Hopper's tensor cores.
 std::string_view OwnTensorStrategy(const MatmulProblem& problem) {
   switch (problem.dtype) {
     case DType::kBF16:

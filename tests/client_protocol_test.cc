@@ -315,7 +315,8 @@ TEST_F(ProtocolTest, SealingTheWrongBufferIsAnErrorAndDeletesTheDraftAlone) {
   EXPECT_THAT(fake_.deletes, ElementsAre(FakeBuffers::kDraft));
 }
 
-// Such a server may also have sealed another draft of the name, with another size.
+// A server that does not know versions may also have sealed another draft of the name, with
+// another size.
 TEST_F(ProtocolTest, NothingIsDeletedOnAServerThatDoesNotKnowVersions) {
   fake_.knows_versions = false;
   fake_.sealed_version = FakeBuffers::kOld;

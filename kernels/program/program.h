@@ -61,7 +61,7 @@ struct PlannedStep {
 
   absl::Status status;
   ResultType result;                   // set by FindTypes
-  absl::InlinedVector<View, 2> views;  // set by FindTypes, with the addresses that are known
+  absl::InlinedVector<View, 2> views;  // set by FindTypes, and with addresses by MakeViews
   std::uint32_t readers = 0;  // the number of operands of later steps that are results of this step
   bool batched = false;       // may share a launch with adjacent steps
   std::array<std::uint64_t, kMostResults> offsets{};  // in the block; set by LayOut

@@ -242,7 +242,7 @@ absl::StatusOr<HostRegistration> RegisterHost(Device& device, void* memory, std:
 }
 
 int LoopThreads(const Device& device) {
-  // With a GPU, few host loops are long, and memory bandwidth limits the long ones.
+  // The maximum for a GPU, where few host loops are long, and memory bandwidth limits those.
   constexpr int kMostWithGpu = 8;
   return device.info().backend == Backend::kCpu ? device.info().multiprocessors
                                                 : std::min(HostThreads(), kMostWithGpu);

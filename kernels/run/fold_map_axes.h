@@ -165,7 +165,7 @@ class FoldMapAxes final : public Work<ReduceAxesProblem> {
   const Stream& stream_;
   const ReduceAxesProblem& problem_;
   const int first_inner_;
-  // For shares: the memory that each stream computes into, for both launches.
+  // The memory into which the stream of each share computes its pieces, in both launches.
   mutable std::vector<std::pair<Stream*, const void*>> pieces_;
 };
 

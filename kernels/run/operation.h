@@ -57,8 +57,8 @@ using OperationSpec =
 // one.
 inline constexpr std::size_t kMostResults = 2;
 
-// The types of an operation's results. If the result is a number (`scalar`), `arrays` has the type
-// of the 0-d array as which later steps read it.
+// The types of an operation's results. If the result is a number (`scalar`), later steps read it as
+// a 0-d array, whose type is in `arrays`.
 struct ResultType {
   bool scalar = false;
   bool is_index = false;  // the number is a Scalar's index

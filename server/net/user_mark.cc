@@ -6,8 +6,8 @@
 namespace tessera {
 namespace {
 
-// Credentials without TLS that pass each call to UserMark::Process. The C++ interface of gRPC calls
-// such a processor only for credentials with TLS.
+// Credentials without TLS that pass each call to UserMark::Process. gRPC's C++ interface supports
+// such a processor only with TLS.
 class MarkedCredentials final : public grpc::ServerCredentials {
  public:
   explicit MarkedCredentials(UserMark& mark) { mark.AddTo(credentials_); }

@@ -133,7 +133,7 @@ std::string TraceText(std::string_view trace_id) {
   return trace_id.empty() || json_lines ? "" : fmt::format(" (trace {})", trace_id);
 }
 
-// Formats a line as JSON. One of spdlog's patterns could not, because it does not escape quotes.
+// Formats a line as JSON. A pattern of spdlog cannot do this, because it does not escape quotes.
 class JsonFormatter : public spdlog::formatter {
  public:
   void format(const spdlog::details::log_msg& message, spdlog::memory_buf_t& out) override {

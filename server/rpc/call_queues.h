@@ -47,8 +47,8 @@ class CallQueue {
 
   grpc::ServerCompletionQueue& events() { return *queue_; }
 
-  // Held by every object that may still make requests to gRPC with events of this queue. The queue
-  // is not shut down before.
+  // Held by every object that may still make requests to gRPC with events of this queue. A queue
+  // that has users is not shut down.
   class User {
    public:
     explicit User(CallQueue& queue) : queue_(queue) { ++queue.users_; }

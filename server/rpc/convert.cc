@@ -51,8 +51,8 @@ std::string Message(const absl::Status& status, const Figures& told) {
   return message;
 }
 
-// Whether the same call may succeed a little later. This is so if the call has done nothing and
-// other calls hold what it needs.
+// Whether the same call may succeed a little later, because it has done nothing and other calls
+// hold what it needs.
 bool WorthRetrying(const std::string& reason, const Figures& metadata) {
   if (reason == "QUEUE_FULL" || reason == "TOO_MANY_IMPORTS") return true;
   if (reason == "TOO_MANY_CALLS") return metadata.at("limit") != "0";

@@ -11,7 +11,7 @@ namespace tessera {
 namespace {
 
 // If a message's slices are smaller than this on average, they are copied into one slice. Each
-// slice has a header, and as long as it exists, the kilobytes in which it arrived are not freed.
+// slice has a header, and keeps the larger buffer in which it arrived from being freed.
 constexpr std::size_t kLeastSlice = 256;
 
 // A position in the bytes of slices. Cheap to copy.
