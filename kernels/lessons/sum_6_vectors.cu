@@ -22,10 +22,10 @@
 #include <vector>
 
 // Ends the program if a CUDA call fails.
-#define CHECK(call)                                                            \
-  if (const cudaError_t code = (call); code != cudaSuccess) {                  \
-    std::fprintf(stderr, "line %d: %s\n", __LINE__, cudaGetErrorString(code)); \
-    std::exit(1);                                                              \
+#define CHECK(call)                                                       \
+  if (const cudaError_t code = (call); code != cudaSuccess) {             \
+    fprintf(stderr, "line %d: %s\n", __LINE__, cudaGetErrorString(code)); \
+    exit(1);                                                              \
   }
 
 constexpr unsigned kThreads = 256;  // per block
