@@ -51,8 +51,7 @@ absl::StatusOr<std::unique_ptr<Stream>> MakeLargeStream(Device& device);
 // shard; shards begin at multiples of the first device's ShardUnit. A device that would get no
 // bytes gets no shard. REQUIRES: devices is not empty.
 std::vector<Shard> MakeShards(absl::Span<Device* const> devices, std::uint64_t bytes);
-// Returns how many bytes of its device's memory a shard takes. count: the number of shards of the
-// array.
+// Returns how many bytes of its device's memory a shard needs. count: the array's number of shards.
 std::uint64_t AllocationBytes(const Shard& shard, std::size_t count);
 
 // Owned device memory. Movable. The destructor frees it, so no work that uses it may be in flight
@@ -97,10 +96,10 @@ absl::StatusOr<HostRegistration> RegisterHost(Device& device, void* memory, std:
 // Returns how many threads run the host loops of a thread that drives streams of the device,
 // including that thread.
 int LoopThreads(const Device& device);
-// Prepares the calling thread to drive streams of the device. If shares_loops, its host loops run
-// on LoopThreads(device) threads from then on; these threads are created immediately and belong to
-// the calling thread. Otherwise its loops run only on the calling thread. OpenMP ends the process
-// if it cannot create the threads.
+// Prepares the calling thread to drive streams of the device. If shares_loops is set, its host
+// loops run on LoopThreads(device) threads from then on; these threads are created immediately and
+// belong to the calling thread. Otherwise its loops run only on the calling thread. OpenMP ends the
+// process if it cannot create the threads.
 void PrepareThread(const Device& device, bool shares_loops);
 
 // Checks that the device still responds; this is cheap enough to do every second. If the device
@@ -236,9 +235,9 @@ class Output {
   std::optional<absl::FunctionRef<absl::StatusOr<void*>()>> ask_;
 };
 
-// An expression applied to an operation's input or result. Operand 0 of the expression is what the
-// operation would take or return without the stage. `with` holds its other operands, from operand 1
-// on.
+// An expression applied to an operation's input or result. Operand 0 of the expression is the input
+// or result that the operation would have without it. `with` holds the other operands, from operand
+// 1 on.
 struct MapStage {
   const Expression& expression;
   absl::Span<const View> with;
@@ -272,14 +271,14 @@ absl::StatusOr<ArrayType> TopKType(const View& x, std::int64_t k, int axis);
 //     results do not fit the stream's scratch budget. If they exceed the budget's limit, an
 //     operation that names no strategy falls back on ChooseInPlace. The fallback depends on
 //     configuration and never on load, because another strategy gives different bits.
-//   CANCELLED / CANCELLED: stream.stopped() became true, and the result is not valid. Dot and
-// Reduce (with their default strategies), Add, Map and copies read strided and broadcast operands
-// in place or in pieces of bounded size. If an expression computes the input of Reduce, it is
-// evaluated during the fold, or in pieces of bounded size. Scratch memory for a whole array is
+//   CANCELLED / CANCELLED: stream.stopped() became true, and the result is not valid.
+// Dot and Reduce (with their default strategies), Add, Map and copies read strided and broadcast
+// operands in place or in pieces of bounded size. If an expression computes the input of Reduce, it
+// is evaluated during the fold, or in pieces of bounded size. Scratch memory for a whole array is
 // needed in three cases: Reduce with a named strategy that is not a tree, Matmul with an
-// expression, and a fold of an expression along the outermost axis. If the last needs more than the
-// limit, the columns are folded in parts. Except in that case, results are bit for bit those of Map
-// into an array followed by the operation on it.
+// expression, and a fold of an expression along the outermost axis. If such a fold needs more than
+// the limit, the columns are folded in parts. Otherwise, the result has the same bits as if Map
+// wrote the expression's result to an array and the operation then ran on that array.
 absl::StatusOr<ScalarResult> RunDot(Stream& stream, const View& a, const View& b,
                                     const RunOptions& options);
 absl::StatusOr<ScalarResult> RunReduce(Stream& stream, const View& x, ReduceOp op,
@@ -331,10 +330,10 @@ absl::Status RunCopyAcross(Stream& from, const View& view, DType dtype, Stream& 
 
 // Runs strategies of the stream's device on small problems before the first request, so that their
 // code is loaded, libraries and the stream have done their setup, and the pace knows the
-// strategies. With every_strategy, it runs every available strategy on F32 operands (on a CPU,
-// where that is fast, on all types) and the default strategies on all types. Without it, only the
-// default strategies of Dot, Reduce and Matmul run and the pace learns nothing; this is enough for
-// a further stream of a device. Some 60 MB of device memory are needed temporarily. A strategy that
+// strategies. If every_strategy is set, it runs every available strategy on F32 operands (on a CPU,
+// where that is fast, on all types) and the default strategies on all types. Otherwise, which is
+// enough for a device's further streams, only the default strategies of Dot, Reduce and Matmul run,
+// and the pace learns nothing. Some 60 MB of device memory are needed temporarily. A strategy that
 // fails is skipped. The Status reports only a failed allocation, a failure of the stream itself, or
 // DEVICE_LOST.
 absl::Status WarmUp(Stream& stream, Pace& pace, bool every_strategy);

@@ -185,7 +185,7 @@ const Strategy<ReduceAxesProblem>* Choose(const ReduceAxesProblem& problem, cons
 
 namespace {
 
-// Returns our strategy for Hopper's tensor cores.
+// Returns this project's own strategy for Hopper's tensor cores.
 std::string_view OwnTensorStrategy(const MatmulProblem& problem) {
   switch (problem.dtype) {
     case DType::kBF16:
@@ -222,7 +222,7 @@ std::string_view ThinStrategy(const MatmulProblem& problem) {
   return problem.n <= kFew && problem.m >= kMany ? "naive" : "";
 }
 
-// Returns the tree's choice, except for `ozaki_f64` where it needs more than 1 GiB of scratch
+// Returns the tree's choice, or "" if that is `ozaki_f64` and would need more than 1 GiB of scratch
 // memory. The limit is a constant because the choice must depend neither on the size of a GPU's
 // memory nor on how much of it other requests use.
 std::string_view TunedWithin(const MatmulProblem& problem, const Device& device) {
@@ -240,8 +240,8 @@ std::string_view TunedWithin(const MatmulProblem& problem, const Device& device)
 // that of ChooseInPlace. f32 operands are therefore never rounded to a smaller type: `tensor_tf32`
 // and `tensor_bf16` accept them only when named. On a CPU with 16 cores `cpu_cache_tiled` is five
 // times as fast as Debian's OpenBLAS, but on a single core OpenBLAS takes only 0.4 to 0.9 times as
-// long. The library is therefore chosen for small products (up to 2^18 multiply-adds), for few rows
-// or columns, and always if there are few cores.
+// long as `cpu_cache_tiled`. The library is therefore chosen for small products (up to 2^18
+// multiply-adds), for few rows or columns, and always if there are few cores.
 template <>
 const Strategy<MatmulProblem>* Choose(const MatmulProblem& problem, const Device& device) {
   if (device.info().backend == Backend::kCpu) {
@@ -301,8 +301,8 @@ const Strategy<TopKProblem>* Choose(const TopKProblem& problem, const Device& de
 }
 
 // For small windows the first-level cache is faster than shared memory, which needs barriers. Above
-// about this radius, reading whole windows costs more than the passes of `running_sum` over the
-// array (docs/measured).
+// a radius of about kSmallRadius, reading whole windows costs more than the passes of `running_sum`
+// over the array (docs/measured).
 template <>
 const Strategy<WindowSumProblem>* Choose(const WindowSumProblem& problem, const Device& device) {
   constexpr std::int64_t kSmallRadius = 24;

@@ -22,10 +22,11 @@ constexpr absl::Duration kDrainPause = absl::Seconds(5);
 // this long; otherwise it sleeps immediately.
 constexpr std::chrono::microseconds kSpin{200};
 
-// Enough for two downloads.
+// How many slots each device always keeps; two downloads need no more.
 constexpr std::size_t kLeastSlots = 6;
 
-// Allocating memory on the CPU device takes about as long as receiving the bytes for it.
+// One thread would not be enough, because allocating memory on the CPU device takes about as long
+// as receiving the bytes for it.
 constexpr int kChoreThreads = 4;
 // How many chores of one tenant may wait. Most chores take microseconds, so even this many are done
 // quickly. The devices' queues do not delay them.

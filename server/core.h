@@ -43,7 +43,7 @@ namespace tessera {
 // thread safe themselves.
 class Core {
  public:
-  // devices: at least one, all different, in the order in which they are preferred.
+  // devices: at least one, without duplicates, the most preferred first.
   static absl::StatusOr<std::unique_ptr<Core>> Make(const Options& options,
                                                     std::vector<std::unique_ptr<Device>> devices);
 
@@ -67,10 +67,10 @@ class Core {
   // Writes the spans of calls that have ended, but waits no longer than `limit`.
   void FlushSpans(absl::Duration limit);
 
-  // Runs the operations on a device of devices().
+  // The executor for operations on a device, which must be one of devices().
   Executor& compute(const Device& device) { return *states_.at(&device)->compute; }
-  // Moves bytes between the wire and a device. Every upload and download has at most one task here,
-  // so the number of streams bounds the queue. No operation waits behind an upload.
+  // The executor for copies to and from a device. Every upload and download has at most one task
+  // here, so the number of streams bounds the queue. No operation waits behind an upload.
   Executor& transfers(const Device& device) { return *states_.at(&device)->transfers; }
 
   // The slots from which a device's downloads are sent.
@@ -92,13 +92,13 @@ class Core {
   // the scratch memory of operations.
   Bridge TeamStream(const Device& device);
 
-  // Device memory that operations need while they run, in addition to buffers.
+  // The budget for the device memory that operations need while they run, in addition to buffers.
   const Budget& scratch(const Device& device) const { return states_.at(&device)->scratch; }
-  // Host memory for messages: for requests from their acceptance to their end, for messages of
-  // streams, and for inline results.
+  // The budget for host memory for messages: for requests from their acceptance to their end, for
+  // messages of streams, and for inline results.
   Budget& host_memory() { return host_memory_; }
-  // Admits a stream of a tenant for as long as both charges are held. If there are several tenants,
-  // each may have at most half of the streams of a kind. Returns RESOURCE_EXHAUSTED /
+  // Charges for a stream of a tenant, which are held until the stream ends. If there are several
+  // tenants, each may have at most half of the streams of a kind. Returns RESOURCE_EXHAUSTED /
   // TOO_MANY_UPLOADS, TOO_MANY_DOWNLOADS or TOO_MANY_IMPORTS, with {limit}, or with {quota,
   // requested, used, limit} if the tenant's half is exhausted.
   struct StreamPlace {
@@ -106,8 +106,8 @@ class Core {
     Charge all;
   };
   absl::StatusOr<StreamPlace> TakeStream(StreamKind kind, Tenant& tenant);
-  // Admits a stream of messages, which is also a call of the tenant and takes `memory` bytes for
-  // its messages. Returns the errors of TakeStream and RESOURCE_EXHAUSTED / TOO_MANY_CALLS,
+  // Charges for a stream of messages, which is also a call of the tenant and takes `memory` bytes
+  // for its messages. Returns the errors of TakeStream and RESOURCE_EXHAUSTED / TOO_MANY_CALLS,
   // HOST_MEMORY_EXHAUSTED.
   struct TransferPlace {
     Charge call;

@@ -33,8 +33,8 @@ void OpenStandardStreams() {
   if (descriptor >= 0) close(descriptor);
 }
 
-// Runs before libraries are initialised. They open descriptors, and OpenBLAS raises SIGINT if it
-// cannot create its threads, an error that the server reports once it has a log.
+// Runs before libraries are initialised, because they open descriptors. SIGINT is ignored, because
+// OpenBLAS raises it if it cannot create its threads; the server reports that once it has a log.
 void BeforeAll(int, char**, char**) {
   OpenStandardStreams();
   std::signal(SIGINT, SIG_IGN);

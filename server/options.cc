@@ -31,7 +31,7 @@ constexpr std::uint64_t kLeastScratch = 64ull << 20;
 constexpr std::uint64_t kLeastHostMemory = 16ull << 20;
 constexpr double kMostSeconds = 1e9;  // limit on an operation's estimate
 constexpr std::size_t kLargestFile = 1 << 20;
-// Clients send arrays in messages with 1 MiB of data.
+// The smallest --max-message. Clients send arrays in messages with 1 MiB of data.
 constexpr std::uint64_t kLeastMessage = 1088 << 10;
 
 std::string EnvironmentName(std::string flag) {
@@ -418,8 +418,8 @@ void AddTimes(CLI::App& app, Options& options) {
 void AddObservation(CLI::App& app, Options& options) {
   app.add_option(
          "--metrics-listen", options.metrics_listen,
-         "host:port for metrics over HTTP: /metrics for Prometheus, /healthz, and a page for "
-         "people; without TLS; port 0 picks a free one")
+         "host:port for metrics over HTTP: /metrics for Prometheus, /healthz, and a status page "
+         "for browsers; without TLS; port 0 picks a free one")
       ->type_name("ADDRESS")
       ->check(CheckPort)
       ->envname(EnvironmentName("metrics-listen"));
@@ -489,8 +489,8 @@ std::string Conflict(const Options& options) {
     return "--tls-cert and --tls-key go together, and --tls-client-ca needs both";
   if (!options.import_from.empty() && !options.tokens.empty() && options.import_tls_ca.empty() &&
       !options.insecure) {
-    return "with --tokens, --import-from needs --import-tls-ca, since callers' tokens go to the "
-           "servers that they import from, or --insecure";
+    return "with --tokens, --import-from needs --import-tls-ca or --insecure, because an import "
+           "sends its caller's token to the other server";
   }
   if (options.ring.empty() != options.ring_name.empty())
     return "--ring and --ring-name go together";

@@ -240,9 +240,9 @@ int Serve(const Options& options, std::vector<std::unique_ptr<Device>> devices) 
   const std::size_t needed = ThreadsNeeded(options, devices), possible = ThreadsPossible(needed);
   if (possible < needed) {
     spdlog::error(
-        "the server needs {} more threads, but only {} can be created: a limit of processes "
-        "(ulimit -u, LimitNPROC=), of a cgroup (pids.max, TasksMax=, --pids-limit) or of "
-        "addresses (ulimit -v) is too small; a smaller --workers needs fewer threads",
+        "the server needs {} more threads, but only {} can be created: a limit on processes "
+        "(ulimit -u, LimitNPROC=), on the cgroup (pids.max, TasksMax=, --pids-limit) or on "
+        "address space (ulimit -v) is too small; a smaller --workers needs fewer threads",
         needed, possible);
     FlushLog(kLastLines);
     // Exit handlers are skipped: in them, libraries would wait for threads that could not be

@@ -45,8 +45,9 @@ constexpr std::size_t kMostUsers = 64;
 // How long a request for the metrics waits for the driver.
 constexpr absl::Duration kGpuFigures = absl::Milliseconds(200);
 
-// After an absence, idle timeouts are extended by its duration, but at most by this. The data that
-// peers sent in that time has not been read yet, and TCP may take a while to retransmit the rest.
+// An absence extends idle timeouts by its duration, but by at most kForbearance. The data that
+// peers sent during the absence has not been read yet, and TCP may take a while to retransmit the
+// rest.
 constexpr absl::Duration kForbearance = absl::Minutes(1);
 
 // A peer that is silent for this long is sent a ping, and has a third of this time to answer it.
@@ -116,7 +117,7 @@ void LogOptions(const Options& options) {
       "{} buffers, {} connections, operations of {} s",
       TESSERA_VERSION,
       options.tls_cert.empty() ? "off"
-      : asks                   ? "on, with certificates of clients"
+      : asks                   ? "on, with client certificates"
                                : "on",
       options.tokens.empty() ? "off" : "on",
       options.import_from.empty() ? "nowhere" : absl::StrJoin(options.import_from, ", "),
@@ -333,7 +334,7 @@ void Server::RequestReload() {
 void Server::Reload(bool asked) {
   Home* const home = core_->home();
   if (asked && tls_ == nullptr && !core_->access().restricted() && home == nullptr)
-    spdlog::info("SIGHUP: there are no files of TLS, tokens or a ring to read again");
+    spdlog::info("SIGHUP: there are no files for TLS, tokens or a ring to read again");
   if (tls_ != nullptr) tls_->Reload(asked);
   core_->access().Reload(asked);
   if (home != nullptr) home->Reload(asked);
@@ -376,9 +377,9 @@ bool Server::Drain() {
   shutdown_at_.set_value(absl::Now() + limit);
   const bool idle = core_->admission().WaitIdle(limit);
   if (!idle) {
-    spdlog::warn("calls are still in progress after the drain timeout: they are cancelled");
+    spdlog::warn("cancelling the calls that are still in progress after the drain timeout");
   } else if (shutdown_.wait_for(absl::ToChronoNanoseconds(kFlush)) != std::future_status::ready) {
-    // Watch calls of the health service never end by themselves.
+    // The health service's Watch calls never end by themselves.
     grpc_server_cancel_all_calls(server_->c_server());
   }
   shutdown_.wait();

@@ -68,13 +68,13 @@ def field(number, value):
 
 
 def padded_message(size):
-    """Returns a valid UploadRequest of about that many bytes, all in field 15, which it does not
-    know."""
+    """Returns a valid UploadRequest of about `size` bytes, all in field 15, which the protocol does
+    not define."""
     return field(15, bytes(size))
 
 
 def in_frames(request):
-    """Returns the bytes of a message in the form in which they are in DATA frames."""
+    """Returns a message as gRPC encodes it in DATA frames."""
     body = request.SerializeToString()
     return b"\0" + len(body).to_bytes(4, "big") + body
 
@@ -131,8 +131,8 @@ class Case(o.Case):
     # --- Checks -----------------------------------------------------------------------------------
 
     def assert_fails(self, outcome, code, reason, *numbers, **metadata):
-        """Checks that the call failed with this code and reason, with numbers for the keys in
-        numbers."""
+        """Checks that the call failed with this code and reason. numbers: keys of the metadata that
+        must have a number."""
         self.assertEqual((outcome.code, outcome.reason), (code, reason), outcome)
         self.assertEqual(outcome.domain, "tessera", outcome)
         for key in numbers:
@@ -567,8 +567,8 @@ class WorkTest(Case):
         self.assert_eventually(is_idle)
 
     def test_no_thread_of_grpc_sleeps_between_calls(self):
-        """gRPC's callback threads sleep for a tenth of a second after each second without a call. A
-        call that arrives in that time would wait for them."""
+        """The server has none of gRPC's callback threads. After each second without a call, these
+        sleep for a tenth of a second, and a call that arrived in that time would have to wait."""
         server = self.share()
         client = server.client()
         client.put("x", FOUR)
@@ -1481,7 +1481,7 @@ class ConnectionTest(Case):
                     )
             self.assert_serves(client)
 
-        # A call that stays takes 17 KiB.
+        # A call that is not freed would take 17 KiB.
         self.assert_steady(server, open_and_reset, count * 4 << 10)
 
     def test_a_thousand_clients_that_die_while_they_upload(self):

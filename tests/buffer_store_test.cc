@@ -522,8 +522,7 @@ TEST_F(BufferStoreTest, SweepsFollowEveryTtl) {
   EXPECT_THAT(left(absl::Minutes(150)), ElementsAre("replaced"));
 }
 
-// This holds for each limit: the server's limit on buffers, and a tenant's limits on bytes and on
-// buffers.
+// Tests each limit: the server's limit on buffers, and a tenant's limits on bytes and on buffers.
 TEST_F(BufferStoreTest, WhatHasExpiredCountsAsLongAsItIsInUse) {
   constexpr std::uint64_t kMany = 1000;
   for (const auto& [buffers, bytes, own_buffers] : std::vector<std::array<std::uint64_t, 3>>{

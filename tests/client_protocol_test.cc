@@ -47,7 +47,7 @@ class Served {
   std::unique_ptr<grpc::Server> server_;
 };
 
-// Receives the question where the server's shared memory is, and responds only when the caller is
+// A service that is asked for the server's shared memory, and responds only when the caller is
 // gone.
 class SilentSharedMemory final : public v1::SharedMemoryService::Service {
  public:
@@ -61,8 +61,8 @@ class SilentSharedMemory final : public v1::SharedMemoryService::Service {
   std::atomic<int> left = 0;  // Callers that are gone.
 };
 
-// Has one name, "x". Its READY buffer has version 3, and its draft gets version 7. The service
-// fails on demand, and remembers its requests.
+// A service that has one name, "x". The READY buffer of that name has version 3, and the draft gets
+// version 7. The service fails on demand, and remembers its requests.
 class FakeBuffers final : public v1::BufferService::Service {
  public:
   static constexpr std::uint64_t kOld = 3;
@@ -315,7 +315,8 @@ TEST_F(ProtocolTest, SealingTheWrongBufferIsAnErrorAndDeletesTheDraftAlone) {
   EXPECT_THAT(fake_.deletes, ElementsAre(FakeBuffers::kDraft));
 }
 
-// Such a server may also have sealed another draft of the name, with another size.
+// A server that does not know versions may also have sealed another draft of the name, with
+// another size.
 TEST_F(ProtocolTest, NothingIsDeletedOnAServerThatDoesNotKnowVersions) {
   fake_.knows_versions = false;
   fake_.sealed_version = FakeBuffers::kOld;
@@ -363,7 +364,7 @@ TEST_F(ProtocolTest, ARefusalWithADelayIsRepeatedWhateverTheCall) {
   EXPECT_EQ(fake_.creates, 1);
 }
 
-// Its first response is a failure. It counts calls.
+// A service whose first response is a failure. It counts calls.
 class FailingCompute final : public v1::ComputeService::Service {
  public:
   using Context = grpc::ServerContext;

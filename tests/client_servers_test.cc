@@ -194,8 +194,8 @@ TEST(OneServer, TransfersToOneThatHangsEnd) {
   ASSERT_TRUE(patient.GetServerInfo().ok());
   server.Signal(SIGSTOP);
   EXPECT_EQ(ErrorReason(PutFloats(client, "y", values).status()), "STALLED");
-  // The upload's connection may have ended with it, because bytes that the server's host has not
-  // received block the connection.
+  // The upload's connection may have ended with the upload, because bytes that the server's host
+  // has not received block the connection.
   EXPECT_EQ(ErrorReason(reader.Download("x", absl::MakeSpan(out)).status()), "STALLED");
   EXPECT_EQ(reader.Download("x", absl::MakeSpan(out), {.timeout = absl::Milliseconds(100)})
                 .status()

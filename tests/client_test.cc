@@ -575,7 +575,7 @@ TEST(Addresses, NetworksOfNoProxyAreHonoured) {
   EXPECT_FALSE(proxy("example.org", "gpu.example.org:1"));
 }
 
-// gRPC itself only logs that it cannot use them.
+// gRPC itself only logs that it cannot use such credentials.
 TEST(Credentials, ThatCannotBeUsedAreRefusedAtOnce) {
   const TemporaryFile garbage("no certificate\n"), mark("\xEF\xBB\xBF  a-token \r\n");
   ClientOptions options = FastOptions("127.0.0.1:1");

@@ -151,7 +151,7 @@ class CuttingProxy {
           const bool counted = seen >= bytes_;
           seen += static_cast<std::size_t>(n);
           if (!counted && seen >= bytes_ && cuts_-- > 0) {
-            // Data that a side has not read when its connection ends is lost.
+            // Data that the client or server has not read when its connection ends is lost.
             const std::size_t part =
                 before.size() > 1 && std::count(block.begin(), block.begin() + n, 'b') > n / 2;
             EXPECT_TRUE(Eventually(
@@ -295,7 +295,7 @@ TEST(BrokenConnection, PatienceBeginsWithTheBreak) {
   CuttingProxy proxy(server.address(), CuttingProxy::Direction::kToServer, 1 << 20, 2);
   ClientOptions options = FastOptions(proxy.address());
   options.stall_timeout = absl::Seconds(3);
-  // Before the break, a stream takes half a second longer than that.
+  // Before the break, a stream takes half a second longer than the stall timeout.
   const auto slow = [&](std::uint64_t offset, absl::Span<char> out) {
     absl::SleepFor(absl::Milliseconds(3500 / 16));
     return FromMemory(data)(offset, out);

@@ -467,7 +467,8 @@ TEST_F(OneWorker, AnArrayOfACallerWhoHasLeftGetsNoName) {
   *request.mutable_x() = Inline<float>(v1::DTYPE_F32, {3}, {1, 2, 3});
   auto dot = DotOf(request.x(), request.x());
   dot.set_strategy("cpu_serial");
-  // The server may hear of it only after the call has ended: then that is tried again.
+  // The server may learn of the cancellation only after the call has ended. The test then repeats
+  // the call.
   EXPECT_TRUE(Eventually([&] {
     (void)Delete("y");
     device_.Close(FakeDevice::Step::kCopyToHost);
@@ -561,7 +562,7 @@ TEST_F(TwoDevicesTest, StatisticsTellWhatMoved) {
   EXPECT_EQ(results.results(0).dot().stats().moved_bytes(), 24u);
   EXPECT_EQ(results.results(1).dot().stats().moved_bytes(), 0u) << "it moves once";
 
-  // Nor does it count twice when the device is chosen.
+  // An operand of two steps does not count twice when the device is chosen, either.
   ASSERT_TRUE(
       server_.Put<float>("z", v1::DTYPE_F32, {8}, std::vector<float>(8), false, "fake:1").ok());
   const auto chosen = Good<v1::ExecuteResponse>(Of<v1::ExecuteRequest>(R"(

@@ -114,7 +114,7 @@ TEST_P(DeviceTest, GathersEveryElementSize) {
   }
 }
 
-// Elements that conversions are most likely to get wrong, and many others.
+// Elements that a faulty conversion is most likely to convert wrong, and many others.
 template <class T>
 std::vector<T> ConversionCases() {
   std::vector<T> cases;

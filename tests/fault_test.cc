@@ -191,8 +191,8 @@ TEST_F(FaultTest, CallsThatEndWhileTheyWaitNeverReachTheDevice) {
   EXPECT_EQ(device_->Count(Step::kBegin), 2);
 }
 
-// Short operations run there as well. A worker that has begun an operation is slightly late to
-// report that it is idle.
+// Short operations also run on the thread that receives them. A worker that has run an operation
+// reports slightly late that it is idle.
 TEST_F(FaultTest, ShortProgramsRunOnTheThreadThatReceivesThem) {
   StartServer();
   ASSERT_TRUE(server_->Put("wide", v1::DTYPE_F32, {1 << 19}, std::vector<float>(1 << 19)).ok());
@@ -461,7 +461,8 @@ TEST_F(FaultTest, AWorkerThatIsBusyForLongIsNotReadyUntilItIsFree) {
   EXPECT_TRUE(Eventually([&] { return IsServing(); }));
 }
 
-// This holds while the operation is within its time limit and can be told to stop.
+// A long operation is no reason to stop serving while it is within its time limit and can be told
+// to stop.
 TEST_F(FaultTest, AnOperationThatTakesLongIsNobodysFault) {
   StartServer(Impatient, [](Options& options) { options.max_operation_seconds = 3600; });
   auto running = HoldWorker();

@@ -63,7 +63,7 @@ class Member(r.ThroughPrograms):
         self.connect()
 
     def connect(self):
-        """Closes the connection, if there is one, with all calls on it, and makes a new one."""
+        """Makes a new connection. If there is one already, closes it first, with all its calls."""
         if self.caller:
             self.caller.close()
             self.server.clients.remove(self.caller)
@@ -107,8 +107,8 @@ class Member(r.ThroughPrograms):
 
 
 class Refused(Exception):
-    """A call ended as it should, refused because of its role or a quota. Other expectations do not
-    count."""
+    """Raised when a call was refused, as expected, because of its role or a quota. Its other
+    expected outcomes do not apply."""
 
 
 class TenantFuzzer(f.Fuzzer):

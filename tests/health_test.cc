@@ -61,7 +61,7 @@ class HealthTest : public testing::Test {
   std::unique_ptr<grpc::health::v1::Health::Stub> stub_;
 };
 
-// This holds even if the status changes while a message is being written.
+// The last status arrives even if the status changes while a message is being written.
 TEST_F(HealthTest, TheLastThatAWatcherHearsIsTrue) {
   health_.Set("", true);
   grpc::ClientContext context;

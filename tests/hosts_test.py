@@ -153,7 +153,7 @@ def test_link_counts_as_a_buffer(server, client):
               "RESOURCE_EXHAUSTED", "TOO_MANY_BUFFERS")  # fmt: skip
         few.call("DeleteBuffer", name="a")
         few.call("CopyBuffer", source="x", name="c", link=True)
-        # A link to a link does not make the first link count any longer.
+        # A link that was deleted does not count, even if there is a link to it.
         few.call("DeleteBuffer", name="b")
         few.call("CopyBuffer", source="c", name="d", link=True)
         few.call("DeleteBuffer", name="c")
@@ -583,14 +583,14 @@ def test_names_have_one_home(server, client):
                 own = clients[home_of("abc", name)]
                 assert o.outcome_of(lambda: own.put(name, x, replace=True)).ok, name  # noqa: B023
             # c is not in the new ring, and keeps the ring that it has.
-            stays = "no server 'c', which --ring-name names; the current ring stays in use"
+            stays = "no server 'c', which --ring-name names; the current ring stays in effect"
             assert eventually(lambda: stays in started[2].log(), 20), started[2].log()
             clients["c"].put(moved, x)
             fails(clients["c"].attempt("GetBuffer", name=next(iter(kept - {"unnamed/7/1"}))),
                   "FAILED_PRECONDITION", "WRONG_HOST")  # fmt: skip
             # An unusable file changes nothing.
             ring.write_text("a host-a:1\na host-b:2\n")
-            assert eventually(lambda: "the current ring stays in use" in started[0].log(), 20)
+            assert eventually(lambda: "the current ring stays in effect" in started[0].log(), 20)
             assert "line 2" in started[0].log()
             fails(clients["a"].attempt("GetBuffer", name=moved), "FAILED_PRECONDITION" if
                   home_of("ab", moved) == "b" else "NOT_FOUND", "WRONG_HOST" if

@@ -125,7 +125,7 @@ class StrategyTest : public testing::TestWithParam<StrategyCase> {
  protected:
   void SetUp() override { TESSERA_NEED_STRATEGY(Problem, GetParam()); }
 
-  // Calls f(T{}) for the type of the case, unless f does not take it.
+  // Calls f(T{}), where T is the C++ type of the case's dtype, unless f does not accept it.
   template <class F>
   void ForType(F f) const {
     DispatchDType(GetParam().dtype, [&]<class T>(T zero) {
@@ -208,7 +208,7 @@ class Random {
     return z ^ (z >> 31);
   }
   double Uniform() { return static_cast<double>(Bits() >> 11) * 0x1p-53; }
-  // Returns a number with mean 0 and deviation 1, close enough to normal for test data.
+  // Returns a number with mean 0 and standard deviation 1, close enough to normal for test data.
   double Normal() { return (Uniform() + Uniform() + Uniform() + Uniform() - 2.0) * 1.7320508; }
 
  private:
@@ -357,7 +357,7 @@ inline std::int64_t Largest() {
   return value == nullptr ? std::numeric_limits<std::int64_t>::max() : std::atoll(value);
 }
 inline bool Watched() { return std::getenv("TESSERA_LARGEST") != nullptr; }
-// Whether the tool is so slow that taking a path once is enough, whatever it is combined with.
+// Whether that tool is so slow that taking a path once is enough, whatever it is combined with.
 inline bool WatchedClosely() { return Largest() <= 5000; }
 
 // The sizes up to Largest().

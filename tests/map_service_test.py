@@ -514,7 +514,7 @@ def test_counts_and_shapes(server, client):
 
 
 def test_millions_of_nodes_take_no_memory(server, client):
-    """Each empty node takes two bytes on the wire."""
+    """Each empty node takes two bytes of the request."""
     path = "/tessera.v1.ComputeService/"
     raw = lambda rpc: client.channel.unary_unary(path + rpc)
     nodes = b"\x0a\x00" * (1 << 20)
@@ -523,8 +523,8 @@ def test_millions_of_nodes_take_no_memory(server, client):
     within = lambda tag, data: bytes([tag]) + length(len(data)) + data
     for body in (within(0x12, nodes), nodes):  # Nodes of an expression, then operands.
         before = server.peak_rss()
-        # An expression is field 9 of a Reduce and 10 of a Matmul. Other operands are the next
-        # field.
+        # The expression is field 9 of a ReduceRequest and field 10 of a MatmulRequest. The field
+        # after it has the expression's other operands.
         staged = body if body is not nodes else None
         requests = [("Map", body), ("Execute", within(0x0A, within(0x32, body)))]
         for rpc, step, field in (("Reduce", 0x12, 0x4A), ("Matmul", 0x1A, 0x52)):

@@ -209,7 +209,8 @@ bool IsWithin(double units, T got, long double want) {
   return std::abs(value - want) <= room;
 }
 
-// This holds even if the quotient has more digits than the type, or is subnormal.
+// Floors and remainders are exact even if the quotient has more digits than the type, or is
+// subnormal.
 TEST_P(MapTest, FloorsAndRemaindersAreExact) {
   ForType([&]<FloatElement T>(T) {
     using V = ValueOf<T>;
@@ -506,7 +507,8 @@ TEST_P(MapTest, LongProgramsWithManyRegisters) {
   });
 }
 
-// Random graphs of operations whose values may be used much later, compared with one loop per node.
+// Compares random expressions, in which a node may use the value of a node far before it, with a
+// loop over the elements for each node.
 TEST_P(MapTest, RandomExpressions) {
   ForType([&]<class T>(T) {
     using V = ValueOf<T>;

@@ -41,7 +41,7 @@ SAMPLE = re.compile(rf"([a-zA-Z_:][\w:]*)(?:\{{({LABEL}(?:,{LABEL})*)\}})? (\S+)
 
 
 class Scrape:
-    """The text format 0.0.4, with its rules checked."""
+    """A parsed metrics page. Checks the rules of the text format 0.0.4."""
 
     def __init__(self, text):
         self.types, self.samples = {}, {}

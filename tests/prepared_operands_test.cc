@@ -263,7 +263,7 @@ TEST_F(PreparedOperandsTest, BuffersDoNotWaitForEver) {
   // The next buffers are refused immediately.
   for (int i = 0; i < 50; ++i) EXPECT_EQ(Put("y", 4), nullptr);
   EXPECT_LT(SteadyNow() - begin, 50 * absl::FromChrono(PreparedOperands::kPatience));
-  // No call finds the operand, so its use comes to an end.
+  // No further call finds the operand, so it is freed when its current use ends.
   EXPECT_FALSE(Has(x));
   use.reset();
   EXPECT_EQ(store_.budget(device_).used(), 4 * kBytes);

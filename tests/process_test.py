@@ -42,7 +42,7 @@ class SignalTest(Case):
             with self.subTest(name):
                 server.signal(getattr(signal, "SIG" + name))
                 self.assertEqual(client.names(), ["x"])
-        self.assert_logs(server, "there are no files of TLS, tokens or a ring to read again")
+        self.assert_logs(server, "there are no files for TLS, tokens or a ring to read again")
         self.assertEqual(server.stop(), 0)
 
     def test_hup_reads_files_again_and_says_what_came_of_it(self):
@@ -53,7 +53,7 @@ class SignalTest(Case):
         before = (tokens.stat(), ring.stat())
         server.signal(signal.SIGHUP)
         for file in ("tokens", "ring"):
-            self.assert_logs(server, f"--{file}: the file has been read again and is in use")
+            self.assert_logs(server, f"--{file}: the file has been read again and is in effect")
         self.assertEqual(before, (tokens.stat(), ring.stat()))
         Caller(server, "first").put("x", ONES)
         # An invalid file is not used, and the log says so each time.

@@ -1,5 +1,5 @@
-// Products that select: which products do so, and whether they have the bits of Matmul, Map and
-// TopK.
+// Products that select their largest results: which products can, and whether they have the bits
+// of Matmul, Map and TopK.
 #include <optional>
 
 #include "kernels/run/product_top_k.h"

@@ -356,7 +356,7 @@ class ProcessesTest(python_outsider.Case):
         return {b.name for b in self.t.call("ListBuffers", prefix="unnamed/").buffers}
 
     def test_what_is_unnamed_goes_with_its_client(self):
-        """This holds even if references are left, which are useless then."""
+        """close() deletes unnamed buffers even if references to them are left."""
         before = self.unnamed()
         with ts.connect(self.server.address) as t:
             x = t.put(np.ones(3))
@@ -375,7 +375,7 @@ class ProcessesTest(python_outsider.Case):
         names = {x.name, y.name}
         del x, y
         self.eventually_gone(names)
-        # The same holds if the client itself is dropped.
+        # Unnamed buffers are also deleted if the client itself is dropped.
         other = ts.connect(self.server.address)
         x = other.put(np.ones(3))
         names = {x.name}
@@ -642,7 +642,7 @@ print(found > 6)
         del kept
 
     def test_an_end_that_starts_no_threads(self):
-        """Python behaves like this after Ctrl-C from version 3.12 on."""
+        """From Python 3.12 on, a process that ends after Ctrl-C can start no threads."""
         t = ts.connect(self.server.address)
         t._io.interrupted(KeyboardInterrupt())
         with mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("at the end")):

@@ -100,8 +100,8 @@ class SignaturesTest(python_outsider.Case):
                 whole = re.match("floor |ceil |trunc |fix ", text)
                 if not whole:
                     self.assertIn((want.dtype.name, got.dtype.name), WIDER, text)
-                # NumPy's results overflow in their type, and the client's results are wrapped to
-                # it.
+                # NumPy's results have wrapped in their narrower type, so the client's results are
+                # cast to that type, which wraps them too.
                 got = got.astype(want.dtype)
             if want.dtype.kind in "biu":
                 np.testing.assert_array_equal(got, want, err_msg=text)

@@ -740,7 +740,7 @@ class WireTest(unittest.TestCase):
                 if patience.over():
                     waited.append(now[0] - 100)
                     break
-        # At 5 s it is seen to move, and then it stalls for 8 s.
+        # The check at 5 s sees that the transfer has moved. It then stalls for 8 s.
         self.assertEqual(waited, [13])
 
     def test_messages_by_hand_are_those_of_protobuf(self):

@@ -117,7 +117,8 @@ def bf16_bits(values):
 
 
 def wide(array, dtype):
-    """Returns the values as f64, or as i64."""
+    """Converts an array to f64, or to i64 if its elements are integers. dtype: its protocol type,
+    because bf16 elements are held as their bits."""
     array = np.asarray(array)
     if dtype == BF16:
         return bf16_values(array).astype(np.float64)

@@ -103,8 +103,8 @@ template <class T>
 std::vector<T> Data(ReduceOp op, std::int64_t n, std::uint64_t seed) {
   if (op != ReduceOp::kProduct) return NormalVector<T>(n, seed, 0.25);
   if (sizeof(T) > 2 && !std::is_integral_v<T>) return NormalVector<T>(n, seed, 1.0, 1e-3);
-  // f16 is too coarse for that, and integers wrap, so they use ones and minus ones with a few other
-  // values.
+  // Near 1, f16 has too few values, and products of integers wrap, so both use ones and minus ones
+  // with a few other values.
   std::vector<T> v(static_cast<std::size_t>(n));
   Random random(seed);
   for (T& x : v) x = static_cast<T>(static_cast<ValueOf<T>>(random.Bits() % 2 == 0 ? 1 : -1));

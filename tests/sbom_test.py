@@ -19,7 +19,7 @@ import outsider as o
 SCRIPT = o.ROOT / "deploy" / "sbom.sh"
 PROGRAMS = (o.Program.path, o.Program.cli)
 
-# The relations of SPDX 2.3 that the script uses.
+# The types of relationships of SPDX 2.3 that deploy/sbom.sh may use.
 RELATIONS = {
     "DESCRIBES", "CONTAINS", "DEPENDS_ON", "STATIC_LINK", "BUILD_DEPENDENCY_OF", "BUILD_TOOL_OF"
 }

@@ -1,5 +1,5 @@
-// Products that select, in programs: which steps become one step, according to their statistics,
-// and whether the results equal those of the separate steps.
+// Programs whose Matmul, Map and TopK become one step: which steps do, according to their
+// statistics, and whether the results equal those of the separate steps.
 
 #include "tests/kernel_fixture.h"
 #include "tests/service_fixture.h"

@@ -336,7 +336,7 @@ TEST_F(SharedClientTest, ASlotIsNotUsedAgainWhileTheServerMayWriteToIt) {
   ExpectIntactUpload(hasty);
 }
 
-// The same holds for the slot of a part that is prefetched when the caller stops reading.
+// A slot into which a part is being prefetched when the caller stops reading is not used again.
 TEST_F(SharedClientTest, ASlotThatIsFetchedAheadIsNotUsedAgainEither) {
   const std::string old = Pattern(2 * kSlot);
   Client hasty({.server = server_.address(), .stall_timeout = absl::Milliseconds(300)});

@@ -485,7 +485,7 @@ TEST_P(TeamTest, FoldsOfExpressionsInLittleMemory) {
   TearDown();  // Before the budgets are destroyed.
 }
 
-// All columns except for the last ones come in whole rounds.
+// Every piece except for the last one has whole rounds.
 TEST(PieceSizesTest, PiecesGrowWithWhatComes) {
   const auto pieces = [](const PieceSizes& sizes, std::int64_t columns) {
     std::vector<std::int64_t> found;
@@ -642,7 +642,7 @@ TEST_P(TeamProductTest, EveryStrategyThatIsSharedOut) {
     if (strategy->shared.launch == nullptr || strategy->backend != GetParam() ||
         !Missing(*strategy, *devices_[0]).empty())
       continue;
-    // With a k of 8, a product that is large enough to be divided has gigabytes.
+    // With a k of 8, a product that is large enough to be divided has gigabytes of results.
     if (gpu() && strategy->name == "outer_product") continue;
     for (DType dtype : {DType::kF32, DType::kF64, DType::kBF16, DType::kF16}) {
       if (!strategy->dtypes.Contains(dtype)) continue;
@@ -709,7 +709,8 @@ TEST_P(TeamIntegersTest, OneRowDecidesForAllShares) {
       EXPECT_TRUE(Run(count, 0) == alone) << spoiled << " " << count;
       EXPECT_TRUE(Run(count, count - 1) == alone) << spoiled << " " << count;
     }
-    // The other order of addition changes the bits even in rows whose operands have not changed.
+    // Without integers, products are added in another order, which changes the bits even in rows
+    // whose operands have not changed.
     const std::string first = alone.substr(0, 1 << 20);
     if (spoiled) {
       EXPECT_NE(first, before);

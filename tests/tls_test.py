@@ -194,7 +194,7 @@ class TlsTest(o.FreshCase):
         self.assertEqual(self.dot(server), "UNAVAILABLE")
         # Any other certificate replaces the expired one, valid or not.
         self.install(self.ca.issue("expired_too", days=-1))
-        self.assertTrue(o.eventually(lambda: "are in use" in server.log(), 20))
+        self.assertTrue(o.eventually(lambda: "are in effect" in server.log(), 20))
         self.assertTrue(o.eventually(lambda: server.log().count("clients refuse it") == 2, 20))
         self.install(self.pair)
         self.assertTrue(o.eventually(lambda: self.dot(server) == "OK", 20))

@@ -13,7 +13,7 @@ choose_devices() {
   esac
 }
 
-# The nvcc to build with; empty when there is no CUDA 13 or newer.
+# Prints the path of the nvcc to build with, or nothing if there is no CUDA 13 or newer.
 find_nvcc() {
   local nvcc release
   nvcc=$(PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin type -P nvcc) || return 0
@@ -21,14 +21,15 @@ find_nvcc() {
   if ((${release:-0} >= 13)); then printf '%s\n' "$nvcc"; fi
 }
 
-# Architectures of the GPUs here, as CMake spells them: "90-real". Empty when nvidia-smi cannot say.
+# Prints the architectures of this machine's GPUs as CMake spells them ("90-real"), or nothing if
+# nvidia-smi does not report them.
 gpu_architectures() {
   nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null |
     sed -nE 's/^([0-9]+)\.([0-9])$/\1\2-real/p' | sort -u | paste -sd ';' || true
 }
 
-# The preset for programs that run here: native, for the devices of this machine, unless others were
-# requested. Each preset has its own folder, so that neither undoes the other's work.
+# Prints the preset for programs that run here: native, for the devices of this machine, unless
+# other devices were requested. Each preset has its own folder, so both builds stay complete.
 preset_here() {
   if [[ ${CI:-} == true || -n ${TESSERA_CUDA_ARCHITECTURES:-} ]]; then
     echo release
@@ -49,7 +50,7 @@ configure() {
   elif $only_cpu; then
     devices="CPU alone"
   elif [[ -z $nvcc ]]; then
-    devices="CPU alone, for want of nvcc 13 or newer"
+    devices="CPU alone, because there is no nvcc 13 or newer"
   elif [[ $preset == native ]] && ! has_gpu; then
     devices="CPU alone"
     say "No GPU here: building the CPU device alone;" \

@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2034,SC2154
-# Messages, steps with a log, and packages: what every command of ./dev needs. Sourced by it.
+# What every command of ./dev needs: messages, steps with a log, and packages. Sourced by ./dev.
 
 # Debian 12 and Ubuntu 24.04 have all of these, in versions with which the same source builds.
 readonly packages=(
@@ -83,7 +83,8 @@ step() {
 install_packages() {
   command -v dpkg-query >/dev/null || return 0
   local installed missing=() package sudo=() lock
-  # Only one at a time: apt-get waits for another one to install, but not to update its lists.
+  # The lock is needed because apt-get waits while another one installs, but not while it updates
+  # its lists.
   mkdir -p "$logs"
   exec {lock}>"$logs/apt.lock"
   flock "$lock"

@@ -53,8 +53,9 @@ bundle() {
   while read -r library; do
     strip --strip-unneeded -o "$packed/lib/${library##*/}" "$library"
   done < <(libraries_of "${programs[@]/#/$built/bin/}")
-  # Packed, because OpenBLAS alone, with its kernels for every processor, is 35 MiB: 10 with gzip, 4
-  # with xz. xz's output is the same for any number of threads from two on.
+  # The programs are packed, because OpenBLAS alone, with its kernels for every processor, has 35
+  # MiB, and only 10 MiB with gzip or 4 MiB with xz. The output of xz is the same for any number of
+  # threads from two on.
   tar -C "$packed" --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner \
     --mode=u=rwX,go=rX -cf - bin lib | xz -T$((jobs > 2 ? jobs : 2)) -6 >"$out/programs.tar.xz"
   cp -R client/demo "$out/client/"

@@ -8,8 +8,8 @@
 namespace tessera {
 namespace {
 
-// Polynomials over GF(2) modulo Castagnoli's polynomial, with the bits reflected as in a CRC-32C:
-// bit 31 is the coefficient of x^0, and bit 0 is the coefficient of x^31.
+// In this file, an integer is a polynomial over GF(2) modulo Castagnoli's polynomial, with its bits
+// reflected as in a CRC-32C: bit 31 is the coefficient of x^0, and bit 0 that of x^31.
 constexpr std::uint32_t kPolynomial = 0x82f63b78;
 constexpr std::uint32_t kOne = 0x80000000;
 

@@ -40,7 +40,7 @@ absl::StatusOr<Ring> Ring::Parse(std::string_view text) {
   for (const auto& [number, words] : WordLines(text)) {
     if (words.size() != 2) return Bad(number, "it must have a server's name and its address");
     if (!IsPlainName(words[0]))
-      return Bad(number, "a name is 1 to 64 characters of [a-zA-Z0-9._-]");
+      return Bad(number, "a server's name must have 1 to 64 characters of [a-zA-Z0-9._-]");
     Server server{std::string(words[0]), std::string(words[1])};
     if (ring.Find(server.name) != nullptr) return Bad(number, "the name is already in use");
     ring.servers_.push_back(std::move(server));

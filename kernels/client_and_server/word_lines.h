@@ -1,5 +1,5 @@
-// Files that have words on lines and comments that begin with `#`, such as the lists of callers and
-// of servers.
+// Reads files whose lines consist of words, with comments that begin with `#`, such as the lists of
+// callers and of servers.
 #pragma once
 
 #include <cstddef>

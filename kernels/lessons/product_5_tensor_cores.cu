@@ -7,7 +7,7 @@
 // of three pairs of tiles, one is being multiplied and two are on their way. Rows in shared memory
 // are padded by 16 bytes, so that the rows of a fragment begin in different banks.
 //
-// Loading the fragments takes about as long as multiplying them: lesson 6 leaves that out. The
+// Loading the fragments takes about as long as multiplying them: hopper_product.cu avoids it. The
 // service's strategy `tensor_mma` of Matmul is built in this way.
 //
 //   nvcc -std=c++20 -O3 -arch=native -o lesson product_5_tensor_cores.cu && ./lesson

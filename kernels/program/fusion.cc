@@ -1,4 +1,4 @@
-// Products that select: see FuseSelections.
+// Fuses a Matmul, a Map and a TopK into one kernel (FuseSelections).
 
 #include <algorithm>
 #include <cstdint>
@@ -81,7 +81,7 @@ ProductTopK SelectionOf(const ProgramPlan& program, const PlannedStep& top_k) {
   } else if (matmul.expression.has_value()) {
     request.expression = &*matmul.expression;
     request.operands.assign(product.views.begin() + 1, product.views.end());
-    // An expression keeps the product's shape.
+    // The product has the shape of the expression's result.
     request.operands[0] = WholeView({request.out_dtype, product.result.arrays[0].shape}, nullptr);
   }
   return request;

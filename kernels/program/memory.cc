@@ -1,4 +1,4 @@
-// Where everything is in a program's block of memory.
+// Lays out a program's block of memory.
 
 #include <algorithm>
 #include <cstdint>
@@ -71,7 +71,8 @@ BlockLayout LayOut(ProgramPlan& program) {
 }
 
 std::uint64_t MostScratch(const ProgramPlan& program, std::uint64_t beside, const Stream& stream) {
-  // Blocks of scratch memory begin at multiples of the alignment.
+  // The most that is lost between blocks of scratch memory, which begin at multiples of the
+  // alignment.
   constexpr std::uint64_t kGaps = 16 * kBlockAlignment;
   const Budget* budget = stream.scratch_budget();
   const std::uint64_t limit =

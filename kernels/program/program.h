@@ -20,7 +20,7 @@
 
 namespace tessera {
 
-// A window of an array, in elements, as MakeView takes it.
+// A window of an array, in elements: the arguments of MakeView.
 struct Window {
   std::int64_t offset = 0;
   absl::Span<const std::int64_t> shape;
@@ -61,7 +61,7 @@ struct PlannedStep {
 
   absl::Status status;
   ResultType result;                   // set by FindTypes
-  absl::InlinedVector<View, 2> views;  // set by FindTypes, with the addresses that are known
+  absl::InlinedVector<View, 2> views;  // set by FindTypes, and with addresses by MakeViews
   std::uint32_t readers = 0;  // the number of operands of later steps that are results of this step
   bool batched = false;       // may share a launch with adjacent steps
   std::array<std::uint64_t, kMostResults> offsets{};  // in the block; set by LayOut
@@ -74,8 +74,8 @@ struct PlannedStep {
   // Set by FuseSelections on a TopK that also computes the steps before it: the strategy that
   // computes the product, the scores and the TopK together.
   const ProductTopKStrategy* selection = nullptr;
-  // For such a TopK: the indices of the steps of the product and of the scores. Without a Map, the
-  // two are the same.
+  // If `selection` is set: the indices of the steps that are the product and the scores. Without a
+  // Map, they are the same step.
   std::uint32_t product = 0;
   std::uint32_t scores = 0;
   bool folded = false;  // computed by a later step; it has no results
@@ -107,7 +107,7 @@ void FuseSelections(ProgramPlan& program, const Device& device);
 
 // Everything in the block begins at a multiple of this.
 inline constexpr std::uint64_t kBlockAlignment = 256;
-// The size of a scalar's place, and where in it the value is before it is rounded.
+// The number of bytes reserved for a scalar, and the offset in them of the unrounded value.
 inline constexpr std::uint64_t kScalarBytes = 2 * kBlockAlignment;
 inline constexpr std::uint64_t kUnrounded = kBlockAlignment;
 
@@ -121,9 +121,9 @@ struct BlockLayout {
 };
 // Pass 4. Places everything in the block. Copies of one array share a place.
 BlockLayout LayOut(ProgramPlan& program);
-// Returns the maximum scratch memory that a step takes in addition to `beside` bytes of the
-// stream's budget. A step that would exceed the budget's limit does not count, because it will fail
-// anyway.
+// Returns the largest amount of scratch memory that a step needs. `beside`: the bytes of the
+// stream's budget that are already taken. A step that would exceed the budget's limit does not
+// count, because it will fail anyway.
 std::uint64_t MostScratch(const ProgramPlan& program, std::uint64_t beside, const Stream& stream);
 // Sets the addresses of results in program.block.
 void PlaceResults(ProgramPlan& program);
@@ -136,7 +136,7 @@ absl::Status RunSteps(ProgramPlan& program, Stream& stream, StepRunner run);
 absl::StatusOr<ScalarResult> RunStep(const ProgramPlan& program, const PlannedStep& step,
                                      Stream& stream, const RunOptions& options);
 
-// Sets the views of a step's operands, with the addresses that are known.
+// Sets the views of a step's operands. While an array has no address yet, its view has an offset.
 void MakeViews(const ProgramPlan& program, PlannedStep& step);
 // Returns the steps of a fused TopK as one request.
 ProductTopK SelectionOf(const ProgramPlan& program, const PlannedStep& top_k);

@@ -9,7 +9,7 @@ namespace {
 
 absl::Status StepFailed(std::uint32_t step) {
   return MakeError(absl::StatusCode::kFailedPrecondition, "STEP_FAILED",
-                   absl::StrCat("it needs the result of step ", step, ", which failed"),
+                   absl::StrCat("the step needs the result of step ", step, ", which failed"),
                    {{"failed_step", absl::StrCat(step)}});
 }
 

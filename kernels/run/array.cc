@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::int64_t kMaxBytes = std::numeric_limits<std::int64_t>::max();
 
-// Shows only the first values if there are more values than an array may have axes.
+// Returns text such as "[3, 4]", with at most kShown values.
 std::string Join(absl::Span<const std::int64_t> values) {
   constexpr std::size_t kShown = 2 * kMaxRank;
   return absl::StrCat("[", absl::StrJoin(values.subspan(0, kShown), ", "),
@@ -22,7 +22,7 @@ std::string Join(absl::Span<const std::int64_t> values) {
 absl::Status BadView(std::string_view field, std::string value, std::string limit) {
   return MakeError(
       absl::StatusCode::kInvalidArgument, "BAD_VIEW",
-      absl::StrCat("view.", std::string(field), " is ", value, ", allowed: ", limit),
+      absl::StrCat("view.", std::string(field), " is ", value, "; allowed: ", limit),
       {{"field", absl::StrCat("view.", std::string(field))}, {"value", value}, {"limit", limit}});
 }
 
@@ -30,7 +30,7 @@ absl::Status BadView(std::string_view field, std::string value, std::string limi
 absl::StatusOr<Shape> CheckedShape(absl::Span<const std::int64_t> dims, std::int64_t size_limit) {
   if (dims.size() > static_cast<std::size_t>(kMaxRank)) {
     return MakeError(absl::StatusCode::kInvalidArgument, "BAD_SHAPE",
-                     absl::StrCat("shape has rank ", dims.size(), ", at most ", kMaxRank),
+                     absl::StrCat("the shape has rank ", dims.size(), "; allowed: 0 to ", kMaxRank),
                      {{"field", "shape"},
                       {"value", absl::StrCat(dims.size())},
                       {"limit", absl::StrCat(kMaxRank)}});
@@ -70,7 +70,7 @@ void SetContiguousStrides(View& view) {
 
 absl::StatusOr<ArrayType> MakeArrayType(DType dtype, absl::Span<const std::int64_t> shape) {
   if (SizeOf(dtype) == 0) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_DTYPE", "dtype is unknown",
+    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_DTYPE", "the dtype is unknown",
                      {{"field", "dtype"}, {"value", absl::StrCat(static_cast<int>(dtype))}});
   }
   absl::StatusOr<Shape> checked =

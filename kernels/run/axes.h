@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-// Returns which axes of the shape are named. INVALID_ARGUMENT / BAD_AXES.
+// Returns, for each axis of the shape, whether `axes` names it, or INVALID_ARGUMENT / BAD_AXES.
 absl::StatusOr<std::array<bool, kMaxRank>> FoldedAxes(const Shape& shape,
                                                       absl::Span<const int> axes);
 

@@ -1,4 +1,4 @@
-// Opens devices by name; owned memory, and the guarded forms of Stream's functions.
+// Opens devices by name, owns memory, and turns exceptions of devices and streams into a Status.
 #include <algorithm>
 #include <charconv>
 #include <utility>
@@ -242,7 +242,7 @@ absl::StatusOr<HostRegistration> RegisterHost(Device& device, void* memory, std:
 }
 
 int LoopThreads(const Device& device) {
-  // With a GPU, few host loops are long, and memory bandwidth limits the long ones.
+  // The maximum for a GPU, where few host loops are long, and memory bandwidth limits those.
   constexpr int kMostWithGpu = 8;
   return device.info().backend == Backend::kCpu ? device.info().multiprocessors
                                                 : std::min(HostThreads(), kMostWithGpu);

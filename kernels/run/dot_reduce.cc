@@ -72,8 +72,8 @@ class FoldMap final : public Work<ReduceProblem> {
   const Stream& stream_;
 };
 
-// Runs a batch into results. launch(scalars) enqueues it, and problem_of(i, result) returns its
-// problem i; integer: whether results are integers.
+// Runs a batch and fills in its results. launch(scalars) enqueues it, and problem_of(i, result)
+// returns its problem i; integer: whether results are integers.
 template <class Launch, class ProblemOf>
 absl::Status ExecuteBatch(Stream& stream, bool integer, absl::Span<ScalarResult> results,
                           const Launch& launch, const ProblemOf& problem_of) {

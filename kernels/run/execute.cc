@@ -34,8 +34,8 @@ absl::Status CheckComputed(std::string_view operation, DType dtype) {
   if (IsComputed(dtype)) return absl::OkStatus();
   return Invalid(
       "BAD_DTYPE",
-      absl::StrCat(Absl(operation), " does not take elements of type ", Absl(Name(dtype)),
-                   ": cast them first, with CopyBuffer or in an expression of Map"),
+      absl::StrCat(Absl(operation), " does not support elements of type ", Absl(Name(dtype)),
+                   "; cast them first, with CopyBuffer or in an expression of Map"),
       {{"operation", std::string(operation)}, {"dtype", std::string(Name(dtype))}});
 }
 
@@ -49,7 +49,7 @@ std::string Names(DTypes dtypes) {
 absl::Status TooLong(std::string_view what, std::string_view strategy, double estimate,
                      double limit, std::string_view advice) {
   return MakeError(absl::StatusCode::kFailedPrecondition, "OPERATION_TOO_LONG",
-                   absl::StrFormat("%s is expected to take %.3g s, at most %.3g s are allowed%s",
+                   absl::StrFormat("%s is expected to take %.3g s; at most %.3g s are allowed%s",
                                    Absl(what), estimate, limit, Absl(advice)),
                    {{"strategy", std::string(strategy)},
                     {"estimate_seconds", absl::StrFormat("%.3g", estimate)},

@@ -1,5 +1,5 @@
 // The steps of every operation from a checked problem to a finished result: find the strategy, make
-// operands contiguous where they are not, launch, wait. Step 3 of a request's path.
+// operands contiguous where the strategy needs it, launch, and wait.
 #pragma once
 
 #include <algorithm>
@@ -34,7 +34,7 @@ absl::Status DtypesDiffer(const View& a, const View& b);
 absl::Status ShapesDiffer(std::string_view rule, const View& a, const View& b);
 // Checks that dtypes and shapes agree.
 absl::Status CheckSame(const View& a, const View& b);
-// The check for operations that do not take one-byte elements.
+// Returns INVALID_ARGUMENT / BAD_DTYPE for one-byte elements, which most operations do not support.
 absl::Status CheckComputed(std::string_view operation, DType dtype);
 absl::Status TooLong(std::string_view what, std::string_view strategy, double estimate,
                      double limit, std::string_view advice);
@@ -71,11 +71,11 @@ absl::Status CheckLaunch(const Strategy<Problem>& strategy, const Launch& launch
                                 strategy.limits.items_per_thread}}) {
     if (knob.value == 0 || (knob.value >= knob.range.min && knob.value <= knob.range.max)) continue;
     const std::string range = knob.range.max == 0
-                                  ? "0 (this strategy has no such knob)"
+                                  ? "0 (this strategy has no such parameter)"
                                   : absl::StrCat(knob.range.min, " to ", knob.range.max);
     return Invalid("BAD_LAUNCH",
-                   absl::StrCat(knob.field, " is ", knob.value, ", strategy ", Absl(strategy.name),
-                                " takes ", range),
+                   absl::StrCat(knob.field, " is ", knob.value, "; strategy ", Absl(strategy.name),
+                                " accepts ", range),
                    {{"field", knob.field},
                     {"value", absl::StrCat(knob.value)},
                     {"range", range},
@@ -84,8 +84,8 @@ absl::Status CheckLaunch(const Strategy<Problem>& strategy, const Launch& launch
   return absl::OkStatus();
 }
 
-// Returns the strategy that a request names, or else the fastest one. It has been checked against
-// the problem's type, the device and the launch.
+// Returns the strategy that a request names, or the default one if it names none. Checks that the
+// strategy supports the problem's type, the device and the launch.
 template <class Problem>
 absl::StatusOr<const Strategy<Problem>*> Find(std::string_view name, const Problem& problem,
                                               const Device& device) {
@@ -136,7 +136,7 @@ absl::StatusOr<const Strategy<Problem>*> Find(std::string_view name, const Probl
 
 // --- What it may cost ---------------------------------------------------------------------------
 
-// Returns the expected seconds.
+// Returns the expected seconds, or an error if they exceed the limit.
 template <class Problem>
 absl::StatusOr<double> CheckSeconds(const Strategy<Problem>& strategy, const Problem& problem,
                                     const Device& device, double gather_seconds,
@@ -149,8 +149,8 @@ absl::StatusOr<double> CheckSeconds(const Strategy<Problem>& strategy, const Pro
   if (estimate <= limit) return estimate;
   options.pace->Forget(strategy, problem);
   return TooLong(
-      absl::StrCat(Absl(Problem::kOperation), " by strategy ", Absl(strategy.name)), strategy.name,
-      estimate, limit,
+      absl::StrCat(Absl(Problem::kOperation), " with strategy ", Absl(strategy.name)),
+      strategy.name, estimate, limit,
       slow ? "; a request that names no strategy gets the default one of this problem" : "");
 }
 
@@ -167,8 +167,8 @@ class Stopwatch {
 // --- Running it ---------------------------------------------------------------------------------
 
 // Runs work() and synchronises the stream, unless `wait` is false. After a failure it always
-// synchronises, since work in flight may still use the operands. On a lost device that fails as
-// well, but then nothing runs there.
+// synchronises, since work in flight may still use the operands. On a lost device, the
+// synchronisation also fails, but no work is in flight there.
 template <class Work>
 absl::Status Finished(Stream& stream, const Work& work, bool wait = true) {
   Device& device = stream.device();
@@ -193,12 +193,12 @@ inline std::uint64_t Bytes(const View& view) {
   return static_cast<std::uint64_t>(view.elements()) * SizeOf(view.dtype);
 }
 
-// An operand as a view, and where the strategy finds it.
+// An operand's view, and the members of the problem from which the strategy reads the operand.
 struct OperandSlot {
   const View& view;
-  bool gather;                // the strategy cannot use the view's own memory
-  const void** data;          // in the problem
-  const View** as_view = {};  // in the problem, for strategies that read views; may be null
+  bool gather;  // the strategy cannot use the view's own memory
+  const void** data;
+  const View** as_view = {};  // for strategies that read views; may be null
 
   OperandSlot(const View& v, bool g, const void** d, const View** a = nullptr)
       : view(v), gather(g), data(d), as_view(a) {
@@ -208,8 +208,8 @@ struct OperandSlot {
 
 inline bool HasGaps(const View& view) { return view.elements() != 0 && !view.contiguous(); }
 
-// Whether there is nothing to compute: the result has no elements, or all of them are sums without
-// terms. Then no strategy is launched.
+// Whether there is nothing to compute, so that no strategy is launched: the result has no elements,
+// or all of them are sums without terms.
 template <class Problem>
 bool IsTrivial(const Problem&) {
   return false;
@@ -238,7 +238,7 @@ inline void GatherOn(Stream& stream, const View& view, void* out) {
   const ProfilerRange range("gather");
   stream.Gather(view, out);
 }
-// Returns such a copy in memory that belongs to the request.
+// Returns a copy of the view's elements in row-major order, which an earlier request may have made.
 inline const void* GatheredOn(Stream& stream, const View& view) {
   const PreparedMemory copy =
       stream.Prepare({"gather", view}, static_cast<std::size_t>(Bytes(view)));
@@ -261,7 +261,7 @@ class Work {
   // Launches in the stream's order. The measured time includes everything that this function
   // enqueues.
   virtual void Launch(Stream& stream, Problem& problem, const Chosen& strategy) const = 0;
-  // Launches again in wider accumulators.
+  // Launches again with wider accumulators.
   virtual void LaunchWide(Stream& stream, Problem& problem, const Chosen& strategy) const {
     strategy.wide.launch(problem, stream);
   }
@@ -274,7 +274,7 @@ class Work {
   virtual void Settle(Problem& problem, Stream& stream) const { tessera::Settle(problem, stream); }
 
   // Return the scratch memory for copies of operands, and the maximum scratch memory that a launch
-  // takes in addition.
+  // needs in addition.
   virtual std::uint64_t CopyBytes(const Stream&, const Chosen&) const { return 0; }
   virtual std::uint64_t LaunchBytes(const Problem& problem, const Chosen& strategy) const {
     return strategy.scratch == nullptr ? 0 : strategy.scratch(problem);
@@ -339,7 +339,7 @@ class WholeLaunch final : public Work<Problem> {
   const absl::Span<const OperandSlot> operands_;
 };
 
-// Returns the maximum scratch memory that the work takes with this strategy.
+// Returns the maximum scratch memory that the work needs with this strategy.
 template <class Problem>
 std::uint64_t ScratchBytes(const Strategy<Problem>& strategy, const Problem& problem,
                            const Stream& stream, const Work<Problem>& work) {
@@ -400,8 +400,8 @@ absl::StatusOr<std::vector<TeamShare>> SharesOf(Stream& stream, const Problem& p
   return shares;
 }
 
-// Launches a problem, and launches it again in wider accumulators if sums have left the range. With
-// `timing`, returns the time in microseconds, measured with the device's clock. Throws DeviceError.
+// Launches a problem, and launches it again with wider accumulators if sums have left the range. If
+// `timing` is set, returns the microseconds by the device's clock. Throws DeviceError.
 template <class Problem>
 double LaunchWork(Stream& stream, Problem& problem, const Strategy<Problem>& strategy,
                   const std::vector<TeamShare>& shares, const Work<Problem>& work, bool timing) {
@@ -436,8 +436,8 @@ double LaunchWork(Stream& stream, Problem& problem, const Strategy<Problem>& str
   return microseconds;
 }
 
-// Checks, chooses, launches and waits. place(problem) sets where the result goes. It is called once
-// only the launch can still fail.
+// Checks, chooses, launches and waits. place(problem) sets where the result goes. It is called when
+// nothing but the launch can still fail.
 template <class Problem>
 absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions& options,
                               absl::FunctionRef<absl::Status(Problem&)> place,
@@ -488,7 +488,7 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
       wait);
   if (!status.ok()) return status;
   // The time says little about the strategy if it includes a gather, if other devices took part, or
-  // if an earlier request had prepared operands.
+  // if operands were found that an earlier request had prepared.
   if (options.pace != nullptr && gather_seconds == 0 && !trivial && wait && shares.empty() &&
       stream.prepared_found() == found)
     options.pace->Learn(**strategy, problem, watch.seconds());

@@ -14,9 +14,9 @@
 
 namespace tessera {
 
-// The map's result is [outer, length, inner], and pieces are ranges of outer. If the outermost axis
-// is folded and the map's result exceeds the scratch memory, pieces are ranges of the first axis of
-// inner instead. A single column is never divided.
+// The map's result has the shape [outer, length, inner], and pieces are ranges of outer. If the
+// outermost axis is folded and the map's result exceeds the scratch memory, pieces are ranges of
+// the first axis of inner instead. A single column is never divided.
 class FoldMapAxes final : public Work<ReduceAxesProblem> {
  public:
   // first_inner: the index of inner's first axis among the map's axes.
@@ -63,7 +63,7 @@ class FoldMapAxes final : public Work<ReduceAxesProblem> {
     const std::int64_t elements = columns > 0 ? row() / inner_extent() * columns : rows() * row();
     return static_cast<std::uint64_t>(elements) * SizeOf(map_.dtype);
   }
-  // Returns the scratch memory that the work takes on each device with a share.
+  // Returns the scratch memory that the work needs on each device with a share.
   std::uint64_t ShareBytes(const ReduceAxesProblem&, const Chosen& strategy) const override {
     return CopyBytes(stream_, strategy);
   }
@@ -165,7 +165,7 @@ class FoldMapAxes final : public Work<ReduceAxesProblem> {
   const Stream& stream_;
   const ReduceAxesProblem& problem_;
   const int first_inner_;
-  // For shares: the memory that each stream computes into, for both launches.
+  // The memory into which the stream of each share computes its pieces, in both launches.
   mutable std::vector<std::pair<Stream*, const void*>> pieces_;
 };
 

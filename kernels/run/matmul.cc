@@ -71,7 +71,7 @@ absl::StatusOr<ArrayType> ProductType(const View& a, const View& b, bool transpo
   if (!IsMatmulPair(a.dtype, out_dtype)) {
     return Invalid(
         "BAD_DTYPE",
-        absl::StrCat("no strategy turns ", Absl(Name(a.dtype)), " operands into ",
+        absl::StrCat("no strategy multiplies ", Absl(Name(a.dtype)), " operands into a product of ",
                      Absl(Name(out_dtype))),
         {{"dtype", std::string(Name(a.dtype))}, {"out_dtype", std::string(Name(out_dtype))}});
   }

@@ -1,4 +1,4 @@
-// The operands of a matrix product in the form that strategies take.
+// The operands of a matrix product in the form that strategies need.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-// A matrix in the form that strategies take: rows or columns without gaps, with any pitch.
+// A matrix as strategies need it: with rows or columns that have no gaps inside, and any pitch.
 struct MatrixOperand {
   View view;
   std::int64_t pitch = 0;

@@ -75,7 +75,7 @@ absl::StatusOr<ResultType> Type(const TopKSpec& spec, absl::Span<const View> x) 
 
 // --- Runs ---
 
-// What an operation runs on.
+// The arguments of Run, except for the operation.
 struct Arguments {
   Stream& stream;
   absl::Span<const View> x;
@@ -136,7 +136,7 @@ struct Speed {
         found(backend == Backend::kCuda ? 8e3 : 80) {}
 };
 
-// Returns the cost model's operations per element.
+// Returns the number of operations per element, according to the cost model.
 double FlopsOf(const Expression& expression) {
   double flops = 0;
   for (const ExpressionNode& node : expression.nodes()) {
@@ -146,7 +146,7 @@ double FlopsOf(const Expression& expression) {
   return flops;
 }
 
-// If operands are broadcast, the result may be larger than each of them.
+// Returns the time of a Map. If operands are broadcast, the result may be larger than each of them.
 double MapMicroseconds(const Expression& expression, absl::Span<const View> x, const Speed& speed) {
   std::array<std::int64_t, kMaxRank> extents;  // counted from the last axis
   extents.fill(1);

@@ -18,7 +18,7 @@ namespace tessera {
 
 struct DotSpec {};
 
-// The operands of its expression follow x.
+// The operands that only the expression uses follow x.
 struct ReduceSpec {
   ReduceOp op = ReduceOp::kSum;
   std::vector<int> axes;  // none: the whole array becomes a number
@@ -26,7 +26,7 @@ struct ReduceSpec {
   std::optional<Expression> expression;
 };
 
-// The operands of its expression follow a and b.
+// The operands that only the expression uses follow a and b.
 struct MatmulSpec {
   bool transpose_a = false;
   bool transpose_b = false;
@@ -57,8 +57,8 @@ using OperationSpec =
 // one.
 inline constexpr std::size_t kMostResults = 2;
 
-// The types of an operation's results. If the result is a number (scalar), `arrays` has the type of
-// the 0-d array that later steps read.
+// The types of an operation's results. If the result is a number (`scalar`), later steps read it as
+// a 0-d array, whose type is in `arrays`.
 struct ResultType {
   bool scalar = false;
   bool is_index = false;  // the number is a Scalar's index
@@ -93,7 +93,7 @@ absl::Status RunBatch(const OperationSpec& spec, Stream& stream, BatchOperand op
 // Returns a rough lower bound on the microseconds that a GPU or a CPU core needs for the operation
 // with any strategy. It assumes that a GPU moves 1 TB/s and computes 5 TFLOP/s, and that a core
 // moves 4 GB/s and computes 5 GFLOP/s. A node of an expression, or an element that TopK selects,
-// counts as a few operations. The estimate only has to tell operations that are launched
+// counts as a few operations. The bound only has to distinguish operations that are launched
 // immediately from others. REQUIRES: TypeOf is OK.
 double LeastMicroseconds(const OperationSpec& spec, absl::Span<const View> x, Backend backend);
 

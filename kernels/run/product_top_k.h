@@ -35,12 +35,12 @@ const ProductTopKStrategy* FindProductTopK(const ProductTopK& request, std::stri
 const ProductTopKStrategy* ChooseProductTopK(const ProductTopK& request, std::string_view product,
                                              const Device& device);
 
-// Returns the maximum scratch memory that the strategy takes.
+// Returns the maximum scratch memory that the strategy needs.
 std::uint64_t ProductTopKScratch(const ProductTopK& request, const ProductTopKStrategy& strategy,
                                  const Device& device);
 
-// Launches the strategy, and waits unless options.enqueue_only is set. Of the other options, it
-// honours only timing. Stats cover the whole operation.
+// Launches the strategy, and waits unless options.enqueue_only is set. Of the other options, only
+// timing has an effect. Stats cover the whole operation.
 absl::StatusOr<Stats> RunProductTopK(Stream& stream, const ProductTopK& request,
                                      const ProductTopKStrategy& strategy, const Output& values,
                                      const Output& indices, const RunOptions& options);

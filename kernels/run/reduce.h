@@ -12,8 +12,8 @@ namespace tessera {
 absl::Status EmptyInput(ReduceOp op);
 // Checks that the operation has a value for n elements of the type.
 absl::Status CheckFolds(ReduceOp op, DType dtype, std::int64_t n);
-// Returns the type of the value of a reduced whole array. ARG operations give the extreme value, in
-// the operand's type.
+// Returns the type of the number to which a whole array is reduced. ARG operations return the
+// extreme value, in the operand's type.
 inline DType ScalarDType(ReduceOp op, DType dtype) {
   return IsArg(op) ? dtype : ResultDType(op, dtype);
 }

@@ -15,11 +15,11 @@ absl::StatusOr<ArrayType> WindowSumType(const View& x, std::int64_t radius) {
   if (x.shape.rank != 1) {
     return Invalid(
         "BAD_SHAPE",
-        absl::StrCat("the operand has shape ", ToString(x.shape), ", a window sum takes rank 1"),
+        absl::StrCat("the operand has shape ", ToString(x.shape), "; a window sum needs rank 1"),
         {{"x", ToString(x.shape)}});
   }
   if (radius < 0) {
-    return Invalid("BAD_RADIUS", absl::StrCat("radius is ", radius, ", allowed: 0 and above"),
+    return Invalid("BAD_RADIUS", absl::StrCat("radius is ", radius, "; allowed: 0 and above"),
                    {{"field", "radius"}, {"value", absl::StrCat(radius)}, {"limit", "0"}});
   }
   return ArrayType{ResultDType(ReduceOp::kSum, x.dtype), x.shape};
@@ -45,7 +45,7 @@ absl::StatusOr<ArrayType> TopKType(const View& x, std::int64_t k, int axis) {
   if (k < 1 || k > most) {
     return Invalid(
         "BAD_K",
-        absl::StrCat("k is ", k, ", the axis has ", x.shape[at], " elements; allowed: 1 to ",
+        absl::StrCat("k is ", k, ", and the axis has ", x.shape[at], " elements; allowed: 1 to ",
                      kMostTopK, ", and no more than the axis has"),
         {{"field", "k"}, {"value", absl::StrCat(k)}, {"limit", absl::StrCat(most)}});
   }

@@ -21,8 +21,7 @@ absl::StatusOr<Shape> BroadcastShape(absl::Span<const View> operands,
 // Returns the view broadcast to the shape, with stride 0 where it repeats.
 View Broadcast(const View& view, const Shape& shape);
 
-// Returns the program of the expression over these operands. The program lives as long as the
-// expression.
+// Returns the expression compiled for these operands. The program lives as long as the expression.
 absl::StatusOr<const MapProgram*> CompileFor(absl::Span<const View> operands,
                                              const Expression& expression,
                                              std::optional<DType> cast = std::nullopt);

@@ -66,7 +66,7 @@ std::string NameOf(absl::string_view prefix, absl::string_view name) {
   return absl::StrCat(prefix, prefix == "dns:" ? absl::AsciiStrToLower(name) : std::string(name));
 }
 
-// Returns nothing if the text is not a name.
+// Parses a name such as "cn:NAME". Returns nothing if the text is not a valid name.
 std::optional<std::string> ParseName(absl::string_view text) {
   for (const NameKind& kind : kNames) {
     absl::string_view name = text;
@@ -336,11 +336,11 @@ void Access::Reload(bool asked) {
   const absl::Status status = Load();
   stale_.store(!status.ok(), std::memory_order_relaxed);
   if (status.ok()) {
-    spdlog::info("--tokens: the file {} and is in use",
+    spdlog::info("--tokens: the file {} and is in effect",
                  asked ? "has been read again" : "has changed");
   } else {
     const absl::string_view message = status.message();
-    spdlog::error("{}; the current lines stay in use",
+    spdlog::error("{}; the current lines stay in effect",
                   std::string_view(message.data(), message.size()));
   }
 }

@@ -97,13 +97,13 @@ class Access {
   bool NamesUser(uid_t user) const;
 
   // Reads the file again if it has changed or if `asked` is true, and logs the result. If the file
-  // cannot be used, the current lines stay in use. Only one thread at a time may call this.
+  // cannot be used, the current lines stay in effect. Only one thread at a time may call this.
   void Reload(bool asked);
   // Whether the last attempt to use the file has failed.
   bool stale() const { return stale_.load(std::memory_order_relaxed); }
 
  private:
-  // The lines in use.
+  // The lines in effect.
   class Table;
 
   Access(std::string file, Tenants& tenants) : file_(std::move(file)), tenants_(tenants) {}

@@ -36,7 +36,7 @@ inline constexpr std::size_t kStreamKinds = 3;
 // Thread safe.
 class Tenant {
  public:
-  // number: a server's tenants are numbered from 0.
+  // number: its position among the server's tenants, from 0.
   Tenant(std::string name, std::size_t number, std::unique_ptr<BufferStore> store)
       : name_(std::move(name)), number_(number), store_(std::move(store)) {}
   Tenant(const Tenant&) = delete;
@@ -93,12 +93,12 @@ class Tenants {
   // The budgets for the memory and for the number of buffers, which all tenants share.
   const Budget& budget(const Device& device) const { return unnamed_->store().budget(device); }
   const Budget& count() const { return unnamed_->store().count(); }
-  // The prepared operands that are kept for later calls. They take memory from the same budget as
+  // The prepared operands that are kept for later calls. Their memory counts toward the budget for
   // buffers.
   PreparedOperands& prepared(const Device& device) const {
     return unnamed_->store().prepared(device);
   }
-  // The part of the budget that buffers take.
+  // The part of the budget that buffers use.
   std::uint64_t buffer_bytes(const Device& device) const {
     const std::uint64_t used = budget(device).used();
     return used - std::min(used, prepared(device).bytes());

@@ -32,7 +32,8 @@ std::string Hex(std::uint32_t checksum) {
   return absl::StrCat("0x", absl::Hex(checksum, absl::kZeroPad8));
 }
 
-// expected: the client's checksum of the bytes, if it sent one.
+// Compares checksums of the buffer's bytes. expected: the client's, if it sent one. actual: the
+// server's, if it is known.
 absl::Status CheckChecksum(const std::string& name, std::optional<std::uint32_t> expected,
                            std::optional<std::uint32_t> actual) {
   if (!expected.has_value() || expected == actual) return absl::OkStatus();
@@ -40,7 +41,7 @@ absl::Status CheckChecksum(const std::string& name, std::optional<std::uint32_t>
     return MakeError(absl::StatusCode::kFailedPrecondition, "CHECKSUM_UNKNOWN",
                      absl::StrCat("buffer '", name,
                                   "' cannot be checked, because some of its bytes were written "
-                                  "without a checksum or more than once"),
+                                  "more than once or without a checksum"),
                      {{"name", name}});
   }
   return MakeError(absl::StatusCode::kDataLoss, "BAD_CHECKSUM",
@@ -468,7 +469,7 @@ absl::StatusOr<BufferInfo> BufferStore::Seal(std::string_view name, std::uint64_
   }
   absl::StatusOr<std::shared_ptr<Draft>> found = FindDraftLocked(name, version);
   if (!found.ok()) {
-    // It is unknown whether the READY buffer is what the caller has written.
+    // The READY buffer may have other bytes than the caller has written.
     return ErrorReason(found.status()) == "BUFFER_SEALED" ? NotFound(name) : found.status();
   }
   draft = *std::move(found);

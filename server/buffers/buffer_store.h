@@ -1,5 +1,4 @@
-// The server's named arrays: which names exist, the memory behind them, and the limits on that
-// memory.
+// The server's named arrays: their names, their memory, and the limits on that memory.
 //
 // A name has at most one READY buffer, which is immutable, and any number of drafts, which are
 // buffers that are being written. A draft becomes READY in one step. If it was created with
@@ -55,7 +54,7 @@ class Buffer {
   std::uint64_t version() const { return version_; }
   absl::Time create_time() const { return create_time_; }
   void* data() const { return origin_ != nullptr ? origin_->data() : memory_.data(); }
-  // The CRC-32C of the bytes, if each byte was written only once and with a checksum.
+  // The CRC-32C of the bytes, if each byte was written exactly once and with a checksum.
   std::optional<std::uint32_t> checksum() const { return checksum_; }
 
  private:
@@ -69,8 +68,8 @@ class Buffer {
   std::uint64_t version_;
   const absl::Time create_time_ = SteadyNow();
   std::optional<std::uint32_t> checksum_;
-  // Members are destroyed in reverse order, so the memory is freed before it counts as free, first
-  // for this store and then for all stores.
+  // Members are destroyed in reverse order, so the memory is freed before its charges end, first
+  // those of this store and then those of all stores.
   Charge count_;
   std::vector<Charge> bytes_;  // one per shard
   Charge own_count_;
@@ -88,7 +87,7 @@ struct Range {
 };
 
 // A set of bytes, kept as ranges that neither overlap nor touch. A range has the CRC-32C of its
-// bytes if that can be computed from the checksums of the ranges that were added.
+// bytes if this checksum can be computed from those of the ranges that were added.
 class RangeSet {
  public:
   // If the range overlaps existing ones, the resulting range has no checksum.
@@ -137,7 +136,7 @@ class Draft {
   absl::Duration ttl_ = absl::InfiniteDuration();
   RangeSet written_;
   int writes_in_flight_ = 0;
-  // Both are only used for kRanges.
+  // These two members are only used for kRanges.
   absl::Time last_use_;
   std::list<Draft*>::iterator idle_place_;  // in the list of idle drafts
 };
@@ -224,8 +223,8 @@ class BufferStore {
   // follow. Errors: INVALID_ARGUMENT / BAD_RANGE {offset, size, limit}; RESOURCE_EXHAUSTED /
   // TOO_MANY_RANGES {limit}; and the errors of CheckOpen.
   absl::StatusOr<void*> BeginWrite(Draft& draft, std::uint64_t offset, std::uint64_t size);
-  // Extends a write by bytes that follow its end. The EndWrite of that write must then cover them
-  // too. Returns the errors of BeginWrite except TOO_MANY_RANGES.
+  // Extends a write by the bytes of this range, which begins at the write's end. EndWrite must then
+  // cover these bytes too. Returns the errors of BeginWrite except TOO_MANY_RANGES.
   absl::StatusOr<void*> ExtendWrite(Draft& draft, std::uint64_t offset, std::uint64_t size);
   // Ends a write. done: whether the bytes are on the device. checksum: the CRC-32C of these bytes.
   void EndWrite(Draft& draft, std::uint64_t offset, std::uint64_t size, bool done,
@@ -295,9 +294,9 @@ class BufferStore {
   // kept there. Their memory is freed when the returned pointers are destroyed.
   std::vector<std::shared_ptr<const void>> Evict(const Device& device);
 
-  // The number of named buffers on a device, including drafts of results, and the number of their
+  // The number of named buffers on a device, including drafts of results, and their total size in
   // bytes. A sharded buffer counts on the device of its first shard, but each of its bytes counts
-  // on the device that has it.
+  // on the device that holds it.
   struct Tally {
     std::uint64_t ready = 0;
     std::uint64_t ready_bytes = 0;
@@ -334,7 +333,7 @@ class BufferStore {
   absl::StatusOr<BufferInfo> FindLocked(std::string_view name, std::uint64_t version,
                                         absl::Time now);
   absl::Status NotFound(std::string_view name) const;
-  // Returns the error of Get for a version that no buffer or draft has.
+  // Returns the error that Get returns for a version that no buffer or draft has.
   absl::Status Absent(std::string_view name, std::uint64_t version, absl::Time now);
   // Returns an error if no buffer of this server may have the name.
   absl::Status CheckName(std::string_view name) const;

@@ -143,8 +143,8 @@ std::shared_ptr<PreparedOperands::Entry> PreparedOperands::Find(
 
 bool PreparedOperands::Allocate(Entry& entry, std::size_t bytes) {
   const std::uint64_t charged = device_.AllocationBytes(bytes);
-  // Takes a charge. Returns false if there is a claim or if the budget is exhausted. In the second
-  // case, it first unlinks unused entries if that frees enough.
+  // Takes a charge and returns true, or returns false if there is a claim or too little memory. If
+  // the budget is exhausted, unlinks unused entries, provided that they have enough memory.
   const auto take = [&](Entries& doomed) {
     const std::lock_guard lock(mutex_);
     if (claims_ > 0) return false;

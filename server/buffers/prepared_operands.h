@@ -29,7 +29,7 @@ class Buffer;
 // held.
 class PreparedOperands final : public SpareMemory {
  public:
-  // Smaller copies are not worth keeping.
+  // The size of the smallest copy that is worth keeping.
   static constexpr std::size_t kLeastBytes = 64 << 10;
   // The maximum number of entries, including entries for copies that have been seen only once.
   static constexpr std::size_t kMost = 256;
@@ -79,7 +79,7 @@ class PreparedOperands final : public SpareMemory {
   // Forgets the copies of buffers that are gone. Their memory is freed when the returned pointers
   // are destroyed.
   std::vector<std::shared_ptr<const void>> Sweep();
-  // The bytes of the budget that the copies take.
+  // The size of all copies, as charged to the budget.
   std::uint64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
 
  private:
@@ -152,9 +152,9 @@ class PreparedOperands final : public SpareMemory {
   //
   // Notes that entries with memory have left the list, which restarts the grace period (kPatience).
   void NoteForgotten();
-  // Moves the least recently used entries from the list to `doomed` until these have `bytes` bytes.
-  // Skips entries that a call uses unless used_too is true. Returns the number of bytes that they
-  // have.
+  // Moves the least recently used entries from the list to `doomed` until the moved entries have at
+  // least `bytes` bytes. Skips entries that a call uses unless used_too is true. Returns the size
+  // of the moved entries.
   std::uint64_t Unlink(std::uint64_t bytes, bool used_too, Entries& doomed);
   // Waits until memory has been freed since frees() returned `frees`, or until no entry has memory.
   // Returns false if kPatience passes before that.
@@ -168,7 +168,7 @@ class PreparedOperands final : public SpareMemory {
   std::atomic<std::uint64_t> bytes_{0};  // memory of all entries, including forgotten ones
   std::atomic<std::uint64_t> frees_{0};
   int claims_ = 0;
-  // When the grace period (kPatience) of the calls that use forgotten copies ends.
+  // The end of the grace period (kPatience) for the calls that use forgotten copies.
   std::chrono::steady_clock::time_point patience_ends_{};
   Entries entries_;
 };

@@ -44,8 +44,7 @@ absl::Status SystemError(std::string_view call) {
 
 absl::StatusOr<std::string> MakeToken() {
   std::string token(SharedRegions::kTokenBytes, '\0');
-  // A request this small is always served in full, and without blocking once the system has
-  // started.
+  // A request this small always returns all bytes, and never blocks once the system has started.
   if (getrandom(token.data(), token.size(), 0) != static_cast<ssize_t>(token.size()))
     return SystemError("getrandom");
   return token;

@@ -39,8 +39,8 @@ class Descriptor {
   int fd_;
 };
 
-// A client's file that is mapped, and pinned for the devices. The client may write to it at any
-// time, so the server must not read any byte twice. The client cannot remove pages, so reading
+// A client's file that is mapped, and pinned for the devices. The client may write to the file at
+// any time, so the server must not read any byte twice. The client cannot remove pages, so reading
 // never faults.
 class SharedRegion {
  public:
@@ -56,7 +56,7 @@ class SharedRegion {
 
  private:
   friend class SharedRegions;
-  // The quotas of a user that may have at most half of the regions.
+  // The quotas of a user that may have at most half of the regions and of their bytes.
   struct UserQuotas {
     Quota count;
     Quota bytes;

@@ -39,8 +39,8 @@ class Slot {
 // last call of Take, but not the pool.
 class SlotPool : public std::enable_shared_from_this<SlotPool> {
  public:
-  // Creates a pool with `least` slots, which it never frees. Page-locking memory waits for the work
-  // that is running on the device, and few requests should have to wait for that.
+  // Creates a pool with `least` slots, which it never frees, because page-locking new memory waits
+  // for the work that is running on the device.
   static absl::StatusOr<std::shared_ptr<SlotPool>> Make(Device& device, std::size_t least);
 
   // Returns a slot, or the errors of MakeStaging.
@@ -58,7 +58,7 @@ class SlotPool : public std::enable_shared_from_this<SlotPool> {
   const std::size_t least_;
   std::mutex mutex_;
   std::vector<StagingMemory> free_;
-  std::size_t unused_ = 0;  // number of slots that have been in free_ since the last Trim
+  std::size_t unused_ = 0;  // how many slots have been in free_ ever since the last Trim
 };
 
 }  // namespace tessera

@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-// In a placement, stands for all devices of the server that are of the same kind as the first one.
+// The placement that means all devices of the server that are of the same kind as the first one.
 inline constexpr std::string_view kAllDevices = "all";
 
 // Sets the devices of a new buffer according to a message's fields `device` and `placement`. If

@@ -7,9 +7,9 @@
 namespace tessera {
 namespace {
 
-// If the device is running nothing but such operations, an operation that takes at most this long,
-// including the transfer of its inline arrays, runs on the thread that receives it. Waking a worker
-// would take longer.
+// An operation that takes at most this long, including the transfer of its inline arrays, is tiny.
+// If the device runs nothing but tiny operations, the operation runs on the thread that receives
+// it, because waking a worker would take longer.
 constexpr double kTinyMicroseconds = 10;
 // A task is small if the lower bound on its time is at most this.
 constexpr double kSmallMicroseconds = 500;

@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-// If its client leaves or its deadline passes, a waiting call leaves the queue immediately, and a
+// If the client leaves or the deadline passes, a waiting call leaves the queue immediately, and a
 // running call tells its stream to stop.
 class DeviceCall : public UnaryCall, private Task {
  public:
@@ -32,8 +32,8 @@ class DeviceCall : public UnaryCall, private Task {
   virtual TaskSize SizeOn(const Device&) { return TaskSize::kLarge; }
   // Called within a request of the stream, on a worker or, for a tiny task, on the thread of Start.
   virtual absl::Status RunOn(Stream& stream) = 0;
-  // Releases the operands. If `chores` is not null, the chores free the memory, because the calling
-  // thread must not. Otherwise the calling thread frees it.
+  // Releases the operands. Their memory is freed by a thread of `chores`, or by the calling thread
+  // if `chores` is null.
   virtual void Release(Chores* chores) = 0;
 
   void Run(Stream& stream) final;
@@ -43,7 +43,7 @@ class DeviceCall : public UnaryCall, private Task {
   void OnCancel() final;
 
   std::atomic<Executor*> executor_{nullptr};
-  std::atomic<bool> left_{false};  // whether its client has left
+  std::atomic<bool> left_{false};  // whether the client has left
 };
 
 // Returns the status of a call whose client has left: CANCELLED.

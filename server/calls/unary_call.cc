@@ -50,7 +50,7 @@ namespace {
 // Takes host memory for a request, until the exchange is finished.
 absl::Status ChargeRequest(Core& core, UnaryExchange& exchange, std::size_t bytes) {
   absl::StatusOr<Charge> memory = core.TakeHostMemory(
-      bytes, "the messages in progress take all memory that the server has for messages");
+      bytes, "other messages already use all memory that the server has for messages");
   if (!memory.ok()) return memory.status();
   exchange.set_memory(*std::move(memory));
   return absl::OkStatus();

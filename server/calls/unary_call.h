@@ -39,10 +39,10 @@ class UnaryCall {
   absl::Status ChargeAnswer(std::size_t bytes);
   // Takes host memory for the description of any one buffer.
   absl::Status ChargeDescription();
-  // Fills the response with body(), which returns a status, and charges for its objects, which take
-  // more memory than their encoding, and for the encoding. If there is too little memory for the
-  // response, frees it immediately. The response to a change describes at most one buffer. It is
-  // charged before body(), because a change must not be made if its response would then be refused.
+  // Fills the response with body(), which returns a status, and takes host memory for the encoded
+  // response and for its objects, which are larger. If there is too little memory for the response,
+  // frees it immediately. The response to a change describes at most one buffer, whose description
+  // is charged before body(): no change may be made if its response would then be refused.
   template <class Response, class Body>
   absl::Status Fill(Effect effect, Response& answer, const Body& body) {
     if (effect == Effect::kChange) {
@@ -59,7 +59,7 @@ class UnaryCall {
   // Ends the call; called once, when the response is in place. The call must not be used
   // afterwards. Counts the call, and logs it if it failed.
   void End(const absl::Status& status);
-  // Called when the client has left or the deadline has passed; the call may have ended.
+  // Called when the client has left or the deadline has passed, possibly after the call has ended.
   virtual void OnCancel() {}
 
  protected:
@@ -76,7 +76,7 @@ class UnaryCall {
   // Notes the strategy, if any, that the call requests or that ran. The text must outlive the
   // call's End.
   void NoteStrategy(std::string_view strategy) { strategy_ = strategy; }
-  // Notes that the call is beginning on a worker.
+  // Notes that a worker begins to run the call.
   void NoteBegin() { begin_time_ = SteadyNow(); }
   // Notes the kernels' time, as measured by the device's clock.
   void NoteKernel(double microseconds) {
@@ -86,7 +86,7 @@ class UnaryCall {
   // For a transfer: notes how long a piece has waited for a worker, or how long its copy has taken.
   void NoteWait(absl::Duration wait) { waited_ += wait; }
   void NoteCopy(absl::Duration copy) { copies_ += copy; }
-  // Returns the time from acceptance to the beginning on a worker, in microseconds.
+  // Returns the time from acceptance until a worker began to run the call, in microseconds.
   double queue_us() const { return absl::ToDoubleMicroseconds(begin_time_ - accept_time_); }
   // Returns the time from acceptance to the first call of total_us or End, in microseconds.
   double total_us() { return absl::ToDoubleMicroseconds(end_time() - accept_time_); }
@@ -130,7 +130,7 @@ void Answer(Core& core, std::string_view method, Effect effect,
 }
 
 // Serves a unary call that may allocate or free memory, or call the operating system. body(caller)
-// therefore runs on a thread of the chores. The request and the response exist until the call is
+// therefore runs on a thread of core.chores(). The request and the response exist until the call is
 // done.
 template <class Request, class Response, class Body>
 void AnswerLater(Core& core, std::string_view method, Effect effect,

@@ -26,9 +26,9 @@ namespace tessera {
 
 class UnaryCall;
 
-// One call on the wire. Its events arrive on threads of its queue. It is destroyed, together with
-// the UnaryCall that it serves, when its handler has returned, gRPC has sent the response, and gRPC
-// has reported the end of the call.
+// gRPC's side of one call. Its events arrive on threads of its queue. It is destroyed, together
+// with its UnaryCall, when its handler has returned, gRPC has sent the response, and gRPC has
+// reported the end of the call.
 class UnaryExchange {
  public:
   UnaryExchange(const UnaryExchange&) = delete;
@@ -36,8 +36,8 @@ class UnaryExchange {
 
   grpc::ServerContext& context() { return context_; }
   struct Admit {
-    // Returns OK if a call is to be handled. In that case it has set the caller and the memory of
-    // the request. It is called before the message is parsed.
+    // Returns OK if a call is to be handled, and sets the caller and the memory of the request in
+    // that case. It is called before the message is parsed.
     std::function<grpc::Status(UnaryExchange&)> check;
     // Returns the error of an admitted call whose request is not a valid message.
     std::function<grpc::Status(UnaryExchange&)> refuse;
@@ -101,7 +101,7 @@ class UnaryExchange {
 // The messages of a call, in an arena whose first block is large enough for small messages.
 template <class Request, class Response>
 struct CallMessages {
-  // A Dot of two buffers whose names have 40 bytes each takes about 700 bytes.
+  // A Dot of two buffers whose names have 40 bytes each needs about 700 bytes.
   alignas(std::max_align_t) char block[1024];
   google::protobuf::Arena arena{block, sizeof block};
   Request& request = *google::protobuf::Arena::CreateMessage<Request>(&arena);
@@ -119,8 +119,8 @@ struct CallMessages {
     grpc::SerializationTraits<Response>::Serialize(response, &bytes, &owned);
   }
 };
-// An exchange with its messages, which gRPC passes as bytes. If gRPC parsed the messages, an object
-// whose parsing failed would keep its memory until the next call.
+// An exchange with its messages. gRPC passes them as bytes and does not parse them, because a
+// message whose parsing fails in gRPC keeps its memory until the next call.
 template <class Request, class Response>
 class UnaryExchangeOf final : public UnaryExchange {
  public:

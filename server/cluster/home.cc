@@ -59,11 +59,11 @@ void Home::Reload(bool asked) {
   const absl::Status status = Load();
   stale_.store(!status.ok(), std::memory_order_relaxed);
   if (status.ok()) {
-    spdlog::info("--ring: the file {} and is in use",
+    spdlog::info("--ring: the file {} and is in effect",
                  asked ? "has been read again" : "has changed");
   } else {
     const absl::string_view message = status.message();
-    spdlog::error("{}; the current ring stays in use",
+    spdlog::error("{}; the current ring stays in effect",
                   std::string_view(message.data(), message.size()));
   }
 }

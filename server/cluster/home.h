@@ -28,7 +28,7 @@ class Home {
   absl::Status Check(std::string_view name) const;
 
   // Reads the file again if it has changed or if `asked` is true, and logs the result. If the file
-  // cannot be used, the current ring stays in use.
+  // cannot be used, the current ring stays in effect.
   void Reload(bool asked);
   // Whether the last attempt to use the file has failed.
   bool stale() const { return stale_.load(std::memory_order_relaxed); }

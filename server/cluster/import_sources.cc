@@ -74,7 +74,7 @@ bool Matches(std::string_view pattern, std::string_view text) {
 absl::Status ImportSources::Check(const std::string& source) const {
   if (!IsHostAndPort(source)) {
     return MakeError(
-        absl::StatusCode::kInvalidArgument, "BAD_SOURCE", "a source is host:port",
+        absl::StatusCode::kInvalidArgument, "BAD_SOURCE", "a source must be host:port",
         {{"field", "source"}, {"value", std::string(Beginning(source, kLongestSource))}});
   }
   const std::string name = absl::AsciiStrToLower(source);

@@ -59,7 +59,7 @@ void AddTenants(Core& core, v1::GetServerInfoResponse& response) {
 }  // namespace
 
 void ComputeService::Serve(CallQueues& queues) {
-  // Accepts the calls of a method that has a separate class for its calls.
+  // Accepts the calls of a method. Each call is handled by an object of class Call.
   const auto serve = [&]<class Call, class Request, class Response>(std::string_view method,
                                                                     auto ask) {
     AcceptUnary<Request, Response>(queues, *this, ask, AdmitTo(core_, method),

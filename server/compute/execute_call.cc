@@ -3,8 +3,8 @@
 namespace tessera {
 namespace {
 
-// A program with more steps than this is not tiny (or not small), even if each step does little,
-// because steps are launched one after another.
+// The maximum numbers of steps in a tiny and in a small program. More steps take longer, even if
+// each does little, because steps are launched one after another.
 constexpr std::size_t kMostTinySteps = 16;
 constexpr std::size_t kMostSmallSteps = 64;
 

@@ -59,9 +59,9 @@ absl::StatusOr<Sources> FindSources(absl::Span<const Named> operands, BufferStor
   for (const Named& named : operands) {
     const v1::Operand& operand = *named.operand;
     if (!operand.has_tensor() && (!operand.has_buffer() || operand.buffer().empty())) {
-      return OfOperand(named.name,
-                       MakeError(StatusCode::kInvalidArgument, "BAD_OPERAND",
-                                 "it must name a buffer or carry a tensor", {{"field", "source"}}));
+      return OfOperand(named.name, MakeError(StatusCode::kInvalidArgument, "BAD_OPERAND",
+                                             "an operand must name a buffer or carry a tensor",
+                                             {{"field", "source"}}));
     }
     if (operand.output() != 0) return OfOperand(named.name, BadOutput(operand.output()));
     wanted.push_back({operand.buffer(), operand.version()});

@@ -18,7 +18,8 @@ absl::StatusOr<Device*> OperationCall::Prepare() {
   for (const v1::Result* destination : operation_.destinations) {
     if (destination->has_scratch()) {
       return MakeError(absl::StatusCode::kInvalidArgument, "BAD_RESULT",
-                       "scratch memory is for the steps of a program", {{"field", "result"}});
+                       "only a step of a program can keep its result in scratch memory",
+                       {{"field", "result"}});
     }
     if (!destination->has_buffer()) continue;
     if (absl::Status status = RequireWrite(); !status.ok()) return status;

@@ -64,14 +64,14 @@ absl::StatusOr<ExpressionNode> ToNode(const v1::Expression::Node& node, int inde
       break;
     case v1::Expression::Node::kOp:
       out.kind = Kind::kOperation;
-      // MapOp is narrower, so a value that this server does not know could turn into a known one.
+      // MapOp is narrower, so the cast could turn an unknown value into a known one.
       if (!v1::MapOp_IsValid(node.op())) return BadNode(index, "operation", node.op());
       out.op = static_cast<MapOp>(node.op());
       break;
     case v1::Expression::Node::VALUE_NOT_SET:
       break;
   }
-  // One argument too many is enough to be refused.
+  // Of arguments beyond the maximum, one is kept, so that the node is refused.
   const int arguments = std::min(node.args_size(), kMostArguments + 1);
   out.args.assign(node.args().begin(), node.args().begin() + arguments);
   return out;
@@ -150,7 +150,7 @@ absl::StatusOr<Operation> MakeOperation(const v1::ReduceRequest& request) {
   if (!op.ok()) return op.status();
   if (request.axes().empty() && !IsInline(request.result())) {
     return MakeError(absl::StatusCode::kInvalidArgument, "BAD_AXES",
-                     "a result buffer needs axes; name all of them to fold all",
+                     "a result buffer needs axes; to fold all axes, name all of them",
                      {{"field", "axes"}});
   }
   ReduceSpec spec{.op = *op, .keep_dims = request.keep_dims()};
@@ -194,7 +194,7 @@ absl::StatusOr<Operation> MakeOperation(const v1::TopKRequest& request) {
       request.values().buffer().name() == request.indices().buffer().name()) {
     return MakeError(
         absl::StatusCode::kInvalidArgument, "BAD_RESULT",
-        "values and indices cannot become one buffer",
+        "values and indices cannot be stored in the same buffer",
         {{"field", "indices.buffer.name"}, {"value", request.indices().buffer().name()}});
   }
   const TopKSpec spec{.k = request.k(),
@@ -228,8 +228,8 @@ OperationSize SizeOfRequest(const Request& request) {
   if constexpr (requires { request.with(); }) add(request.with_size(), kMostOperands - 1);
   if constexpr (requires { request.expression(); }) {
     const int nodes = request.expression().nodes_size();
-    // An invalid node may have one argument more, on the heap. Only Reduce compiles an expression a
-    // second time, with a cast.
+    // An invalid node may have one argument too many, on the heap. Only Reduce compiles an
+    // expression a second time, with a cast.
     constexpr std::size_t kNode = sizeof(ExpressionNode) + 16 + kHeap;
     constexpr std::size_t kPrograms = std::is_same_v<Request, v1::ReduceRequest> ? 2 : 1;
     if (nodes > 0 && nodes <= kMostNodes) {

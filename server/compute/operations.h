@@ -23,8 +23,7 @@ namespace tessera {
 
 // --- Requests -----------------------------------------------------------------------------------
 
-// Where a request wants its result arrays to go, with one entry per array. Empty if the result is a
-// number.
+// The requested destination of each result array. Empty if the result is a number.
 using Destinations = absl::InlinedVector<const v1::Result*, kMostResults>;
 
 // The operation that a request or a step of a program describes. It points into the request.
@@ -138,8 +137,8 @@ class OperationResponse {
   const Parts& parts_;
 };
 
-// The maximum size of an array in a response, in bytes. For a program, the maximum size of all its
-// arrays together. The whole response stays below the 4 MiB that gRPC clients accept by default.
+// The maximum size of an array in a response, or of all arrays in a program's response together, in
+// bytes. The whole response stays below the 4 MiB that gRPC clients accept by default.
 inline constexpr std::uint64_t kMaxInlineResult = (4 << 20) - (64 << 10);
 
 // Returns INVALID_ARGUMENT / RESULT_TOO_LARGE {size, limit} if `before` bytes plus the array exceed

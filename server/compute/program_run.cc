@@ -19,8 +19,7 @@ namespace {
 
 using Kind = PlannedOperand::Kind;
 
-// The maximum number of bytes that a result takes in the response, in addition to the data of an
-// array.
+// The maximum number of bytes that a result adds to the response, apart from an array's data.
 constexpr std::uint64_t kResultBytes = 512;
 // The maximum number of bytes of tags and lengths around an error.
 constexpr std::uint64_t kFraming = 32;
@@ -133,7 +132,8 @@ absl::Status ProgramRun::Read(const Named& named, std::uint32_t index, PlannedOp
     type = *found;
   } else if (message.buffer().empty()) {
     return MakeError(absl::StatusCode::kInvalidArgument, "BAD_OPERAND",
-                     "it must name a buffer or a step, or carry a tensor", {{"field", "source"}});
+                     "an operand must name a buffer or a step, or carry a tensor",
+                     {{"field", "source"}});
   }
   return message.output() == 0 ? absl::OkStatus() : BadOutput(message.output());
 }
@@ -359,10 +359,11 @@ void ProgramRun::AnswerErrors(v1::ExecuteResponse& response) {
     v1::StepError error = ToStepError(status, sees_all_);
     const std::uint64_t rest = kResultBytes * (steps_.size() - i);
     if (error.ByteSizeLong() + rest > room) {
-      error = ToStepError(
-          MakeError(status.code(), ErrorReason(status),
-                    "left out: the response has too many errors", {{"step", absl::StrCat(i)}}),
-          sees_all_);
+      error =
+          ToStepError(MakeError(status.code(), ErrorReason(status),
+                                "this error is left out, because the response has too many errors",
+                                {{"step", absl::StrCat(i)}}),
+                      sees_all_);
     }
     room -= std::min<std::uint64_t>(room, error.ByteSizeLong() + kFraming);
     *response.mutable_results(static_cast<int>(i))->mutable_error() = std::move(error);

@@ -53,8 +53,8 @@ class ProgramRun {
   absl::Status Run(Stream& stream);
   // Gives buffers their names, and fills in the response.
   absl::Status Answer(Stream& stream, v1::ExecuteResponse& response);
-  // Releases the operands. If `chores` is not null, the chores free the memory, because the calling
-  // thread must not. Otherwise the calling thread frees it.
+  // Releases the operands. Their memory is freed by a thread of `chores`, or by the calling thread
+  // if `chores` is null.
   void Release(Chores* chores);
 
  private:
@@ -76,7 +76,7 @@ class ProgramRun {
   // that the steps use one after another. All memory is allocated in advance: if other calls leave
   // too little, the program fails before its first step and can be sent again.
   absl::Status TakeMemory(Stream& stream);
-  // Opens the buffers of a step's results, and counts its inline results in *in_answer.
+  // Opens the buffers of a step's results, and adds the size of its inline results to *in_answer.
   absl::Status OpenResults(std::size_t index, Device& device, std::uint64_t* in_answer);
   // Copies inline operands to the block, in the order of the request.
   absl::Status SendTensors(Stream& stream);
@@ -86,8 +86,8 @@ class ProgramRun {
   // arrays: the part of the block that holds the inline results.
   absl::Status AnswerStep(std::size_t index, const std::string& arrays, const Device& device,
                           v1::StepResult& result);
-  // Writes the errors of the steps. They are complete for as long as the response is small enough
-  // for clients.
+  // Writes the errors of the steps. Once the response would become too large for clients, further
+  // errors are shortened.
   void AnswerErrors(v1::ExecuteResponse& response);
 
   Core& core_;

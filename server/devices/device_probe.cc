@@ -5,7 +5,7 @@ namespace {
 
 using std::chrono::steady_clock;
 
-// A loss must be noticed within a second. A probe takes only microseconds.
+// The pause between probes. A loss must be noticed within a second, and a probe takes microseconds.
 constexpr std::chrono::milliseconds kInterval{200};
 
 std::int64_t ClockTicks() { return steady_clock::now().time_since_epoch().count(); }

@@ -100,14 +100,14 @@ class Executor {
   // the task is not queued: RESOURCE_EXHAUSTED / QUEUE_FULL {limit} or UNAVAILABLE / DEVICE_LOST.
   absl::Status Submit(Task& task, TaskSize size = TaskSize::kLarge);
   // Runs a tiny task on the calling thread if no task is waiting, a stream is idle, and all running
-  // tasks are tiny, because the device might make it wait for a longer task. Otherwise does the
-  // same as Submit. Running the task here saves waking a thread, but occupies the caller for as
-  // long as the task takes.
+  // tasks are tiny (the device might make it wait for a longer one). Otherwise does the same as
+  // Submit. Running the task here avoids waking a thread, but occupies the caller for as long as
+  // the task takes.
   absl::Status RunOrSubmit(Task& task);
 
-  // Returns true if the task was waiting, and will not run. Returns false if it is running, in
-  // which case its stream is told to stop, or has run. REQUIRES: the task has been submitted and
-  // still exists.
+  // Returns true if the task was waiting; it will then not run. Returns false if it has run, or if
+  // it is running, in which case its stream is told to stop. REQUIRES: the task has been submitted
+  // and still exists.
   bool Cancel(Task& task);
 
   // Refuses the waiting tasks. Idle threads of a lost device do the same, but all threads may be
@@ -122,8 +122,8 @@ class Executor {
   }
   // Returns how long the longest-running task has been running.
   std::chrono::steady_clock::duration LongestRun() const;
-  // Returns the part of a duration that counts, for a duration that ends now. Time for which the
-  // process was stopped does not count.
+  // Takes a duration that ends now, and returns the part of it in which the process was not
+  // stopped.
   using Counts = absl::FunctionRef<absl::Duration(absl::Duration)>;
   // Tells tasks that have overrun to stop. Returns how long the longest overrun has lasted, or
   // LongestRun if `overrun` is infinite.

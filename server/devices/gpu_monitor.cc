@@ -70,7 +70,7 @@ std::optional<Nvml> Load() {
   find("nvmlDeviceGetCurrentClocksEventReasons", nvml.slowdowns);
   find("nvmlDeviceGetTotalEccErrors", nvml.errors);
   if (nvml.init == nullptr || nvml.error_string == nullptr || nvml.handle_by_bus_id == nullptr) {
-    spdlog::warn("no GPU metrics: {} lacks functions that they need", kLibrary);
+    spdlog::warn("no GPU metrics: {} lacks required functions", kLibrary);
     return std::nullopt;
   }
   if (const NvmlResult result = nvml.init(); result != 0) {

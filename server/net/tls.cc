@@ -118,15 +118,15 @@ std::string DayText(absl::Time time) {
   return absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", time, absl::UTCTimeZone());
 }
 
-// The log warns of a certificate's expiry when an eighth of its life is left, but no longer than
-// this in advance. Certificates with a life of one day are renewed only shortly before they expire.
+// The log warns of a certificate's expiry when an eighth of its life is left, but at most this long
+// in advance. Certificates with a life of one day are renewed only shortly before they expire.
 constexpr absl::Duration kLongestNotice = absl::Hours(7 * 24);
 // How often the log warns.
 constexpr absl::Duration kNoticeInterval = absl::Hours(24);
 
 }  // namespace
 
-// gRPC's C++ interface has no credentials that fetch their certificate.
+// Credentials that fetch their certificate at every handshake; gRPC's C++ interface has none.
 class ServerTls::Credentials final : public grpc::ServerCredentials {
  public:
   Credentials(std::shared_ptr<ServerTls> source, UserMark* mark)
@@ -212,12 +212,12 @@ void ServerTls::ReloadLocked(bool asked) {
     stale_ = !status.ok();
   }
   if (status.ok()) {
-    spdlog::info("TLS: the files {} and are in use",
+    spdlog::info("TLS: the files {} and are in effect",
                  asked ? "have been read again" : "have changed");
     GiveNotice();
   } else {
     const absl::string_view message = status.message();
-    spdlog::error("TLS: {}; the current certificate stays in use",
+    spdlog::error("TLS: {}; the current certificate stays in effect",
                   std::string_view(message.data(), message.size()));
   }
 }
@@ -232,7 +232,7 @@ absl::Status ServerTls::LoadLocked() {
   const std::vector<Certificate> chain = ParseCertificates(*certificate);
   if (chain.empty()) return Bad(files_.certificate, kNoCertificate);
   const Key parsed_key = ParseKey(*key);
-  if (parsed_key == nullptr) return Bad(files_.key, "it holds no key in PEM without a password");
+  if (parsed_key == nullptr) return Bad(files_.key, "it holds no PEM key, or one with a password");
   if (X509_check_private_key(chain.front().get(), parsed_key.get()) != 1)
     return Bad(files_.key, absl::StrCat("it is not the key of ", files_.certificate));
   std::string client_ca;

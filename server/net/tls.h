@@ -30,8 +30,8 @@ struct CertificateLife {
   bool Covers(absl::Time time) const { return begin <= time && time < end; }
 };
 
-// The certificate, key and CAs in use. Thread safe. Error messages name files, but never quote
-// them.
+// The certificate, key and CAs that are in effect. Thread safe. Error messages name files, but
+// never quote them.
 class ServerTls : public std::enable_shared_from_this<ServerTls> {
  public:
   // Returns INVALID_ARGUMENT / BAD_CERTIFICATE {file} if a file cannot be used. A certificate that
@@ -43,11 +43,11 @@ class ServerTls : public std::enable_shared_from_this<ServerTls> {
   std::shared_ptr<grpc::ServerCredentials> MakeCredentials(UserMark* mark = nullptr);
 
   // Reads the files again if they have changed or if `asked` is true, and logs the result. The
-  // current certificate stays in use if the files cannot be used, or if it is valid now and the new
-  // one is not. Warns once a day about a certificate that expires soon or is not valid.
+  // current certificate stays in effect if the files cannot be used, or if it is valid now and the
+  // new one is not. Warns once a day about a certificate that expires soon or is not valid.
   void Reload(bool asked);
 
-  // The life of the certificate in use.
+  // The life of the current certificate.
   CertificateLife life() const;
   // Whether the last attempt to use the files has failed.
   bool stale() const;

@@ -6,7 +6,8 @@
 namespace tessera {
 namespace {
 
-// gRPC's C++ interface has no processor for credentials without TLS.
+// Credentials without TLS that pass each call to UserMark::Process. gRPC's C++ interface supports
+// such a processor only with TLS.
 class MarkedCredentials final : public grpc::ServerCredentials {
  public:
   explicit MarkedCredentials(UserMark& mark) { mark.AddTo(credentials_); }

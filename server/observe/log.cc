@@ -24,7 +24,8 @@ namespace tessera {
 namespace {
 
 constexpr int kCallLinesPerSecond = 10;
-// Lines are cut to a few hundred bytes, so this many take about 2 MiB.
+// The length of the log's queue. Lines are cut to a few hundred bytes, so a full queue takes about
+// 2 MiB.
 constexpr std::size_t kQueuedLines = 4096;
 constexpr std::size_t kLongestText = 512;
 
@@ -132,7 +133,7 @@ std::string TraceText(std::string_view trace_id) {
   return trace_id.empty() || json_lines ? "" : fmt::format(" (trace {})", trace_id);
 }
 
-// spdlog's patterns do not escape, so quotes in a message would break a JSON pattern.
+// Formats a line as JSON. A pattern of spdlog cannot do this, because it does not escape quotes.
 class JsonFormatter : public spdlog::formatter {
  public:
   void format(const spdlog::details::log_msg& message, spdlog::memory_buf_t& out) override {
@@ -162,7 +163,8 @@ class JsonFormatter : public spdlog::formatter {
   }
 };
 
-// Without this, gRPC would write its own lines to standard error, where a reader expects only JSON.
+// Logs a line of gRPC, which would otherwise write it to standard error, where a reader may expect
+// only JSON.
 void ForwardGrpcLog(gpr_log_func_args* args) {
   switch (args->severity) {
     case GPR_LOG_SEVERITY_ERROR:
@@ -175,8 +177,8 @@ void ForwardGrpcLog(gpr_log_func_args* args) {
   }
 }
 
-// Without this, libprotobuf would do the same, for example for a request with text that is not
-// UTF-8. Such requests are rejected anyway.
+// Logs a line of libprotobuf, for example about a request with text that is not UTF-8. Such a
+// request is rejected anyway.
 void ForwardProtobufLog(google::protobuf::LogLevel level, const char*, int,
                         const std::string& message) {
   if (level == google::protobuf::LOGLEVEL_FATAL) {
@@ -226,8 +228,8 @@ void FlushLog(absl::Duration limit) {
 }
 
 void LogFailedCall(const CallRecord& call, std::string_view peer, const absl::Status& status) {
-  // Lines are limited separately for each kind. Otherwise callers without permission could crowd
-  // out the failures of other callers, and any caller those of the server.
+  // Lines are limited separately for each kind. Otherwise calls without permission could crowd out
+  // the failures of other calls, and these could crowd out failures of the server itself.
   static CallLines without_rights, of_server, others, questions;
   CallLines* lines = &others;
   if (absl::IsUnauthenticated(status) || absl::IsPermissionDenied(status)) lines = &without_rights;

@@ -26,11 +26,11 @@
 namespace tessera {
 namespace {
 
-// How many calls may wait for the file. They take about 1 MiB.
+// How many calls may wait to be written. That many take about 1 MiB.
 constexpr std::size_t kMostWaiting = 4096;
 constexpr std::size_t kLongestSpanText = 64;
 
-// How often the server checks which file has the name.
+// How often the server checks whether the path still names the open file.
 constexpr absl::Duration kLookInterval = absl::Seconds(1);
 
 // Numbers that OpenTelemetry defines.

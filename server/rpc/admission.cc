@@ -9,7 +9,7 @@ absl::StatusOr<Admission::Ticket> Admission::Enter() {
   Ticket ticket(this);
   if (closed_) {
     return MakeError(absl::StatusCode::kUnavailable, "DRAINING",
-                     "the server is stopping and takes no new work");
+                     "the server is stopping and accepts no new work");
   }
   return ticket;
 }

@@ -2,9 +2,9 @@
 //
 // They are faster than gRPC's callback interface: the rate of empty calls was 1.1 times as high for
 // 1 and 16 callers, 1.25 times as high for 64 and 1.38 times as high for 256 (4 queues of 2 threads
-// on 16 cores, the H200 host, gRPC 1.51, 2026-11-24). All methods are served from these queues. A
-// method with callbacks would add threads that poll the same sockets. For every event of a queue
-// that they found, these threads would have to wake a thread of that queue.
+// on 16 cores, the H200 host, gRPC 1.51, 2026-11-24). All methods are served from these queues. If
+// one method used callbacks, gRPC would add threads that poll the same sockets. Whenever such a
+// thread found an event of a queue, it would have to wake a thread of that queue.
 #pragma once
 
 #include <atomic>
@@ -47,7 +47,8 @@ class CallQueue {
 
   grpc::ServerCompletionQueue& events() { return *queue_; }
 
-  // Held by every object that may still make requests to gRPC whose events come through this queue.
+  // Held by every object that may still make requests to gRPC with events of this queue. A queue
+  // that has users is not shut down.
   class User {
    public:
     explicit User(CallQueue& queue) : queue_(queue) { ++queue.users_; }

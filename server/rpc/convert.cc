@@ -26,7 +26,7 @@ std::string Shorten(absl::string_view text) {
   return absl::StrCat(Absl(Beginning({text.data(), text.size()}, kLongestText - 3)), "...");
 }
 
-// Whether text contains the word, or words, other than as a part of longer words.
+// Whether text contains `word`, which may be several words, and not only as part of longer words.
 bool HasWord(std::string_view text, std::string_view word) {
   const auto inside = [&](std::size_t i) {  // a word, a number or a name
     return i < text.size() && (absl::ascii_isalnum(static_cast<unsigned char>(text[i])) ||
@@ -51,8 +51,8 @@ std::string Message(const absl::Status& status, const Figures& told) {
   return message;
 }
 
-// Whether the same call may succeed a little later. This is so if the call has done nothing and
-// other calls hold what it needs.
+// Whether the same call may succeed a little later, because it has done nothing and other calls
+// hold what it needs.
 bool WorthRetrying(const std::string& reason, const Figures& metadata) {
   if (reason == "QUEUE_FULL" || reason == "TOO_MANY_IMPORTS") return true;
   if (reason == "TOO_MANY_CALLS") return metadata.at("limit") != "0";

@@ -24,25 +24,27 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::internal::WireFormatLite;
 using google::protobuf::io::CodedInputStream;
 
-// Upper bounds on the memory that protobuf 3.21 and glibc take.
+// Upper bounds on the memory that protobuf 3.21 and glibc use.
 
-// The last block of an arena, which is not full.
+// Counted once per message, because the last block of its arena may be mostly empty.
 constexpr std::size_t kBlock = 8192;
-// An object in an arena, and the pointer to its destructor. If the object does not fit into the
-// rest of a block, that rest stays unused, and it is smaller than the object.
+// Returns the memory for an object in an arena, including the pointer to its destructor. If the
+// object does not fit into the rest of a block, that rest, which is smaller than the object, stays
+// unused.
 constexpr std::size_t InArena(std::size_t bytes) {
   bytes += 16;
   return bytes <= 512 ? bytes + bytes / 8 : 2 * bytes;
 }
-// A heap allocation. A large one is rounded up to pages.
+// Returns the memory for a heap allocation. The size of a large one is rounded up to pages.
 constexpr std::size_t OnHeap(std::size_t bytes) {
   return bytes + 32 + (bytes < 100'000 ? 0 : 4096);
 }
-// Arrays double as they grow, and an arena keeps the arrays that have become too small. Together
-// they take up to four times the memory of the elements. The same amount may be left unused at the
-// ends of blocks.
+// Returns the memory for an element of a repeated field. Arrays double as they grow, and an arena
+// keeps the arrays that have become too small, so the arrays take up to four times the memory of
+// the elements. The same amount may be left unused at the ends of blocks.
 constexpr std::size_t InArrays(std::size_t element) { return 8 * element; }
-// A string in a message. Above this size, protobuf doubles the string's capacity as it grows.
+// Protobuf reserves the memory of a string of up to this size at once, and doubles the capacity of
+// a longer string as it grows.
 constexpr std::size_t kReservedAtOnce = 50'000'000;
 constexpr std::size_t Text(std::size_t length) {
   const std::size_t buffer = length <= kReservedAtOnce ? length : 3 * length;
@@ -101,8 +103,8 @@ bool CountNumbers(CodedInputStream& in, WireFormatLite::WireType type, int lengt
   return true;
 }
 
-// Without limits, a message of many empty nodes, operands or steps would take dozens of times its
-// size. In a program, an expression that is too long fails only its own step.
+// Without limits, a message of many empty nodes, operands or steps would need dozens of times its
+// size in memory. In a program, an expression that is too long fails only its own step.
 constexpr std::size_t kAllOperands = kMaxSteps * kMostOperands, kAllNodes = kMaxSteps * kMostNodes;
 constexpr RepeatLimit kLimits[] = {
     {"tessera.v1.MapRequest", "tessera.v1.MapRequest.operands", "operands", "BAD_EXPRESSION",
@@ -185,9 +187,10 @@ class MessageLayout::Scan {
   bool Read(const MessageLayout& layout, bool merged) {
     bytes_ += InArena(layout.bytes_);
     std::bitset<64> seen;
-    // No message type has groups, so the fields in groups are unknown, too.
+    // The number of groups around the current field. No message type has groups, so every field in
+    // a group is unknown.
     int groups = 0;
-    bool knows_all = true;  // fields of the message or group
+    bool knows_all = true;  // whether the message or group has had no unknown field so far
     while (const std::uint32_t tag = in_.ReadTag()) {
       const auto number = static_cast<std::size_t>(WireFormatLite::GetTagFieldNumber(tag));
       const WireFormatLite::WireType type = WireFormatLite::GetTagWireType(tag);

@@ -1,5 +1,5 @@
-// Computes, from the bytes of a message, a bound on the memory that it takes once it is parsed. Two
-// bytes may become an object of fifty bytes.
+// Computes, from the bytes of a message, a bound on the memory of the parsed message. Two bytes may
+// become an object of fifty bytes.
 #pragma once
 
 #include <cstddef>
@@ -81,7 +81,7 @@ class MessageLayout {
 };
 
 // Messages of at most this many bytes are not worth a scan, which takes 0.1 to 0.2 us. Even fifty
-// times this much memory is less than gRPC takes for a call.
+// times this much memory is less than gRPC uses for a call.
 inline constexpr std::size_t kSmallMessage = 256;
 
 }  // namespace tessera

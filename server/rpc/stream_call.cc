@@ -33,7 +33,7 @@ grpc::ServerContext& StreamCall::context() const { return exchange_.context_; }
 
 const Trace& StreamCall::trace() const { return exchange_.trace_; }
 
-// --- The wire's side ---
+// --- gRPC's side ---
 
 class StreamExchange::Refused final : public StreamCall {
  public:

@@ -51,7 +51,7 @@ class StreamCall {
   StreamExchange& exchange_;
 };
 
-// One call on the wire, to a method that the server's services leave to its generic service.
+// gRPC's side of one call to a method that the server's services leave to its generic service.
 class StreamExchange final {
  public:
   using Handle = std::function<void(StreamExchange&)>;

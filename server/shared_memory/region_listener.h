@@ -24,13 +24,13 @@
 namespace tessera {
 
 // Thread safe, except for destruction. One thread serves all connections and never waits for any of
-// them. The chores map and pin files.
+// them. Files are mapped and pinned on threads of the chores.
 class RegionListener {
  public:
   // The data that a client sends with its descriptor.
   static constexpr std::string_view kGreeting = "tessera.v1";
 
-  // Functions that the listener's thread calls.
+  // The rules for clients. The listener's thread calls the functions.
   struct Rules {
     std::function<bool(uid_t)> admits;  // whether a user's processes may register regions
     std::function<bool(uid_t)> shares;  // whether a user may have only half of the regions
@@ -76,7 +76,7 @@ class RegionListener {
   bool AcceptSome();
   // Handles a packet or the end of a connection. Returns false if the connection is over.
   bool Serve(const std::shared_ptr<Connection>& connection);
-  // Submits the mapping of a client's file to the chores.
+  // Submits a chore that maps a client's file.
   absl::Status Register(const std::shared_ptr<Connection>& connection, uid_t user, Descriptor file);
   void End(Connection& connection);
 

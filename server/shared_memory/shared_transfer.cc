@@ -15,8 +15,8 @@ namespace {
 
 using absl::StatusCode;
 
-// A PCIe 5 link takes a millisecond to move a piece. The gap before the next piece takes a
-// hundredth of that.
+// The size of a piece. A PCIe 5 link moves a piece in a millisecond, and the gap before the next
+// piece takes a hundredth of that time.
 constexpr std::uint64_t kPiece = std::uint64_t{64} << 20;
 
 // How many pieces a call moves before it lets other transfers run.
@@ -167,7 +167,7 @@ absl::Status SharedUpload::Move(Stream& stream, std::uint64_t begin, std::uint64
     return checked;
   }
   const absl::Status copied = CopyPinnedToDevice(stream, *to, memory() + begin, size);
-  // This is also needed after a failed copy: part of it may still be running, to memory that is
+  // This is also needed after a failed copy, part of which may still be writing to memory that is
   // about to be freed.
   const absl::Status arrived = Synchronize(stream);
   store().EndWrite(*draft_, offset, size, copied.ok() && arrived.ok());

@@ -16,7 +16,7 @@ namespace health_v1 = grpc::health::v1;
 // watches on each connection.
 constexpr std::size_t kMostOfConnection = 8;
 
-// The names of real services are shorter.
+// The size of the largest request. The names of real services are shorter.
 constexpr std::size_t kLongestServiceName = 1024;
 
 grpc::ByteBuffer Message(health_v1::HealthCheckResponse::ServingStatus status) {

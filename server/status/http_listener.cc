@@ -21,7 +21,8 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// Limits for a whole request, for a whole response, and for the client to close after that.
+// The longest times for reading a request, for writing a response, and for the client to close the
+// connection after that.
 constexpr std::chrono::seconds kReadTime{10};
 constexpr std::chrono::seconds kWriteTime{20};
 constexpr std::chrono::seconds kCloseTime{2};

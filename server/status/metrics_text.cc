@@ -211,16 +211,16 @@ void WriteDevices(Core& core, Writer& out) {
        [](const Device& device) { return device.lost() ? 1 : 0; });
   each("tessera_device_memory_bytes", "Memory of the device.",
        [](const Device& device) { return device.info().memory_bytes; });
-  each("tessera_buffer_memory_limit_bytes", "Memory that all buffers of the device may take.",
+  each("tessera_buffer_memory_limit_bytes", "Memory that all buffers of the device may use.",
        [&](const Device& device) { return core.tenants().budget(device).limit(); });
   each("tessera_buffer_memory_used_bytes",
-       "Memory that all buffers of the device take, including those that only calls hold.",
+       "Memory that all buffers of the device use, including those that only calls hold.",
        [&](const Device& device) { return core.tenants().buffer_bytes(device); });
-  each("tessera_prepared_bytes", "Memory that copies of operands for later calls take.",
+  each("tessera_prepared_bytes", "Memory of the operands' copies that are kept for later calls.",
        [&](const Device& device) { return core.tenants().prepared(device).bytes(); });
-  each("tessera_scratch_limit_bytes", "Memory that operations may take in addition to buffers.",
+  each("tessera_scratch_limit_bytes", "Memory that operations may use in addition to buffers.",
        [&](const Device& device) { return core.scratch(device).limit(); });
-  each("tessera_scratch_used_bytes", "Memory that operations take in addition to buffers.",
+  each("tessera_scratch_used_bytes", "Memory that operations use in addition to buffers.",
        [&](const Device& device) { return core.scratch(device).used(); });
 
   const auto states = [&](std::string_view metric, std::string_view help, auto ready,
@@ -274,7 +274,7 @@ void WriteGpus(const std::vector<GpuFigures>& gpus, Writer& out) {
   each("tessera_gpu_busy_ratio",
        "Fraction of the driver's last sample in which a kernel of any process ran.",
        [](const GpuFigures& gpu) { return gpu.busy; });
-  each("tessera_gpu_memory_used_bytes", "Memory of the GPU that is in use, by any process.",
+  each("tessera_gpu_memory_used_bytes", "Memory of the GPU that all processes together use.",
        [](const GpuFigures& gpu) { return gpu.memory_used; });
   each("tessera_gpu_temperature_celsius", "Temperature of the GPU.",
        [](const GpuFigures& gpu) { return gpu.celsius; });
@@ -282,7 +282,7 @@ void WriteGpus(const std::vector<GpuFigures>& gpus, Writer& out) {
        [](const GpuFigures& gpu) { return gpu.watts; });
   each("tessera_gpu_power_limit_watts", "Power that the GPU may draw.",
        [](const GpuFigures& gpu) { return gpu.watts_limit; });
-  each("tessera_gpu_sm_clock_hertz", "Clock of the multiprocessors.",
+  each("tessera_gpu_sm_clock_hertz", "Clock rate of the multiprocessors.",
        [](const GpuFigures& gpu) { return gpu.sm_hertz; });
 
   bool begun = false;
@@ -340,7 +340,7 @@ void WriteServer(Core& core, bool ready, Writer& out) {
   const auto seconds = [](const timeval& time) {
     return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
   };
-  out.Begin("process_cpu_seconds_total", "counter", "Processor time of the process.");
+  out.Begin("process_cpu_seconds_total", "counter", "CPU time of the process.");
   out.Sample({}, Seconds(seconds(usage.ru_utime) + seconds(usage.ru_stime)));
   long pages = 0;
   if (std::FILE* file = std::fopen("/proc/self/statm", "re")) {

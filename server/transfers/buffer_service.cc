@@ -47,7 +47,7 @@ absl::StatusOr<std::string> NameOfPageToken(const std::string& token, const std:
 }
 
 // Describes a buffer in *out. Other calls may have deleted the buffer, so `info` may have the last
-// reference to it. The chores release the reference, because a thread that accepts calls must not
+// reference to it. A chore releases the reference, because a thread that accepts calls must not
 // free memory.
 void Tell(Core& core, BufferInfo info, v1::Buffer* out) {
   SetBuffer(info, out);

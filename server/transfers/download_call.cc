@@ -22,8 +22,8 @@ namespace {
 
 using absl::StatusCode;
 
-// One slot that gRPC is sending, one that is waiting to be sent, and one that the device is
-// filling.
+// The number of slots: one that gRPC is sending, one that is waiting to be sent, and one that the
+// device is filling.
 constexpr int kSlots = 3;
 
 // How many chunks a stream fetches before it lets other streams run.
@@ -115,7 +115,7 @@ void DownloadCall::EndIfIdle(absl::Time now) {
     const bool waits = !over_ && (writing_ || !fetching_);
     if (!waits || !given_up_.ok()) return;
     given_up_ = core_.CheckPause(now - moved_, core_.options().download_timeout, "DOWNLOAD_IDLE",
-                                 "nothing was read for longer than the server waits");
+                                 "the client has read nothing for longer than the server waits");
     if (given_up_.ok()) return;
     call = context().c_call();
     grpc_call_ref(call);

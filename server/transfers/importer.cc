@@ -136,7 +136,7 @@ class ImportCall final : public UnaryCall {
       importer_.running_.insert(this);
     }
     absl::Status status = Guarded([&] { return Import(); });
-    // Copies may still be running, to memory that is about to be freed.
+    // Copies may still be writing to memory that is about to be freed.
     if (stream_ != nullptr) Synchronize(*stream_).IgnoreError();
     if (draft_ != nullptr) store().Discard(*draft_);
     draft_.reset();

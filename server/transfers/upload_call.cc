@@ -258,8 +258,8 @@ absl::Status UploadCall::Copy(Stream& stream) {
   if (header.has_buffer_crc32c()) {
     if (!creates_) {
       return MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
-                       "only an upload that creates the buffer can check all of it; for others, "
-                       "SealBuffer does",
+                       "only an upload that creates the buffer can check all of it; for other "
+                       "uploads, set the checksum in SealBuffer",
                        {{"field", "buffer_crc32c"}});
     }
     buffer_checksum_ = header.buffer_crc32c();
@@ -325,7 +325,7 @@ absl::Status UploadCall::EndWrite(Stream& stream) {
     tenant_.store().AbandonWrite(*draft_);
     return absl::OkStatus();
   }
-  // This is also needed after a failed copy: part of it may still be running, to memory that is
+  // This is also needed after a failed copy, part of which may still be writing to memory that is
   // about to be freed.
   absl::Status arrived = Synchronize(stream);
   const bool done = arrived.ok() && !write.failed;

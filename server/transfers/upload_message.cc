@@ -10,8 +10,8 @@
 namespace tessera {
 namespace {
 
-// If a message's slices are smaller than this on average, they are copied into one slice, because
-// each slice has a header and may pin the kilobytes in which it arrived.
+// If a message's slices are smaller than this on average, they are copied into one slice. Each
+// slice has a header, and keeps the larger buffer in which it arrived from being freed.
 constexpr std::size_t kLeastSlice = 256;
 
 // A position in the bytes of slices. Cheap to copy.
@@ -67,8 +67,8 @@ class Cursor {
 // The wire types that clients use; groups are left to protobuf.
 enum WireType { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
-// Moves past the value of a field. Returns false if reading the field's length is not enough for
-// that.
+// Moves past the value of a field. Returns false if the value is a group, is malformed or is cut
+// off.
 bool SkipValue(std::uint64_t tag, Cursor& cursor) {
   std::uint64_t value = 0;
   switch (tag & 7) {

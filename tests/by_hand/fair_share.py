@@ -91,9 +91,9 @@ FLOODS = {
 
 def flood(arguments):
     """Floods the server from one line on standard input to the next. Prints "on" once a call has
-    ended. When no call is left, it prints how many have succeeded since then. Ends with its input.
-    It has a lower priority than the client of the small calls, because it stands for another
-    host."""
+    ended, and when no call is left, the number of calls that have succeeded since then. Ends when
+    its input ends. It has a lower priority than the client of the small calls, because it stands
+    for another host."""
     os.nice(19)
     with tempfile.TemporaryDirectory() as folder:
         o.make_stubs(folder)

@@ -92,8 +92,8 @@ def interval(ratios):
 
 
 def count_instructions(build, folder):
-    """Counts the instructions of a Dot, of which 16 are always in flight, and of its metrics
-    (callgrind)."""
+    """Counts the instructions of a Dot, and those among them that count it for the metrics
+    (callgrind). 16 Dots are always in flight."""
     address, out, rounds = f"unix:{folder}/counted", f"{folder}/callgrind", 100
     server = subprocess.Popen(
         ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={out}",

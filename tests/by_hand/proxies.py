@@ -219,8 +219,8 @@ class RouteCase(Proxied):
             self.assertEqual(len(holders[route]), 1, route)
             self.assertIn(f"{route}/b", self.buffers_of(holders[route][0]))
         self.assertEqual({id(found[0]) for found in holders.values()}, set(map(id, self.servers)))
-        # One server is killed. Its names are gone and are made again on the other servers, while
-        # all other names stay where they were.
+        # One server is killed, and its buffers are lost. They are put again, on the other servers.
+        # All other buffers stay where they were.
         victim = self.servers[1]
         victim.process.kill()
         victim.process.wait()

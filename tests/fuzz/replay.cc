@@ -27,7 +27,8 @@
 
 #include "tests/fuzz/fuzz.h"
 
-// A target that mutates inputs itself defines this function, which calls the other one.
+// A target that mutates inputs itself defines LLVMFuzzerCustomMutator, which calls
+// LLVMFuzzerMutate.
 extern "C" __attribute__((weak)) std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data,
                                                                      std::size_t size,
                                                                      std::size_t most,
