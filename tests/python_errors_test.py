@@ -488,17 +488,6 @@ class CutAnswersTest(python_outsider.Case):
                             same = type(got) is type(want) and np.array_equal(got, want)
                             self.assertTrue(same or method in self.SILENT)
 
-    def test_what_a_number_cost(self):
-        """The number is read without the rest of the response, which is read on demand."""
-        cut = Cut(self.t._io.calls["Dot"])
-        with mock.patch.dict(self.t._io.calls, Dot=cut):
-            cut.length = 15
-            e = self.x[0].dot(self.x[1])
-            self.assertEqual(float(e), 38)
-            with self.assertRaises(ts.Error) as caught:
-                print(e.stats)
-            self.assertEqual(caught.exception.code, "DATA_LOSS")
-
     def test_details_of_a_refusal(self):
         class Refusal(_errors.grpc.RpcError):
             value = b"\x0a\x09"
