@@ -336,7 +336,7 @@ class LimitsTest : public ServiceTest {
       : ServiceTest(With([](Options& options) {
           options.default_ttl = absl::Seconds(50);
           options.max_ttl = absl::Seconds(100);
-          options.upload_timeout = absl::Milliseconds(150);
+          options.transfer_timeout = absl::Milliseconds(150);
         })) {}
 };
 
@@ -370,7 +370,7 @@ TEST_F(LimitsTest, IdleUploadsEnd) {
 class PatienceTest : public ServiceTest {
  protected:
   PatienceTest()
-      : ServiceTest(With([](Options& options) { options.upload_timeout = absl::Hours(1); })) {}
+      : ServiceTest(With([](Options& options) { options.transfer_timeout = absl::Hours(1); })) {}
 };
 
 // Together, the messages take longer than a single message may.
