@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2034,SC2154
-# Configures and builds, for the devices of this machine or for all. Sourced by ./dev.
+# Configures and builds, for the devices of this machine or for all devices. Sourced by ./dev.
 
 # Whether to build without CUDA even where nvcc is installed.
 only_cpu=false
@@ -13,7 +13,7 @@ choose_devices() {
   esac
 }
 
-# The nvcc to build with; empty when there is no CUDA 13 or newer.
+# Prints the path of the nvcc to build with, or nothing if there is no CUDA 13 or newer.
 find_nvcc() {
   local nvcc release
   nvcc=$(PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin type -P nvcc) || return 0
@@ -21,14 +21,15 @@ find_nvcc() {
   if ((${release:-0} >= 13)); then printf '%s\n' "$nvcc"; fi
 }
 
-# Architectures of the GPUs here, as CMake spells them: "90-real". Empty when nvidia-smi cannot say.
+# Prints the architectures of the GPUs here in CMake's form ("90-real"), or nothing without
+# nvidia-smi.
 gpu_architectures() {
   nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null |
     sed -nE 's/^([0-9]+)\.([0-9])$/\1\2-real/p' | sort -u | paste -sd ';' || true
 }
 
-# The preset for programs that run here: native, for the devices of this machine, unless others were
-# requested. Each preset has its own folder, so that neither undoes the other's work.
+# Prints the preset for programs that run here: native, for the devices of this machine, or release
+# if other devices were requested. Each preset has its own folder, so builds do not undo each other.
 preset_here() {
   if [[ ${CI:-} == true || -n ${TESSERA_CUDA_ARCHITECTURES:-} ]]; then
     echo release
@@ -45,15 +46,15 @@ configure() {
   local architectures=${TESSERA_CUDA_ARCHITECTURES:-}
   nvcc=$(find_nvcc)
   if [[ $preset == asan || $preset == tsan || $preset == fuzz ]]; then
-    devices="CPU alone, under $preset"
+    devices="CPU only, with $preset"
   elif $only_cpu; then
-    devices="CPU alone"
+    devices="CPU only"
   elif [[ -z $nvcc ]]; then
-    devices="CPU alone, for want of nvcc 13 or newer"
+    devices="CPU only, because there is no nvcc 13 or newer"
   elif [[ $preset == native ]] && ! has_gpu; then
-    devices="CPU alone"
-    say "No GPU here: building the CPU device alone;" \
-      "TESSERA_CUDA_ARCHITECTURES or ./dev build all builds more"
+    devices="CPU only"
+    say "There is no GPU here, so only the CPU device is built;" \
+      "set TESSERA_CUDA_ARCHITECTURES or use ./dev build all to build more"
   else
     if [[ $preset == native ]]; then
       architectures=$(gpu_architectures)
@@ -87,5 +88,5 @@ build() {
   if [[ $preset == release || $preset == native ]]; then ln -sfn "$preset/bin" build/bin; fi
 }
 
-# Builds what a command is about to run; a bundle already has it.
+# Builds the targets that a command is about to run, except in a bundle, which has them.
 need() { if ! $bundled; then build "$(preset_here)" "$@"; fi; }
