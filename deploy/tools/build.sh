@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2034,SC2154
-# Configures and builds, for the devices of this machine or for all. Sourced by ./dev.
+# Configures and builds, for the devices of this machine or for all devices. Sourced by ./dev.
 
 # Whether to build without CUDA even where nvcc is installed.
 only_cpu=false
@@ -21,15 +21,15 @@ find_nvcc() {
   if ((${release:-0} >= 13)); then printf '%s\n' "$nvcc"; fi
 }
 
-# Prints the architectures of this machine's GPUs as CMake spells them ("90-real"), or nothing if
-# nvidia-smi does not report them.
+# Prints the architectures of the GPUs here in CMake's form ("90-real"), or nothing without
+# nvidia-smi.
 gpu_architectures() {
   nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null |
     sed -nE 's/^([0-9]+)\.([0-9])$/\1\2-real/p' | sort -u | paste -sd ';' || true
 }
 
-# Prints the preset for programs that run here: native, for the devices of this machine, unless
-# other devices were requested. Each preset has its own folder, so both builds stay complete.
+# Prints the preset for programs that run here: native, for the devices of this machine, or release
+# if other devices were requested. Each preset has its own folder, so builds do not undo each other.
 preset_here() {
   if [[ ${CI:-} == true || -n ${TESSERA_CUDA_ARCHITECTURES:-} ]]; then
     echo release
@@ -46,15 +46,15 @@ configure() {
   local architectures=${TESSERA_CUDA_ARCHITECTURES:-}
   nvcc=$(find_nvcc)
   if [[ $preset == asan || $preset == tsan || $preset == fuzz ]]; then
-    devices="CPU alone, under $preset"
+    devices="CPU only, with $preset"
   elif $only_cpu; then
-    devices="CPU alone"
+    devices="CPU only"
   elif [[ -z $nvcc ]]; then
-    devices="CPU alone, because there is no nvcc 13 or newer"
+    devices="CPU only, because there is no nvcc 13 or newer"
   elif [[ $preset == native ]] && ! has_gpu; then
-    devices="CPU alone"
-    say "No GPU here: building the CPU device alone;" \
-      "TESSERA_CUDA_ARCHITECTURES or ./dev build all builds more"
+    devices="CPU only"
+    say "There is no GPU here, so only the CPU device is built;" \
+      "set TESSERA_CUDA_ARCHITECTURES or use ./dev build all to build more"
   else
     if [[ $preset == native ]]; then
       architectures=$(gpu_architectures)
@@ -88,5 +88,5 @@ build() {
   if [[ $preset == release || $preset == native ]]; then ln -sfn "$preset/bin" build/bin; fi
 }
 
-# Builds what a command is about to run; a bundle already has it.
+# Builds the targets that a command is about to run, except in a bundle, which has them.
 need() { if ! $bundled; then build "$(preset_here)" "$@"; fi; }
