@@ -353,12 +353,17 @@ std::string Missing(const Strategy<Problem>& strategy, const Device& device);
 // accepts its dtype.
 template <class Problem>
 const Strategy<Problem>* Choose(const Problem& problem, const Device& device);
-#define TESSERA_DECLARE(Operation)                                              \
+// Returns a problem with that many F32 elements, for estimates and lists.
+template <class Problem>
+Problem ReferenceProblem(std::int64_t elements);
+#define TESSERA_DECLARE(Operation, name)                                        \
   template <>                                                                   \
   absl::Span<const Strategy<Operation##Problem>* const> Strategies();           \
   template <>                                                                   \
   const Strategy<Operation##Problem>* Choose(const Operation##Problem& problem, \
-                                             const Device& device);
+                                             const Device& device);             \
+  template <>                                                                   \
+  Operation##Problem ReferenceProblem(std::int64_t elements);
 TESSERA_OPERATIONS(TESSERA_DECLARE)
 #undef TESSERA_DECLARE
 
