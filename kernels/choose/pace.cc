@@ -169,11 +169,9 @@ Scaled<TopKProblem> ScaleDown(TopKProblem p) {
 // arrays have n elements of one type.
 template <class Problem>
 double LeastBytes(const Problem& p) {
-  constexpr int kArrays = 1 + requires { &Problem::b; }
-  +requires {
-    &Problem::out;
-  };
-  return kArrays * static_cast<double>(p.n) * static_cast<double>(SizeOf(p.dtype));
+  constexpr bool kTwo = requires { &Problem::b; };
+  constexpr bool kArray = requires { &Problem::out; };
+  return (1.0 + kTwo + kArray) * static_cast<double>(p.n) * static_cast<double>(SizeOf(p.dtype));
 }
 double LeastBytes(const ReduceAxesProblem& p) {
   const double outputs = static_cast<double>(p.outer) * static_cast<double>(p.inner);

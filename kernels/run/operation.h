@@ -50,8 +50,11 @@ struct TopKSpec {
   bool smallest = false;
 };
 
-using OperationSpec =
-    std::variant<DotSpec, ReduceSpec, MatmulSpec, AddSpec, WindowSumSpec, MapSpec, TopKSpec>;
+#define TESSERA_SPEC(Operation, name) , Operation##Spec
+template <class, class... Specs>
+using VariantOf = std::variant<Specs...>;
+using OperationSpec = VariantOf<void TESSERA_OPERATION_METHODS(TESSERA_SPEC)>;
+#undef TESSERA_SPEC
 
 // The maximum number of arrays that one operation returns. TopK returns two, and the others return
 // one.
@@ -64,6 +67,23 @@ struct ResultType {
   bool is_index = false;  // the number is a Scalar's index
   absl::InlinedVector<ArrayType, 1> arrays;
 };
+
+// The arguments of Run, except for the operation.
+struct Arguments {
+  Stream& stream;
+  absl::Span<const View> x;
+  absl::Span<const Output> out;
+  const RunOptions& options;
+};
+
+// What TypeOf and Run below do for each operation.
+#define TESSERA_OPERATION(Operation, name)                                                  \
+  absl::StatusOr<ResultType> TypeOf(const Operation##Spec& spec, absl::Span<const View> x); \
+  absl::StatusOr<ScalarResult> Run(const Operation##Spec& spec, const Arguments& with);
+TESSERA_OPERATION_METHODS(TESSERA_OPERATION)
+#undef TESSERA_OPERATION
+// Returns the result of a run that has written its arrays.
+absl::StatusOr<ScalarResult> ArrayRun(const absl::StatusOr<Stats>& stats);
 
 // Checks everything about the operands and nothing about the strategy. Compiles the expression.
 absl::StatusOr<ResultType> TypeOf(const OperationSpec& spec, absl::Span<const View> x);
