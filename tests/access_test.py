@@ -30,9 +30,7 @@ NEEDED = {
     "CreateBuffer": "write", "Upload": "write", "GetBuffer": "read", "ListBuffers": "read",
     "SealBuffer": "write", "UpdateBuffer": "write", "CopyBuffer": "write", "Download": "read",
     "ImportBuffer": "write", "DeleteBuffer": "write",
-    "Dot": "read", "Reduce": "read", "Matmul": "read", "Add": "read", "WindowSum": "read",
-    "Map": "read", "TopK": "read", "Execute": "read", "ListStrategies": "read",
-    "GetServerInfo": "read",
+    **dict.fromkeys(o.compute.DESCRIPTOR.services_by_name["ComputeService"].methods_by_name, "read"),
     "GetSharedMemory": "read", "UploadShared": "write", "DownloadShared": "read",
 }
 

@@ -16,10 +16,13 @@
 
 namespace tessera {
 
-struct DotSpec {};
+// What a request specifies in addition to its operands: nothing, unless the operation has options.
+template <class Problem>
+struct SpecOf {};
 
 // The operands that only the expression uses follow x.
-struct ReduceSpec {
+template <>
+struct SpecOf<ReduceProblem> {
   ReduceOp op = ReduceOp::kSum;
   std::vector<int> axes;  // none: the whole array becomes a number
   bool keep_dims = false;
@@ -27,32 +30,38 @@ struct ReduceSpec {
 };
 
 // The operands that only the expression uses follow a and b.
-struct MatmulSpec {
+template <>
+struct SpecOf<MatmulProblem> {
   bool transpose_a = false;
   bool transpose_b = false;
   std::optional<DType> out_dtype;  // none: the operands' type
   std::optional<Expression> expression;
 };
 
-struct AddSpec {};
-
-struct WindowSumSpec {
+template <>
+struct SpecOf<WindowSumProblem> {
   std::int64_t radius = 0;
 };
 
-struct MapSpec {
+template <>
+struct SpecOf<MapProblem> {
   Expression expression;
 };
 
-struct TopKSpec {
+template <>
+struct SpecOf<TopKProblem> {
   std::int64_t k = 0;
   int axis = -1;
   bool smallest = false;
 };
 
-#define TESSERA_SPEC(Operation, name) , Operation##Spec
+#define TESSERA_SPEC(Operation, name) using Operation##Spec = SpecOf<Operation##Problem>;
+TESSERA_OPERATION_METHODS(TESSERA_SPEC)
+#undef TESSERA_SPEC
+
 template <class, class... Specs>
 using VariantOf = std::variant<Specs...>;
+#define TESSERA_SPEC(Operation, name) , Operation##Spec
 using OperationSpec = VariantOf<void TESSERA_OPERATION_METHODS(TESSERA_SPEC)>;
 #undef TESSERA_SPEC
 
