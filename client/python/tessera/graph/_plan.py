@@ -21,13 +21,12 @@ from ._fuse import Fuser, Step
 from ._graph import Inline, Leaf, Node, Source, Term
 from ._views import View
 
-_METHOD = {
-    "dot": "Dot",
-    "reduce": "Reduce",
-    "matmul": "Matmul",
-    "map": "Map",
-    "window_sum": "WindowSum",
-    "top_k": "TopK",
+# By the name of a step: its method, and the fields of its operands that are not repeated.
+_REQUESTS = {f.name: f.message_type for f in p.Step.DESCRIPTOR.oneofs_by_name["operation"].fields}
+_METHOD = {op: request.name[: -len("Request")] for op, request in _REQUESTS.items()}
+_FIELDS = {
+    op: [field for field in ("a", "b", "x") if field in request.fields_by_name]
+    for op, request in _REQUESTS.items()
 }
 # Numbers within these limits are converted without NumPy's overflow handling, which takes longer
 # than the conversion.
@@ -35,7 +34,12 @@ _LARGEST: Dict[Any, float] = {
     **{np.dtype(kind).char: float(np.finfo(kind).max) for kind in ("<f2", "<f4", "<f8")},
     **{np.dtype(kind).char: float("inf") for kind in ("<i4", "<i8", "?")},
 }
-_FIELDS = {"dot": "ab", "reduce": "x", "matmul": "ab", "map": "", "window_sum": "x", "top_k": "x"}
+# The steps whose result is a single number, except for a reduce along axes.
+_NUMBERS = {
+    op
+    for op, method in _METHOD.items()
+    if "value" in p.METHODS[method].response.DESCRIPTOR.fields_by_name
+}
 # Identifies a result: the number of its step, and its index among that step's results.
 Output = Tuple[int, int]
 
@@ -171,7 +175,7 @@ class Plan:
         if node.op == "top_k":
             fields.update({("values", "indices")[i]: result for i, result in results.items()})
         # A single number is always returned inline, and stays available to later steps.
-        elif results and node.op != "dot" and (node.op != "reduce" or "axes" in fields):
+        elif results and not _is_number(node):
             fields["result"] = results[0]
         return step, fields, operands
 
@@ -284,6 +288,10 @@ class Plan:
         return f"{name} as {'x'.join(map(str, view.shape)) or 'number'}"
 
 
+def _is_number(node: Node) -> bool:
+    return node.op in _NUMBERS and "axes" not in node.params
+
+
 def _read(node: Node, answer: Any) -> Any:
     """Returns a step's response as a message, and parses it if it is still bytes."""
     if type(answer) is bytes:
@@ -300,8 +308,8 @@ _double = struct.Struct("<d").unpack_from
 def value_of(node: Node, answer: Any) -> npt.NDArray[Any]:
     """Returns the array, or rank-0 array, in a response without a buffer."""
     dtype = node.dtype
-    if node.op == "dot" or node.op == "reduce" and "axes" not in node.params:
-        argument = node.params and node.params["op"] in ("argmin", "argmax")
+    if _is_number(node):
+        argument = node.params.get("op") in ("argmin", "argmax")
         if type(answer) is bytes:
             if answer[:3] == _REAL and len(answer) >= _REAL_BYTES and not argument:
                 return _number(_double(answer, 3)[0], dtype)
@@ -350,8 +358,7 @@ def stored_node(term: Term) -> Node:
     whole reductions, results of ALL and ANY, and views of results, it is a Map that copies them."""
     source, view = term
     if isinstance(source, Node) and view == View.whole(source.shape):
-        is_array = source.op != "dot" and (source.op != "reduce" or "axes" in source.params)
-        if is_array and not source.gives_integers:
+        if not _is_number(source) and not source.gives_integers:
             return source
     node = copy(term)[0]
     assert isinstance(node, Node)
