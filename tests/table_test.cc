@@ -92,6 +92,33 @@ TEST(TableTest, EveryStrategyIsInItsChapter) {
   }
 }
 
+// A list of operations is read from operations.h wherever that is possible. The files in which an
+// operation is named again are those of the recipe in CONTRIBUTING.md.
+TEST(TableTest, OnlyTheFilesOfTheRecipeNameAnOperation) {
+  const fs::path root(TESSERA_SOURCE_DIR);
+  const std::string all = TextOf(root / "CONTRIBUTING.md");
+  const std::size_t begin = all.find("**An RPC that computes**");
+  ASSERT_NE(begin, std::string::npos);
+  const std::string recipe = all.substr(begin, all.find("\n\n", begin) - begin);
+  int files = 0;
+  for (const char* folder : {"kernels", "server", "client"}) {
+    for (const auto& file : fs::recursive_directory_iterator(root / folder)) {
+      const std::string extension = file.path().extension();
+      if (extension != ".h" && extension != ".cc") continue;
+      if (file.path().parent_path().filename() == "window_sum") continue;
+      const std::string text = TextOf(file.path());
+      if (text.find("WindowSum") == std::string::npos &&
+          text.find("window_sum") == std::string::npos)
+        continue;
+      ++files;
+      const std::string name = fs::relative(file.path(), root);
+      EXPECT_NE(recipe.find("`" + name + "`"), std::string::npos)
+          << name << " names an operation, and the recipe does not name the file";
+    }
+  }
+  EXPECT_GT(files, 5);
+}
+
 TEST(TableTest, LinksInTheDocumentsResolve) {
   const fs::path root(TESSERA_SOURCE_DIR);
   std::vector<fs::path> documents;
