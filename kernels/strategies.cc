@@ -170,6 +170,7 @@ const Strategy<Problem>* FirstOf(std::initializer_list<std::string_view> names,
   return nullptr;
 }
 
+// Returns the last strategy that the device can run on the problem.
 template <class Problem>
 const Strategy<Problem>* DefaultOf(const Problem& problem, const Device& device) {
   const auto all = Strategies<Problem>();

@@ -59,6 +59,7 @@ struct SpecOf<TopKProblem> {
 TESSERA_OPERATION_METHODS(TESSERA_SPEC)
 #undef TESSERA_SPEC
 
+// The list of specs begins with a comma.
 template <class, class... Specs>
 using VariantOf = std::variant<Specs...>;
 #define TESSERA_SPEC(Operation, name) , Operation##Spec
@@ -85,7 +86,7 @@ struct Arguments {
   const RunOptions& options;
 };
 
-// What TypeOf and Run below do for each operation.
+// TypeOf and Run below call these functions of the operation. They are defined in kernels/run/.
 #define TESSERA_OPERATION(Operation, name)                                                  \
   absl::StatusOr<ResultType> TypeOf(const Operation##Spec& spec, absl::Span<const View> x); \
   absl::StatusOr<ScalarResult> Run(const Operation##Spec& spec, const Arguments& with);
