@@ -89,20 +89,12 @@ TESSERA_OPERATION_METHODS(TESSERA_OPERATION_OF)
 template <class Request>
 using ResponseTo = typename OperationOf<Request>::Response;
 
-// The requests of the operations.
-v1::DotRequest DotRequest(const Operand& a, const Operand& b, const OperationOptions& options);
-v1::ReduceRequest ReduceRequest(ReduceOp op, const Operand& x, absl::Span<const int> axes,
-                                bool keep_dims, const OperationOptions& options);
-v1::MatmulRequest MatmulRequest(const Operand& a, const Operand& b, bool transpose_a,
-                                bool transpose_b, std::optional<DType> out_dtype,
-                                const OperationOptions& options);
-v1::AddRequest AddRequest(const Operand& a, const Operand& b, const OperationOptions& options);
-v1::WindowSumRequest WindowSumRequest(const Operand& x, std::int64_t radius,
-                                      const OperationOptions& options);
-v1::MapRequest MapRequest(absl::Span<const Operand> operands, const v1::Expression& expression,
-                          const OperationOptions& options);
-v1::TopKRequest TopKRequest(const Operand& x, std::int64_t k, bool smallest,
-                            std::optional<int> axis, const OperationOptions& options);
+// Returns an operation's request with its operands and the fields that all operations have.
+template <class Request>
+Request NewRequest(const OperationOptions& options, const Operand& first,
+                   const Operand* second = nullptr);
+v1::MapRequest NewMapRequest(const OperationOptions& options, absl::Span<const Operand> operands,
+                             const v1::Expression& expression);
 
 // The operations as methods. The methods of Client return absl::StatusOr<v1::DotResponse> and so
 // on. Those of AsyncClient return Future<v1::DotResponse>, or an AsyncCall if the last argument is
@@ -114,31 +106,39 @@ class Operations {
   template <class... Done>
   auto Dot(const Operand& a, const Operand& b, const OperationOptions& options = {},
            Done&&... done) {
-    return Send(DotRequest(a, b, options), options, std::forward<Done>(done)...);
+    return Send(NewRequest<v1::DotRequest>(options, a, &b), options, std::forward<Done>(done)...);
   }
   // Folds the whole operand to a scalar if there are no axes.
   template <class... Done>
   auto Reduce(ReduceOp op, const Operand& x, absl::Span<const int> axes = {},
               bool keep_dims = false, const OperationOptions& options = {}, Done&&... done) {
-    return Send(ReduceRequest(op, x, axes, keep_dims, options), options,
-                std::forward<Done>(done)...);
+    auto request = NewRequest<v1::ReduceRequest>(options, x);
+    request.set_op(static_cast<v1::ReduceOp>(op));
+    request.mutable_axes()->Add(axes.begin(), axes.end());
+    request.set_keep_dims(keep_dims);
+    return Send(std::move(request), options, std::forward<Done>(done)...);
   }
   template <class... Done>
   auto Matmul(const Operand& a, const Operand& b, bool transpose_a = false,
               bool transpose_b = false, std::optional<DType> out_dtype = std::nullopt,
               const OperationOptions& options = {}, Done&&... done) {
-    return Send(MatmulRequest(a, b, transpose_a, transpose_b, out_dtype, options), options,
-                std::forward<Done>(done)...);
+    auto request = NewRequest<v1::MatmulRequest>(options, a, &b);
+    request.set_transpose_a(transpose_a);
+    request.set_transpose_b(transpose_b);
+    if (out_dtype) request.set_out_dtype(static_cast<v1::Dtype>(*out_dtype));
+    return Send(std::move(request), options, std::forward<Done>(done)...);
   }
   template <class... Done>
   auto Add(const Operand& a, const Operand& b, const OperationOptions& options = {},
            Done&&... done) {
-    return Send(AddRequest(a, b, options), options, std::forward<Done>(done)...);
+    return Send(NewRequest<v1::AddRequest>(options, a, &b), options, std::forward<Done>(done)...);
   }
   template <class... Done>
   auto WindowSum(const Operand& x, std::int64_t radius, const OperationOptions& options = {},
                  Done&&... done) {
-    return Send(WindowSumRequest(x, radius, options), options, std::forward<Done>(done)...);
+    auto request = NewRequest<v1::WindowSumRequest>(options, x);
+    request.set_radius(radius);
+    return Send(std::move(request), options, std::forward<Done>(done)...);
   }
   // Returns the k largest elements along an axis (by default the last), in descending order, and
   // their positions. With `smallest`, returns the k smallest in ascending order.
@@ -146,13 +146,17 @@ class Operations {
   auto TopK(const Operand& x, std::int64_t k, bool smallest = false,
             std::optional<int> axis = std::nullopt, const OperationOptions& options = {},
             Done&&... done) {
-    return Send(TopKRequest(x, k, smallest, axis, options), options, std::forward<Done>(done)...);
+    auto request = NewRequest<v1::TopKRequest>(options, x);
+    request.set_k(k);
+    request.set_smallest(smallest);
+    if (axis) request.set_axis(*axis);
+    return Send(std::move(request), options, std::forward<Done>(done)...);
   }
   // Computes the expression for each element of the operands, which are broadcast.
   template <class... Done>
   auto Map(absl::Span<const Operand> operands, const v1::Expression& expression,
            const OperationOptions& options = {}, Done&&... done) {
-    return Send(MapRequest(operands, expression, options), options, std::forward<Done>(done)...);
+    return Send(NewMapRequest(options, operands, expression), options, std::forward<Done>(done)...);
   }
   template <class... Done>
   auto Map(const std::vector<Operand>& operands, const Expr& expression,

@@ -257,7 +257,6 @@ absl::StatusOr<ArrayType> MatmulType(const View& a, const View& b, bool transpos
                                      bool transpose_b, DType out_dtype,
                                      const MapStage* out_of = nullptr);
 absl::StatusOr<ArrayType> AddType(const View& a, const View& b);
-absl::StatusOr<ArrayType> WindowSumType(const View& x, std::int64_t radius);
 // Operand shapes are broadcast as in NumPy.
 absl::StatusOr<ArrayType> MapType(absl::Span<const View> operands, const Expression& expression);
 // Returns the type of the values; the indices, I64, have the same shape. axis: in [-rank, rank).
@@ -291,8 +290,6 @@ absl::StatusOr<Stats> RunMatmul(Stream& stream, const View& a, const View& b, bo
                                 const RunOptions& options, const MapStage* out_of = nullptr);
 absl::StatusOr<Stats> RunAdd(Stream& stream, const View& a, const View& b, const Output& out,
                              const RunOptions& options);
-absl::StatusOr<Stats> RunWindowSum(Stream& stream, const View& x, std::int64_t radius,
-                                   const Output& out, const RunOptions& options);
 absl::StatusOr<Stats> RunMap(Stream& stream, absl::Span<const View> operands,
                              const Expression& expression, const Output& out,
                              const RunOptions& options);
@@ -353,12 +350,17 @@ std::string Missing(const Strategy<Problem>& strategy, const Device& device);
 // accepts its dtype.
 template <class Problem>
 const Strategy<Problem>* Choose(const Problem& problem, const Device& device);
-#define TESSERA_DECLARE(Operation)                                              \
+// Returns a problem with that many F32 elements, for estimates and lists.
+template <class Problem>
+Problem ReferenceProblem(std::int64_t elements);
+#define TESSERA_DECLARE(Operation, name)                                        \
   template <>                                                                   \
   absl::Span<const Strategy<Operation##Problem>* const> Strategies();           \
   template <>                                                                   \
   const Strategy<Operation##Problem>* Choose(const Operation##Problem& problem, \
-                                             const Device& device);
+                                             const Device& device);             \
+  template <>                                                                   \
+  Operation##Problem ReferenceProblem(std::int64_t elements);
 TESSERA_OPERATIONS(TESSERA_DECLARE)
 #undef TESSERA_DECLARE
 

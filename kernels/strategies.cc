@@ -1,7 +1,9 @@
 // THE list: every strategy of every operation, roughly from slowest to fastest. A new strategy
 // needs its own file and one line here; lookup, ListStrategies, the CLI, tests, benchmarks and
-// tables all read this list.
+// tables all read this list. The last strategy that a device can run is the default, unless
+// DefaultOf below says otherwise.
 #include <algorithm>
+#include <cmath>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/choose/tuning.h"
@@ -94,7 +96,6 @@
   CPU(Map, CpuFused)              \
   CUDA(Map, OneNode)              \
   CUDA(Map, Fused)                \
-  CUDA(Map, Vectorized)           \
   CUDA(Map, Compiled)
 
 #define STRATEGIES_TopK(CPU, CUDA) \
@@ -114,7 +115,7 @@
 #define ADDRESS(Operation, Row) &k##Operation##Row,
 
 // Defines the table of one operation.
-#define TABLE(Operation)                                                 \
+#define TABLE(Operation, name)                                           \
   STRATEGIES_##Operation(DECLARE, IF_CUDA(DECLARE)) template <>          \
   absl::Span<const Strategy<Operation##Problem>* const> Strategies() {   \
     static constinit const Strategy<Operation##Problem>* const all[] = { \
@@ -150,40 +151,43 @@ std::string Missing(const Strategy<Problem>& strategy, const Device& device) {
 
 namespace {
 
+template <class Problem>
+bool Runs(const Strategy<Problem>& strategy, const Problem& problem, const Device& device) {
+  return strategy.dtypes.Contains(problem.dtype) && Missing(strategy, device).empty() &&
+         Refusal(strategy, problem).empty();
+}
+
 // Returns the first of the named strategies that the device can run on the problem.
 template <class Problem>
 const Strategy<Problem>* FirstOf(std::initializer_list<std::string_view> names,
                                  const Problem& problem, const Device& device) {
   for (std::string_view name : names) {
     for (const Strategy<Problem>* strategy : Strategies<Problem>()) {
-      if (strategy->name == name && strategy->dtypes.Contains(problem.dtype) &&
-          Missing(*strategy, device).empty() && Refusal(*strategy, problem).empty())
-        return strategy;
+      if (strategy->name == name && Runs(*strategy, problem, device)) return strategy;
     }
   }
   return nullptr;
 }
 
-}  // namespace
+// Returns the last strategy that the device can run on the problem.
+template <class Problem>
+const Strategy<Problem>* DefaultOf(const Problem& problem, const Device& device) {
+  const auto all = Strategies<Problem>();
+  const auto last = std::find_if(all.rbegin(), all.rend(), [&](const auto* strategy) {
+    return Runs(*strategy, problem, device);
+  });
+  return last == all.rend() ? nullptr : *last;
+}
 
 // The default is the fixed tree on every device, so a request that names no strategy gets the same
 // bits everywhere.
-template <>
-const Strategy<DotProblem>* Choose(const DotProblem& problem, const Device& device) {
+const Strategy<DotProblem>* DefaultOf(const DotProblem& problem, const Device& device) {
   return FirstOf({"fixed_tree"}, problem, device);
 }
 
-template <>
-const Strategy<ReduceProblem>* Choose(const ReduceProblem& problem, const Device& device) {
+const Strategy<ReduceProblem>* DefaultOf(const ReduceProblem& problem, const Device& device) {
   return FirstOf({"fixed_tree"}, problem, device);
 }
-
-template <>
-const Strategy<ReduceAxesProblem>* Choose(const ReduceAxesProblem& problem, const Device& device) {
-  return FirstOf({"axis", "cpu_axis"}, problem, device);
-}
-
-namespace {
 
 // Returns this project's own strategy for Hopper's tensor cores.
 std::string_view OwnTensorStrategy(const MatmulProblem& problem) {
@@ -233,8 +237,6 @@ std::string_view TunedWithin(const MatmulProblem& problem, const Device& device)
   return integers != nullptr && integers->scratch(problem) > kMostScratch ? "" : tuned;
 }
 
-}  // namespace
-
 // On a GPU, except for large f64 products and thin products, the choice follows the measured times
 // of random products (kernels/choose/tuning.h). The chosen strategy's error bound never exceeds
 // that of ChooseInPlace. f32 operands are therefore never rounded to a smaller type: `tensor_tf32`
@@ -242,8 +244,7 @@ std::string_view TunedWithin(const MatmulProblem& problem, const Device& device)
 // times as fast as Debian's OpenBLAS, but on a single core OpenBLAS takes only 0.4 to 0.9 times as
 // long as `cpu_cache_tiled`. The library is therefore chosen for small products (up to 2^18
 // multiply-adds), for few rows or columns, and always if there are few cores.
-template <>
-const Strategy<MatmulProblem>* Choose(const MatmulProblem& problem, const Device& device) {
+const Strategy<MatmulProblem>* DefaultOf(const MatmulProblem& problem, const Device& device) {
   if (device.info().backend == Backend::kCpu) {
     constexpr std::int64_t kMany = 128;
     constexpr double kLittle = 0x1p18;
@@ -264,6 +265,57 @@ const Strategy<MatmulProblem>* Choose(const MatmulProblem& problem, const Device
   return fast->roundoff(problem) <= any->roundoff(problem) ? fast : any;
 }
 
+// For small windows the first-level cache is faster than shared memory, which needs barriers. Above
+// a radius of about kSmallRadius, reading whole windows costs more than the passes of `running_sum`
+// over the array (docs/measured).
+const Strategy<WindowSumProblem>* DefaultOf(const WindowSumProblem& problem, const Device& device) {
+  constexpr std::int64_t kSmallRadius = 24;
+  return FirstOf({problem.radius <= kSmallRadius ? "simple" : "running_sum", "cpu"}, problem,
+                 device);
+}
+
+template <class Problem>
+Problem Reference(std::int64_t elements) {
+  return {.n = elements};
+}
+template <>
+ReduceAxesProblem Reference(std::int64_t elements) {
+  const std::int64_t side = std::llround(std::sqrt(elements));
+  return {.outer = side, .length = side, .inner = 1};
+}
+template <>
+MatmulProblem Reference(std::int64_t elements) {
+  const std::int64_t side = std::llround(std::sqrt(elements));
+  return {.m = side, .n = side, .k = side, .lda = side, .ldb = side};
+}
+template <>
+WindowSumProblem Reference(std::int64_t elements) {
+  return {.n = elements, .radius = 8};
+}
+template <>
+MapProblem Reference(std::int64_t elements) {
+  return ReferenceMap(elements);
+}
+template <>
+TopKProblem Reference(std::int64_t elements) {
+  return {.rows = 16, .n = elements / 16, .k = 100};
+}
+
+}  // namespace
+
+#define DEFINE(Operation, name)                                                     \
+  template std::string Missing(const Strategy<Operation##Problem>&, const Device&); \
+  template <>                                                                       \
+  const Strategy<Operation##Problem>* Choose(const Operation##Problem& problem,     \
+                                             const Device& device) {                \
+    return DefaultOf(problem, device);                                              \
+  }                                                                                 \
+  template <>                                                                       \
+  Operation##Problem ReferenceProblem(std::int64_t elements) {                      \
+    return Reference<Operation##Problem>(elements);                                 \
+  }
+TESSERA_OPERATIONS(DEFINE)
+
 template <>
 const Strategy<MatmulProblem>* ChooseInPlace(const MatmulProblem& problem, const Device& device) {
   return FirstOf({"cublas", "tensor_f64", "tensor_mma", "warp_tiled", "shared_tiled"}, problem,
@@ -283,31 +335,6 @@ const Strategy<MatmulProblem>* ChooseSharedInPlace(const MatmulProblem& problem,
                                                    const Device& device) {
   return FirstOf({"tensor_f64", "tensor_mma", "warp_tiled", "shared_tiled", "cpu_cache_tiled"},
                  problem, device);
-}
-
-template <>
-const Strategy<AddProblem>* Choose(const AddProblem& problem, const Device& device) {
-  return FirstOf({"simple", "cpu"}, problem, device);
-}
-
-template <>
-const Strategy<MapProblem>* Choose(const MapProblem& problem, const Device& device) {
-  return FirstOf({"compiled", "fused"}, problem, device);
-}
-
-template <>
-const Strategy<TopKProblem>* Choose(const TopKProblem& problem, const Device& device) {
-  return FirstOf({"threshold", "radix_select", "cpu_select"}, problem, device);
-}
-
-// For small windows the first-level cache is faster than shared memory, which needs barriers. Above
-// a radius of about kSmallRadius, reading whole windows costs more than the passes of `running_sum`
-// over the array (docs/measured).
-template <>
-const Strategy<WindowSumProblem>* Choose(const WindowSumProblem& problem, const Device& device) {
-  constexpr std::int64_t kSmallRadius = 24;
-  return FirstOf({problem.radius <= kSmallRadius ? "simple" : "running_sum", "cpu"}, problem,
-                 device);
 }
 
 namespace {
@@ -347,23 +374,10 @@ void Append(const Problem& reference, absl::Span<Device* const> devices,
 }  // namespace
 
 std::vector<StrategyInfo> ListStrategies(absl::Span<Device* const> devices) {
-  constexpr std::int64_t kElements = 1 << 20;
-  constexpr std::int64_t kSide = 1024;
   std::vector<StrategyInfo> list;
-  Append(DotProblem{.n = kElements}, devices, list);
-  Append(ReduceProblem{.n = kElements}, devices, list);
-  Append(ReduceAxesProblem{.outer = kSide, .length = kSide, .inner = 1}, devices, list);
-  Append(MatmulProblem{.m = kSide, .n = kSide, .k = kSide, .lda = kSide, .ldb = kSide}, devices,
-         list);
-  Append(AddProblem{.n = kElements}, devices, list);
-  Append(WindowSumProblem{.n = kElements, .radius = 8}, devices, list);
-  Append(ReferenceMap(kElements), devices, list);
-  Append(TopKProblem{.rows = 16, .n = kElements / 16, .k = 100}, devices, list);
+  ForEachOperation(
+      [&]<class Problem>() { Append(ReferenceProblem<Problem>(1 << 20), devices, list); });
   return list;
 }
-
-#define INSTANTIATE(Operation) \
-  template std::string Missing(const Strategy<Operation##Problem>&, const Device&);
-TESSERA_OPERATIONS(INSTANTIATE)
 
 }  // namespace tessera

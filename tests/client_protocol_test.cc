@@ -368,17 +368,12 @@ TEST_F(ProtocolTest, ARefusalWithADelayIsRepeatedWhateverTheCall) {
 class FailingCompute final : public v1::ComputeService::Service {
  public:
   using Context = grpc::ServerContext;
-#define ANSWERS(method)                                                                       \
+#define ANSWERS(method, name)                                                                 \
   grpc::Status method(Context*, const v1::method##Request*, v1::method##Response*) override { \
     return Answer();                                                                          \
   }
-  ANSWERS(GetServerInfo)
-  ANSWERS(Dot)
-  ANSWERS(Reduce)
-  ANSWERS(Matmul)
-  ANSWERS(Add)
-  ANSWERS(WindowSum)
-  ANSWERS(TopK)
+  ANSWERS(GetServerInfo, none)
+  TESSERA_OPERATION_METHODS(ANSWERS)
 #undef ANSWERS
   grpc::Status Execute(Context*, const v1::ExecuteRequest* request,
                        v1::ExecuteResponse* response) override {

@@ -3,6 +3,7 @@
 
 #include "kernels/problem/matmul.h"
 #include "kernels/run/fold_map_axes.h"
+#include "kernels/run/operation.h"
 #include "tests/expressions.h"
 
 namespace tessera::test {
@@ -458,7 +459,9 @@ TEST_P(StageTest, OtherOperationsRefuseElementsOfAByte) {
     const View row = WholeView({dtype, MakeShape({4})}, nullptr);
     EXPECT_EQ(ErrorReason(RunDot(stream(), x, x, options).status()), "BAD_DTYPE");
     EXPECT_EQ(ErrorReason(RunAdd(stream(), x, x, nullptr, options).status()), "BAD_DTYPE");
-    EXPECT_EQ(ErrorReason(RunWindowSum(stream(), row, 1, nullptr, options).status()), "BAD_DTYPE");
+    EXPECT_EQ(
+        ErrorReason(tessera::Run(WindowSumSpec{1}, stream(), {row}, {nullptr}, options).status()),
+        "BAD_DTYPE");
     EXPECT_EQ(ErrorReason(RunTopK(stream(), x, 1, 0, false, nullptr, nullptr, options).status()),
               "BAD_DTYPE");
     EXPECT_EQ(ErrorReason(MatmulType(x, x, false, false, dtype).status()), "BAD_DTYPE");

@@ -153,6 +153,27 @@ def inline(array, window=None):
     return compute.Operand(tensor=tensor(array), view=window)
 
 
+def operations():
+    """Returns the method of each operation, by the operation's name."""
+    fields = compute.Step.DESCRIPTOR.oneofs_by_name["operation"].fields
+    return {field.name: field.message_type.name.removesuffix("Request") for field in fields}
+
+
+def fields_of(rpc, operand):
+    """Returns the fields of an operation's request: the operand in the place of each operand, and 1
+    for each number without which the request is refused."""
+    fields = {}
+    for field in compute.DESCRIPTOR.message_types_by_name[rpc + "Request"].fields:
+        if field.name in ("a", "b", "x"):
+            fields[field.name] = operand
+        elif field.name == "operands":
+            fields["operands"] = [operand]
+            fields["expression"] = dict(nodes=[dict(operand=0)])
+        elif field.name == "op" or field.type == field.TYPE_INT64:
+            fields[field.name] = 1
+    return fields
+
+
 def into(name, **more):
     return compute.Result(buffer=compute.BufferTarget(name=name, **more))
 

@@ -7,6 +7,7 @@
 #include "kernels/expression/map_cost.h"
 #include "kernels/problem/matmul.h"
 #include "kernels/run/execute.h"
+#include "kernels/run/operation.h"
 #include "tests/described_device.h"
 #include "tests/fake_device.h"
 #include "tests/kernel_fixture.h"
@@ -64,7 +65,8 @@ TEST(PaceTest, RefusesBeforeMemoryIsTouched) {
   l.ExpectRefused(RunDot(*l.stream, x, x, l.options).status(), 30, "fixed_tree");
   l.ExpectRefused(RunReduce(*l.stream, x, ReduceOp::kSum, l.options).status(), 30, "fixed_tree");
   l.ExpectRefused(RunAdd(*l.stream, x, x, nullptr, l.options).status(), 30, "cpu");
-  l.ExpectRefused(RunWindowSum(*l.stream, x, kHuge, nullptr, l.options).status(), 30, "cpu");
+  l.ExpectRefused(tessera::Run(WindowSumSpec{kHuge}, *l.stream, {x}, {nullptr}, l.options).status(),
+                  30, "cpu");
   l.ExpectRefused(RunTopK(*l.stream, x, 10, 0, false, nullptr, nullptr, l.options).status(), 30,
                   "cpu_select");
   l.ExpectRefused(RunCopy(*l.stream, x, DType::kF32, nullptr, l.options), 30, "");

@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "kernels/device/guard.h"
+#include "kernels/run/operation.h"
 #include "tests/fake_device.h"
 #include "tests/kernel_fixture.h"
 
@@ -279,7 +280,7 @@ TEST_P(StreamTest, ResultsAreAskedForOnceAndWhenEverythingHasBeenChecked) {
   const RunOptions launch = {.launch = {.items_per_thread = 4000000000u}};
   for (const RunOptions& bad : {unknown, launch}) {
     EXPECT_FALSE(RunAdd(stream, vector, vector, give, bad).ok());
-    EXPECT_FALSE(RunWindowSum(stream, vector, 1, give, bad).ok());
+    EXPECT_FALSE(tessera::Run(WindowSumSpec{1}, stream, {vector}, {give}, bad).ok());
     EXPECT_FALSE(RunTopK(stream, vector, 2, 0, false, give, give, bad).ok());
     EXPECT_FALSE(RunMatmul(stream, matrix, matrix, false, false, DType::kF32, give, bad).ok());
     EXPECT_FALSE(RunReduceAxes(stream, matrix, ReduceOp::kSum, {1}, give, bad).ok());
@@ -292,7 +293,7 @@ TEST_P(StreamTest, ResultsAreAskedForOnceAndWhenEverythingHasBeenChecked) {
   EXPECT_EQ(asked, 1);
   EXPECT_EQ(out.Values(), (std::vector<float>{2, 4, 6, 8}));
   const auto refuse = [&]() -> absl::StatusOr<void*> { return absl::DataLossError("no"); };
-  EXPECT_EQ(RunWindowSum(stream, vector, 1, refuse, {}).status().code(),
+  EXPECT_EQ(tessera::Run(WindowSumSpec{1}, stream, {vector}, {refuse}, {}).status().code(),
             absl::StatusCode::kDataLoss);
 }
 

@@ -4,6 +4,7 @@
 #include <random>
 #include <utility>
 
+#include "kernels/run/operation.h"
 #include "kernels/team/axis_slabs.h"
 #include "kernels/team/matmul_shares.h"
 #include "tests/expressions.h"
@@ -520,11 +521,12 @@ TEST_P(TeamTest, WindowsHaveTheBitsOfOneDevice) {
               (strategy->name != "running_sum" && strategy->name != "cpu" && radius > 100))
             continue;
           SCOPED_TRACE(absl::StrCat(count, " ", offset, " ", radius, " ", Absl(strategy->name)));
-          AloneAndTogether(stream, array, static_cast<std::size_t>(n - offset) * 4,
-                           narrow ? count : 1, [&](void* out, RunOptions o) {
-                             o.strategy = strategy->name;
-                             return RunWindowSum(stream, x, radius, out, o);
-                           });
+          AloneAndTogether(
+              stream, array, static_cast<std::size_t>(n - offset) * 4, narrow ? count : 1,
+              [&](void* out, RunOptions o) -> absl::StatusOr<Stats> {
+                o.strategy = strategy->name;
+                return Get(tessera::Run(WindowSumSpec{radius}, stream, {x}, {out}, o)).stats;
+              });
         }
       }
     }

@@ -1,5 +1,6 @@
 // Every strategy of WindowSum in the table, compared with exact sums within the strategy's own
 // bound.
+#include "kernels/run/operation.h"
 #include "tests/kernel_fixture.h"
 
 namespace tessera::test {
@@ -72,11 +73,13 @@ class WindowSumTest : public StrategyTest<WindowSumProblem> {
     const auto n = std::ssize(host.values);
     SCOPED_TRACE(absl::StrCat("n ", n, " radius ", radius, " block ", launch.block_size));
     if (TooSlow(n, radius)) return;
-    const auto type = Get(WindowSumType(x, radius));
+    const auto type = Get(TypeOf(WindowSumSpec{radius}, {x})).arrays.at(0);
     ASSERT_EQ(type.dtype, DTypeOf<O>());
     ASSERT_EQ(type.shape, x.shape);
     DeviceArray<O> out(stream(), n);
-    const auto stats = Get(RunWindowSum(stream(), x, radius, out.data(), options(launch)));
+    const auto stats =
+        Get(tessera::Run(WindowSumSpec{radius}, stream(), {x}, {out.data()}, options(launch)))
+            .stats;
     EXPECT_EQ(stats.strategy, GetParam().name);
     EXPECT_LE(stats.roundoff, std::is_integral_v<T> ? 0 : 1e-3);
     const std::vector<O> got = out.Values();
@@ -189,7 +192,7 @@ TEST_P(WindowSumOfFloatsTest, NanStaysInItsWindows) {
     x[4321] = Element<T>(std::nan(""));
     DeviceArray<T> dx(stream(), x), out(stream(), 9000);
     for (std::int64_t radius : {0, 1, 8, 100, 2500}) {
-      Get(RunWindowSum(stream(), dx.view(), radius, out.data(), options()));
+      Get(tessera::Run(WindowSumSpec{radius}, stream(), {dx.view()}, {out.data()}, options()));
       const std::vector<T> got = out.Values();
       for (std::int64_t i = 0; i < 9000; ++i)
         ASSERT_EQ(std::isnan(Exact(At(got, i))), std::abs(i - 4321) <= radius)
@@ -228,7 +231,8 @@ TEST_P(WindowSumOf16BitsTest, AreRoundedOnce) {
   ForType([&]<HalfElement T>(T) {
     const auto [terms, want] = HardToRound<T>();
     DeviceArray<T> array(stream(), terms), out(stream(), 3);
-    ASSERT_TRUE(RunWindowSum(stream(), array.view(), 1, out.data(), options()).ok());
+    ASSERT_TRUE(
+        tessera::Run(WindowSumSpec{1}, stream(), {array.view()}, {out.data()}, options()).ok());
     EXPECT_EQ(static_cast<double>(Exact(out.Values()[1])), want);
   });
 }
@@ -239,13 +243,14 @@ TEST(WindowSumErrors, OperandsAndRadiiThatDoNotFit) {
   const View x = WholeView({DType::kF32, MakeShape({5})}, nullptr);
   const View matrix = WholeView({DType::kF32, MakeShape({5, 2})}, nullptr);
   const View scalar = WholeView({DType::kF32, MakeShape({})}, nullptr);
-  EXPECT_EQ(ErrorReason(WindowSumType(matrix, 1).status()), "BAD_SHAPE");
-  EXPECT_EQ(ErrorReason(WindowSumType(scalar, 1).status()), "BAD_SHAPE");
-  EXPECT_EQ(ErrorReason(WindowSumType(x, -1).status()), "BAD_RADIUS");
-  EXPECT_TRUE(WindowSumType(x, INT64_MAX).ok());
+  EXPECT_EQ(ErrorReason(TypeOf(WindowSumSpec{1}, {matrix}).status()), "BAD_SHAPE");
+  EXPECT_EQ(ErrorReason(TypeOf(WindowSumSpec{1}, {scalar}).status()), "BAD_SHAPE");
+  EXPECT_EQ(ErrorReason(TypeOf(WindowSumSpec{-1}, {x}).status()), "BAD_RADIUS");
+  EXPECT_TRUE(TypeOf(WindowSumSpec{INT64_MAX}, {x}).ok());
   Stream& stream = TestStream(Backend::kCpu);
   DeviceArray<float> values(stream, {1, 2, 4}), out(stream, 3);
-  ASSERT_TRUE(RunWindowSum(stream, values.view(), INT64_MAX, out.data(), {}).ok());
+  ASSERT_TRUE(
+      tessera::Run(WindowSumSpec{INT64_MAX}, stream, {values.view()}, {out.data()}, {}).ok());
   EXPECT_EQ(out.Values(), (std::vector<float>{7, 7, 7}));
 }
 

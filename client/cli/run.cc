@@ -12,8 +12,7 @@
 //   op          "argmin" instead of "REDUCE_OP_ARGMIN"
 //   out_dtype   "f32" instead of "DTYPE_F32"
 //
-// Operations may also have the names of commands: "window-sum" and "topk" for "window_sum" and
-// "top_k".
+// Operations may also have the names of commands, such as "topk" for "top_k".
 #include <fstream>
 #include <memory>
 #include <sstream>

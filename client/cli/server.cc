@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "client/cli/command.h"
 #include "kernels/base/error.h"
+#include "kernels/client_and_server/operations.h"
 #include "kernels/client_and_server/printable.h"
 
 namespace tessera {
@@ -116,8 +117,9 @@ void AddStrategies(CLI::App& app, Command& chosen) {
   auto operation = std::make_shared<std::string>();
   CLI::App* command = app.add_subcommand("strategies", "List the strategies");
   command
-      ->add_option("operation", *operation,
-                   "dot, reduce, reduce_axes, matmul, add, window_sum, map or top_k; default: all")
+#define TESSERA_NAME(Operation, name) " " #name
+      ->add_option("operation", *operation, "default: all of" TESSERA_OPERATIONS(TESSERA_NAME))
+#undef TESSERA_NAME
       ->type_name("OPERATION");
   command->callback([operation, &chosen] {
     chosen = [operation](Session& s) { return ListStrategies(s, *operation); };

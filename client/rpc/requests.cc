@@ -34,18 +34,17 @@ void SetOptions(const OperationOptions& options, Request& request) {
     request.mutable_launch()->set_items_per_thread(launch.items_per_thread);
   }
   request.set_timing(options.timing);
-  if constexpr (requires { request.mutable_result(); }) {
+  if constexpr (requires { request.mutable_result(); })
     SetResult(options.target, options.scratch, [&] { return request.mutable_result(); });
+  if constexpr (requires { request.mutable_indices(); }) {
+    SetResult(options.target, options.scratch, [&] { return request.mutable_values(); });
+    SetResult(options.indices_target, options.indices_scratch,
+              [&] { return request.mutable_indices(); });
   }
-}
-
-template <class Request>
-Request Binary(const Operand& a, const Operand& b, const OperationOptions& options) {
-  Request request;
-  *request.mutable_a() = ToMessage(a);
-  *request.mutable_b() = ToMessage(b);
-  SetOptions(options, request);
-  return request;
+  if constexpr (requires { request.add_with(); }) {
+    if (options.expression) *request.mutable_expression() = *options.expression;
+    for (const Operand& operand : options.with) *request.add_with() = ToMessage(operand);
+  }
 }
 
 }  // namespace
@@ -72,72 +71,20 @@ v1::Operand ToMessage(const Operand& operand) {
   return proto;
 }
 
-namespace {
-
 template <class Request>
-void SetExpression(const OperationOptions& options, Request& request) {
-  if (options.expression) *request.mutable_expression() = *options.expression;
-  for (const Operand& operand : options.with) *request.add_with() = ToMessage(operand);
-}
-
-}  // namespace
-
-v1::DotRequest DotRequest(const Operand& a, const Operand& b, const OperationOptions& options) {
-  return Binary<v1::DotRequest>(a, b, options);
-}
-
-v1::ReduceRequest ReduceRequest(ReduceOp op, const Operand& x, absl::Span<const int> axes,
-                                bool keep_dims, const OperationOptions& options) {
-  v1::ReduceRequest request;
-  *request.mutable_x() = ToMessage(x);
-  request.set_op(static_cast<v1::ReduceOp>(op));
-  request.mutable_axes()->Add(axes.begin(), axes.end());
-  request.set_keep_dims(keep_dims);
-  SetOptions(options, request);
-  SetExpression(options, request);
-  return request;
-}
-
-v1::MatmulRequest MatmulRequest(const Operand& a, const Operand& b, bool transpose_a,
-                                bool transpose_b, std::optional<DType> out_dtype,
-                                const OperationOptions& options) {
-  auto request = Binary<v1::MatmulRequest>(a, b, options);
-  request.set_transpose_a(transpose_a);
-  request.set_transpose_b(transpose_b);
-  if (out_dtype) request.set_out_dtype(ToMessage(*out_dtype));
-  SetExpression(options, request);
-  return request;
-}
-
-v1::AddRequest AddRequest(const Operand& a, const Operand& b, const OperationOptions& options) {
-  return Binary<v1::AddRequest>(a, b, options);
-}
-
-v1::WindowSumRequest WindowSumRequest(const Operand& x, std::int64_t radius,
-                                      const OperationOptions& options) {
-  v1::WindowSumRequest request;
-  *request.mutable_x() = ToMessage(x);
-  request.set_radius(radius);
+Request NewRequest(const OperationOptions& options, const Operand& first, const Operand* second) {
+  Request request;
+  if constexpr (requires { request.mutable_x(); }) *request.mutable_x() = ToMessage(first);
+  if constexpr (requires { request.mutable_a(); }) {
+    *request.mutable_a() = ToMessage(first);
+    *request.mutable_b() = ToMessage(*second);
+  }
   SetOptions(options, request);
   return request;
 }
 
-v1::TopKRequest TopKRequest(const Operand& x, std::int64_t k, bool smallest,
-                            std::optional<int> axis, const OperationOptions& options) {
-  v1::TopKRequest request;
-  *request.mutable_x() = ToMessage(x);
-  request.set_k(k);
-  request.set_smallest(smallest);
-  if (axis) request.set_axis(*axis);
-  SetOptions(options, request);
-  SetResult(options.target, options.scratch, [&] { return request.mutable_values(); });
-  SetResult(options.indices_target, options.indices_scratch,
-            [&] { return request.mutable_indices(); });
-  return request;
-}
-
-v1::MapRequest MapRequest(absl::Span<const Operand> operands, const v1::Expression& expression,
-                          const OperationOptions& options) {
+v1::MapRequest NewMapRequest(const OperationOptions& options, absl::Span<const Operand> operands,
+                             const v1::Expression& expression) {
   v1::MapRequest request;
   for (const Operand& operand : operands) *request.add_operands() = ToMessage(operand);
   *request.mutable_expression() = expression;
@@ -207,7 +154,8 @@ ProgramStep Program::Send(Request request, const OperationOptions&) {
   SetOperation(*request_.add_steps(), std::move(request));
   return {static_cast<std::uint32_t>(request_.steps_size() - 1)};
 }
-#define TESSERA_SEND(Name, field) \
+#define TESSERA_SEND(Name, field)                                                                 \
+  template v1::Name##Request NewRequest(const OperationOptions&, const Operand&, const Operand*); \
   template ProgramStep Program::Send(v1::Name##Request request, const OperationOptions& options);
 TESSERA_OPERATION_METHODS(TESSERA_SEND)
 #undef TESSERA_SEND

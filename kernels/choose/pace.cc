@@ -165,12 +165,13 @@ Scaled<TopKProblem> ScaleDown(TopKProblem p) {
   return {p, scale};
 }
 
-// Returns the bytes that any algorithm must move: each operand once, and the result.
-double LeastBytes(const DotProblem& p) {
-  return 2.0 * static_cast<double>(p.n) * static_cast<double>(SizeOf(p.dtype));
-}
-double LeastBytes(const ReduceProblem& p) {
-  return static_cast<double>(p.n) * static_cast<double>(SizeOf(p.dtype));
+// Returns the bytes that any algorithm must move: each operand once, and the result. Here all
+// arrays have n elements of one type.
+template <class Problem>
+double LeastBytes(const Problem& p) {
+  constexpr bool kTwo = requires { &Problem::b; };
+  constexpr bool kArray = requires { &Problem::out; };
+  return (1.0 + kTwo + kArray) * static_cast<double>(p.n) * static_cast<double>(SizeOf(p.dtype));
 }
 double LeastBytes(const ReduceAxesProblem& p) {
   const double outputs = static_cast<double>(p.outer) * static_cast<double>(p.inner);
@@ -183,14 +184,10 @@ double LeastBytes(const MatmulProblem& p) {
   return (m + n) * k * static_cast<double>(SizeOf(p.dtype)) +
          m * n * static_cast<double>(SizeOf(p.out_dtype));
 }
-double LeastBytes(const AddProblem& p) {
-  return 3.0 * static_cast<double>(p.n) * static_cast<double>(SizeOf(p.dtype));
-}
 double LeastBytes(const WindowSumProblem& p) {
   return static_cast<double>(p.n) *
          static_cast<double>(SizeOf(p.dtype) + SizeOf(ResultDType(ReduceOp::kSum, p.dtype)));
 }
-
 double LeastBytes(const MapProblem& p) {
   return static_cast<double>(OperandBytes(p)) +
          static_cast<double>(p.n) * static_cast<double>(SizeOf(p.dtype));
@@ -415,7 +412,7 @@ void Pace::LearnCopy(const View& view, DType to, double seconds) {
 
 void Pace::ForgetCopy(const View& view, DType to) { Forget(kCopy, KindOfCopy(view, to)); }
 
-#define INSTANTIATE(Operation)                                                                   \
+#define INSTANTIATE(Operation, name)                                                             \
   template double Pace::Estimate(const Strategy<Operation##Problem>&, const Operation##Problem&) \
       const;                                                                                     \
   template void Pace::Learn(const Strategy<Operation##Problem>&, const Operation##Problem&,      \

@@ -26,7 +26,7 @@ struct Sizes {
 constexpr Sizes kCpuSmall = {1 << 13, 24, 32, 32, 128}, kCpuLarge = {1 << 16, 48, 64, 64, 256};
 constexpr Sizes kCudaSmall = {1 << 18, 512, 512, 512, 512},
                 kCudaLarge = {1 << 21, 1536, 1536, 1536, 1536};
-constexpr std::int64_t kRadius = 8, kFew = 2, kTopKRows = 8, kTopK = 32;
+constexpr std::int64_t kFew = 2, kTopKRows = 8, kTopK = 32;
 
 // Device memory for the operands and results of the largest problem, filled with zeros.
 struct Arena {
@@ -34,22 +34,13 @@ struct Arena {
 };
 
 template <class Problem>
-Problem MakeProblem(const Sizes&, DType, const Arena&, bool narrow);
-template <>
-DotProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
-  DotProblem p;
+Problem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool /*narrow*/) {
+  Problem p = ReferenceProblem<Problem>(s.elements);
   p.dtype = dtype;
-  p.n = s.elements;
-  p.a = arena.a.data();
-  p.b = arena.b.data();
-  return p;
-}
-template <>
-ReduceProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
-  ReduceProblem p;
-  p.dtype = dtype;
-  p.n = s.elements;
-  p.x = arena.a.data();
+  if constexpr (requires { p.x; }) p.x = arena.a.data();
+  if constexpr (requires { p.a; }) p.a = arena.a.data();
+  if constexpr (requires { p.b; }) p.b = arena.b.data();
+  if constexpr (requires { p.out; }) p.out = arena.out.data();
   return p;
 }
 template <>
@@ -76,27 +67,6 @@ MatmulProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool 
   p.c = arena.out.data();
   return p;
 }
-template <>
-AddProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
-  AddProblem p;
-  p.dtype = dtype;
-  p.n = s.elements;
-  p.a = arena.a.data();
-  p.b = arena.b.data();
-  p.out = arena.out.data();
-  return p;
-}
-template <>
-WindowSumProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
-  WindowSumProblem p;
-  p.dtype = dtype;
-  p.n = s.elements;
-  p.radius = kRadius;
-  p.x = arena.a.data();
-  p.out = arena.out.data();
-  return p;
-}
-
 template <>
 MapProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
   return WarmUpMap(s.elements, dtype, arena.a.data(), arena.out.data());

@@ -3,16 +3,21 @@
 
 namespace tessera {
 
-// The only list of the operations, as X(method, field). `method` is a method of ComputeService.
-// `field` is a field of Step and StepResult, and the kernels' name for the operation.
-#define TESSERA_OPERATION_METHODS(X) \
-  X(Dot, dot)                        \
-  X(Reduce, reduce)                  \
-  X(Matmul, matmul)                  \
-  X(Add, add)                        \
-  X(WindowSum, window_sum)           \
-  X(Map, map)                        \
-  X(TopK, top_k)
+// THE list of operations, in the order of the documents. METHOD(Dot, dot) is the method Dot of
+// ComputeService, the field `dot` of Step and StepResult, and the kernels' DotProblem, which they
+// call "dot". PART is a problem that the kernels solve for another operation's method.
+#define TESSERA_OPERATION_LIST(METHOD, PART) \
+  METHOD(Dot, dot)                           \
+  METHOD(Reduce, reduce)                     \
+  PART(ReduceAxes, reduce_axes)              \
+  METHOD(Matmul, matmul)                     \
+  METHOD(Add, add)                           \
+  METHOD(WindowSum, window_sum)              \
+  METHOD(Map, map)                           \
+  METHOD(TopK, top_k)
+#define TESSERA_NOT_LISTED(Operation, name)
+#define TESSERA_OPERATION_METHODS(X) TESSERA_OPERATION_LIST(X, TESSERA_NOT_LISTED)
+#define TESSERA_OPERATIONS(X) TESSERA_OPERATION_LIST(X, X)
 
 // Returns f(request) for the operation of a Step, f(response) for the operation of a StepResult, or
 // otherwise() if the message has no operation that this program knows.

@@ -14,6 +14,7 @@
 #include "kernels/base/launch.h"
 #include "kernels/base/reduce_op.h"
 #include "kernels/base/shape.h"
+#include "kernels/client_and_server/operations.h"
 #include "kernels/problem/map.h"
 #include "kernels/problem/roundoff.h"
 
@@ -193,14 +194,10 @@ struct TopKProblem {
   Launch launch;
 };
 
-// THE list of operations, in the order of the documents. X(Dot) stands for DotProblem.
-#define TESSERA_OPERATIONS(X) \
-  X(Dot) X(Reduce) X(ReduceAxes) X(Matmul) X(Add) X(WindowSum) X(Map) X(TopK)
-
 // Calls f.operator()<Problem>() for the problem of each operation.
 template <class F>
 constexpr void ForEachOperation(F&& f) {
-#define TESSERA_CALL(Operation) f.template operator()<Operation##Problem>();
+#define TESSERA_CALL(Operation, name) f.template operator()<Operation##Problem>();
   TESSERA_OPERATIONS(TESSERA_CALL)
 #undef TESSERA_CALL
 }

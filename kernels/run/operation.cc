@@ -30,14 +30,16 @@ const MapStage* Get(const std::optional<MapStage>& stage) {
 
 DType OutDType(const MatmulSpec& spec, const View& a) { return spec.out_dtype.value_or(a.dtype); }
 
-absl::StatusOr<ResultType> Type(const DotSpec&, absl::Span<const View> x) {
+}  // namespace
+
+absl::StatusOr<ResultType> TypeOf(const DotSpec&, absl::Span<const View> x) {
   const absl::StatusOr<ArrayType> same = AddType(x[0], x[1]);
   if (!same.ok()) return same.status();
   return ResultType{.scalar = true,
                     .arrays = {ArrayType{ResultDType(ReduceOp::kSum, x[0].dtype), {}}}};
 }
 
-absl::StatusOr<ResultType> Type(const ReduceSpec& spec, absl::Span<const View> x) {
+absl::StatusOr<ResultType> TypeOf(const ReduceSpec& spec, absl::Span<const View> x) {
   const std::optional<MapStage> in = StageOf(spec.expression, x.subspan(1));
   if (!spec.axes.empty())
     return ArrayOf(ReduceAxesType(x[0], spec.op, spec.axes, spec.keep_dims, Get(in)));
@@ -46,25 +48,21 @@ absl::StatusOr<ResultType> Type(const ReduceSpec& spec, absl::Span<const View> x
   return ResultType{.scalar = true, .is_index = IsArg(spec.op), .arrays = {*type}};
 }
 
-absl::StatusOr<ResultType> Type(const MatmulSpec& spec, absl::Span<const View> x) {
+absl::StatusOr<ResultType> TypeOf(const MatmulSpec& spec, absl::Span<const View> x) {
   const std::optional<MapStage> out_of = StageOf(spec.expression, x.subspan(2));
   return ArrayOf(MatmulType(x[0], x[1], spec.transpose_a, spec.transpose_b, OutDType(spec, x[0]),
                             Get(out_of)));
 }
 
-absl::StatusOr<ResultType> Type(const AddSpec&, absl::Span<const View> x) {
+absl::StatusOr<ResultType> TypeOf(const AddSpec&, absl::Span<const View> x) {
   return ArrayOf(AddType(x[0], x[1]));
 }
 
-absl::StatusOr<ResultType> Type(const WindowSumSpec& spec, absl::Span<const View> x) {
-  return ArrayOf(WindowSumType(x[0], spec.radius));
-}
-
-absl::StatusOr<ResultType> Type(const MapSpec& spec, absl::Span<const View> x) {
+absl::StatusOr<ResultType> TypeOf(const MapSpec& spec, absl::Span<const View> x) {
   return ArrayOf(MapType(x, spec.expression));
 }
 
-absl::StatusOr<ResultType> Type(const TopKSpec& spec, absl::Span<const View> x) {
+absl::StatusOr<ResultType> TypeOf(const TopKSpec& spec, absl::Span<const View> x) {
   const absl::StatusOr<ArrayType> values = TopKType(x[0], spec.k, spec.axis);
   if (!values.ok()) return values.status();
   const absl::StatusOr<ArrayType> indices = MakeArrayType(
@@ -75,54 +73,44 @@ absl::StatusOr<ResultType> Type(const TopKSpec& spec, absl::Span<const View> x) 
 
 // --- Runs ---
 
-// The arguments of Run, except for the operation.
-struct Arguments {
-  Stream& stream;
-  absl::Span<const View> x;
-  absl::Span<const Output> out;
-  const RunOptions& options;
-};
-
 absl::StatusOr<ScalarResult> ArrayRun(const absl::StatusOr<Stats>& stats) {
   if (!stats.ok()) return stats.status();
   return ScalarResult{.stats = *stats};
 }
 
-absl::StatusOr<ScalarResult> RunIt(const DotSpec&, const Arguments& w) {
+absl::StatusOr<ScalarResult> Run(const DotSpec&, const Arguments& w) {
   return RunDot(w.stream, w.x[0], w.x[1], w.options);
 }
 
-absl::StatusOr<ScalarResult> RunIt(const ReduceSpec& spec, const Arguments& w) {
+absl::StatusOr<ScalarResult> Run(const ReduceSpec& spec, const Arguments& w) {
   const std::optional<MapStage> in = StageOf(spec.expression, w.x.subspan(1));
   if (spec.axes.empty()) return RunReduce(w.stream, w.x[0], spec.op, w.options, Get(in));
   return ArrayRun(
       RunReduceAxes(w.stream, w.x[0], spec.op, spec.axes, w.out[0], w.options, Get(in)));
 }
 
-absl::StatusOr<ScalarResult> RunIt(const MatmulSpec& spec, const Arguments& w) {
+absl::StatusOr<ScalarResult> Run(const MatmulSpec& spec, const Arguments& w) {
   const std::optional<MapStage> out_of = StageOf(spec.expression, w.x.subspan(2));
   return ArrayRun(RunMatmul(w.stream, w.x[0], w.x[1], spec.transpose_a, spec.transpose_b,
                             OutDType(spec, w.x[0]), w.out[0], w.options, Get(out_of)));
 }
 
-absl::StatusOr<ScalarResult> RunIt(const AddSpec&, const Arguments& w) {
+absl::StatusOr<ScalarResult> Run(const AddSpec&, const Arguments& w) {
   return ArrayRun(RunAdd(w.stream, w.x[0], w.x[1], w.out[0], w.options));
 }
 
-absl::StatusOr<ScalarResult> RunIt(const WindowSumSpec& spec, const Arguments& w) {
-  return ArrayRun(RunWindowSum(w.stream, w.x[0], spec.radius, w.out[0], w.options));
-}
-
-absl::StatusOr<ScalarResult> RunIt(const MapSpec& spec, const Arguments& w) {
+absl::StatusOr<ScalarResult> Run(const MapSpec& spec, const Arguments& w) {
   return ArrayRun(RunMap(w.stream, w.x, spec.expression, w.out[0], w.options));
 }
 
-absl::StatusOr<ScalarResult> RunIt(const TopKSpec& spec, const Arguments& w) {
+absl::StatusOr<ScalarResult> Run(const TopKSpec& spec, const Arguments& w) {
   return ArrayRun(
       RunTopK(w.stream, w.x[0], spec.k, spec.axis, spec.smallest, w.out[0], w.out[1], w.options));
 }
 
 // --- The least time ---
+
+namespace {
 
 // What a GPU or a CPU core does in a microsecond.
 struct Speed {
@@ -191,14 +179,14 @@ double More(const TopKSpec& spec, absl::Span<const View> x, const Speed& speed) 
 }  // namespace
 
 absl::StatusOr<ResultType> TypeOf(const OperationSpec& spec, absl::Span<const View> x) {
-  return std::visit([&](const auto& one) { return Type(one, x); }, spec);
+  return std::visit([&](const auto& one) { return TypeOf(one, x); }, spec);
 }
 
 absl::StatusOr<ScalarResult> Run(const OperationSpec& spec, Stream& stream,
                                  absl::Span<const View> x, absl::Span<const Output> out,
                                  const RunOptions& options) {
   const Arguments arguments{stream, x, out, options};
-  return std::visit([&](const auto& one) { return RunIt(one, arguments); }, spec);
+  return std::visit([&](const auto& one) { return Run(one, arguments); }, spec);
 }
 
 absl::Status OfOperand(std::string_view name, const absl::Status& status) {
@@ -219,7 +207,8 @@ absl::Status BadOutput(std::uint32_t output) {
 
 bool FitsBatch(const OperationSpec& spec, const ResultType& result, absl::Span<const View> x) {
   const auto* reduce = std::get_if<ReduceSpec>(&spec);
-  return result.scalar && (reduce == nullptr || !reduce->expression.has_value()) &&
+  return (std::holds_alternative<DotSpec>(spec) ||
+          (reduce != nullptr && result.scalar && !reduce->expression.has_value())) &&
          x[0].elements() > 0 &&
          std::all_of(x.begin(), x.end(), [](const View& view) { return FitsBatch(view); });
 }

@@ -16,10 +16,13 @@
 
 namespace tessera {
 
-struct DotSpec {};
+// What a request specifies in addition to its operands: nothing, unless the operation has options.
+template <class Problem>
+struct SpecOf {};
 
 // The operands that only the expression uses follow x.
-struct ReduceSpec {
+template <>
+struct SpecOf<ReduceProblem> {
   ReduceOp op = ReduceOp::kSum;
   std::vector<int> axes;  // none: the whole array becomes a number
   bool keep_dims = false;
@@ -27,31 +30,41 @@ struct ReduceSpec {
 };
 
 // The operands that only the expression uses follow a and b.
-struct MatmulSpec {
+template <>
+struct SpecOf<MatmulProblem> {
   bool transpose_a = false;
   bool transpose_b = false;
   std::optional<DType> out_dtype;  // none: the operands' type
   std::optional<Expression> expression;
 };
 
-struct AddSpec {};
-
-struct WindowSumSpec {
+template <>
+struct SpecOf<WindowSumProblem> {
   std::int64_t radius = 0;
 };
 
-struct MapSpec {
+template <>
+struct SpecOf<MapProblem> {
   Expression expression;
 };
 
-struct TopKSpec {
+template <>
+struct SpecOf<TopKProblem> {
   std::int64_t k = 0;
   int axis = -1;
   bool smallest = false;
 };
 
-using OperationSpec =
-    std::variant<DotSpec, ReduceSpec, MatmulSpec, AddSpec, WindowSumSpec, MapSpec, TopKSpec>;
+#define TESSERA_SPEC(Operation, name) using Operation##Spec = SpecOf<Operation##Problem>;
+TESSERA_OPERATION_METHODS(TESSERA_SPEC)
+#undef TESSERA_SPEC
+
+// The list of specs begins with a comma.
+template <class, class... Specs>
+using VariantOf = std::variant<Specs...>;
+#define TESSERA_SPEC(Operation, name) , Operation##Spec
+using OperationSpec = VariantOf<void TESSERA_OPERATION_METHODS(TESSERA_SPEC)>;
+#undef TESSERA_SPEC
 
 // The maximum number of arrays that one operation returns. TopK returns two, and the others return
 // one.
@@ -64,6 +77,23 @@ struct ResultType {
   bool is_index = false;  // the number is a Scalar's index
   absl::InlinedVector<ArrayType, 1> arrays;
 };
+
+// The arguments of Run, except for the operation.
+struct Arguments {
+  Stream& stream;
+  absl::Span<const View> x;
+  absl::Span<const Output> out;
+  const RunOptions& options;
+};
+
+// TypeOf and Run below call these functions of the operation. They are defined in kernels/run/.
+#define TESSERA_OPERATION(Operation, name)                                                  \
+  absl::StatusOr<ResultType> TypeOf(const Operation##Spec& spec, absl::Span<const View> x); \
+  absl::StatusOr<ScalarResult> Run(const Operation##Spec& spec, const Arguments& with);
+TESSERA_OPERATION_METHODS(TESSERA_OPERATION)
+#undef TESSERA_OPERATION
+// Returns the result of a run that has written its arrays.
+absl::StatusOr<ScalarResult> ArrayRun(const absl::StatusOr<Stats>& stats);
 
 // Checks everything about the operands and nothing about the strategy. Compiles the expression.
 absl::StatusOr<ResultType> TypeOf(const OperationSpec& spec, absl::Span<const View> x);

@@ -8,33 +8,33 @@
 #include "kernels/compute.h"
 #include "kernels/run/axes.h"
 #include "kernels/run/execute.h"
+#include "kernels/run/operation.h"
 
 namespace tessera {
 
-absl::StatusOr<ArrayType> WindowSumType(const View& x, std::int64_t radius) {
+absl::StatusOr<ResultType> TypeOf(const WindowSumSpec& spec, absl::Span<const View> operands) {
+  const View& x = operands[0];
   if (x.shape.rank != 1) {
     return Invalid(
         "BAD_SHAPE",
         absl::StrCat("the operand has shape ", ToString(x.shape), "; a window sum needs rank 1"),
         {{"x", ToString(x.shape)}});
   }
-  if (radius < 0) {
-    return Invalid("BAD_RADIUS", absl::StrCat("radius is ", radius, "; allowed: 0 and above"),
-                   {{"field", "radius"}, {"value", absl::StrCat(radius)}, {"limit", "0"}});
+  if (spec.radius < 0) {
+    return Invalid("BAD_RADIUS", absl::StrCat("radius is ", spec.radius, "; allowed: 0 and above"),
+                   {{"field", "radius"}, {"value", absl::StrCat(spec.radius)}, {"limit", "0"}});
   }
-  return ArrayType{ResultDType(ReduceOp::kSum, x.dtype), x.shape};
+  return ResultType{.arrays = {ArrayType{ResultDType(ReduceOp::kSum, x.dtype), x.shape}}};
 }
 
-absl::StatusOr<Stats> RunWindowSum(Stream& stream, const View& x, std::int64_t radius,
-                                   const Output& out, const RunOptions& options) {
-  absl::StatusOr<ArrayType> type = WindowSumType(x, radius);
-  if (!type.ok()) return type.status();
+absl::StatusOr<ScalarResult> Run(const WindowSumSpec& spec, const Arguments& with) {
+  const View& x = with.x[0];
   const std::int64_t n = x.elements();
   WindowSumProblem problem{
-      .dtype = x.dtype, .n = n, .radius = std::min(radius, std::max<std::int64_t>(0, n - 1))};
+      .dtype = x.dtype, .n = n, .radius = std::min(spec.radius, std::max<std::int64_t>(0, n - 1))};
   const OperandSlot operands[] = {{x, HasGaps(x), &problem.x}};
-  return ExecuteTo(out, &problem.out, stream, problem, options,
-                   WholeLaunch<WindowSumProblem>(operands));
+  return ArrayRun(ExecuteTo(with.out[0], &problem.out, with.stream, problem, with.options,
+                            WholeLaunch<WindowSumProblem>(operands)));
 }
 
 absl::StatusOr<ArrayType> TopKType(const View& x, std::int64_t k, int axis) {

@@ -120,32 +120,14 @@ absl::Status SetExpression(const Request& request, std::optional<Expression>& ex
 
 // --- Specs ---
 
-// Creates an operation from the fields that all requests have. operands: the operands in single
-// fields; operands in repeated fields follow them.
-template <class Request>
-Operation Make(const Request& request, OperationSpec spec, std::initializer_list<Named> operands) {
-  Operation operation{.spec = std::move(spec),
-                      .options = {.strategy = request.strategy(),
-                                  .launch = FromProto(request.launch()),
-                                  .timing = request.timing()}};
-  operation.operands.assign(operands);
-  if constexpr (requires { request.with(); })
-    for (int i = 0; i < request.with_size(); ++i)
-      operation.operands.push_back({kWithNames[static_cast<std::size_t>(i)], &request.with(i)});
-  if constexpr (requires { request.operands(); })
-    for (int i = 0; i < request.operands_size(); ++i)
-      operation.operands.push_back({kMapNames[static_cast<std::size_t>(i)], &request.operands(i)});
-  if constexpr (requires { request.result(); }) operation.destinations = {&request.result()};
-  return operation;
+// Read sets an operation's options. An operation that has none needs no function of its own.
+template <class Request, class Spec>
+absl::Status Read(const Request&, Spec&) {
+  static_assert(std::is_empty_v<Spec>);
+  return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::StatusOr<Operation> MakeOperation(const v1::DotRequest& request) {
-  return Make(request, DotSpec(), {{"a", &request.a()}, {"b", &request.b()}});
-}
-
-absl::StatusOr<Operation> MakeOperation(const v1::ReduceRequest& request) {
+absl::Status Read(const v1::ReduceRequest& request, ReduceSpec& spec) {
   const absl::StatusOr<ReduceOp> op = FromProto(request.op());
   if (!op.ok()) return op.status();
   if (request.axes().empty() && !IsInline(request.result())) {
@@ -153,43 +135,38 @@ absl::StatusOr<Operation> MakeOperation(const v1::ReduceRequest& request) {
                      "a result buffer needs axes; to fold all axes, name all of them",
                      {{"field", "axes"}});
   }
-  ReduceSpec spec{.op = *op, .keep_dims = request.keep_dims()};
+  spec.op = *op;
+  spec.keep_dims = request.keep_dims();
   spec.axes.assign(request.axes().begin(), request.axes().end());
-  absl::Status status = SetExpression(request, spec.expression);
-  if (!status.ok()) return status;
-  return Make(request, std::move(spec), {{"x", &request.x()}});
+  return SetExpression(request, spec.expression);
 }
 
-absl::StatusOr<Operation> MakeOperation(const v1::MatmulRequest& request) {
-  MatmulSpec spec{.transpose_a = request.transpose_a(), .transpose_b = request.transpose_b()};
+absl::Status Read(const v1::MatmulRequest& request, MatmulSpec& spec) {
+  spec.transpose_a = request.transpose_a();
+  spec.transpose_b = request.transpose_b();
   if (request.out_dtype() != v1::DTYPE_UNSPECIFIED) {
     const absl::StatusOr<DType> dtype = FromProto(request.out_dtype(), "out_dtype");
     if (!dtype.ok()) return dtype.status();
     spec.out_dtype = *dtype;
   }
-  absl::Status status = SetExpression(request, spec.expression);
-  if (!status.ok()) return status;
-  return Make(request, std::move(spec), {{"a", &request.a()}, {"b", &request.b()}});
+  return SetExpression(request, spec.expression);
 }
 
-absl::StatusOr<Operation> MakeOperation(const v1::AddRequest& request) {
-  return Make(request, AddSpec(), {{"a", &request.a()}, {"b", &request.b()}});
+absl::Status Read(const v1::WindowSumRequest& request, WindowSumSpec& spec) {
+  spec.radius = request.radius();
+  return absl::OkStatus();
 }
 
-absl::StatusOr<Operation> MakeOperation(const v1::WindowSumRequest& request) {
-  return Make(request, WindowSumSpec{request.radius()}, {{"x", &request.x()}});
-}
-
-absl::StatusOr<Operation> MakeOperation(const v1::MapRequest& request) {
+absl::Status Read(const v1::MapRequest& request, MapSpec& spec) {
   absl::Status status =
       CheckCounts(request.expression(), "operands", request.operands_size(), 1, kMostOperands);
   if (!status.ok()) return status;
   absl::StatusOr<Expression> expression = ToExpression(request.expression());
-  if (!expression.ok()) return expression.status();
-  return Make(request, MapSpec{*std::move(expression)}, {});
+  if (expression.ok()) spec.expression = *std::move(expression);
+  return expression.status();
 }
 
-absl::StatusOr<Operation> MakeOperation(const v1::TopKRequest& request) {
+absl::Status Read(const v1::TopKRequest& request, TopKSpec& spec) {
   if (request.values().has_buffer() && request.indices().has_buffer() &&
       request.values().buffer().name() == request.indices().buffer().name()) {
     return MakeError(
@@ -197,13 +174,44 @@ absl::StatusOr<Operation> MakeOperation(const v1::TopKRequest& request) {
         "values and indices cannot be stored in the same buffer",
         {{"field", "indices.buffer.name"}, {"value", request.indices().buffer().name()}});
   }
-  const TopKSpec spec{.k = request.k(),
-                      .axis = request.has_axis() ? request.axis() : -1,
-                      .smallest = request.smallest()};
-  Operation operation = Make(request, spec, {{"x", &request.x()}});
-  operation.destinations = {&request.values(), &request.indices()};
+  spec = {.k = request.k(),
+          .axis = request.has_axis() ? request.axis() : -1,
+          .smallest = request.smallest()};
+  return absl::OkStatus();
+}
+
+// Operands in repeated fields follow the others.
+template <class Spec, class Request>
+absl::StatusOr<Operation> Make(const Request& request) {
+  Spec spec;
+  if (absl::Status status = Read(request, spec); !status.ok()) return status;
+  Operation operation{.spec = std::move(spec),
+                      .options = {.strategy = request.strategy(),
+                                  .launch = FromProto(request.launch()),
+                                  .timing = request.timing()}};
+  NamedOperands& operands = operation.operands;
+  if constexpr (requires { request.a(); }) operands = {{"a", &request.a()}, {"b", &request.b()}};
+  if constexpr (requires { request.x(); }) operands = {{"x", &request.x()}};
+  if constexpr (requires { request.with(); })
+    for (int i = 0; i < request.with_size(); ++i)
+      operands.push_back({kWithNames[static_cast<std::size_t>(i)], &request.with(i)});
+  if constexpr (requires { request.operands(); })
+    for (int i = 0; i < request.operands_size(); ++i)
+      operands.push_back({kMapNames[static_cast<std::size_t>(i)], &request.operands(i)});
+  if constexpr (requires { request.result(); }) operation.destinations = {&request.result()};
+  if constexpr (requires { request.indices(); })
+    operation.destinations = {&request.values(), &request.indices()};
   return operation;
 }
+
+}  // namespace
+
+#define TESSERA_MAKE(Method, name)                                              \
+  absl::StatusOr<Operation> MakeOperation(const v1::Method##Request& request) { \
+    return Make<Method##Spec>(request);                                         \
+  }
+TESSERA_OPERATION_METHODS(TESSERA_MAKE)
+#undef TESSERA_MAKE
 
 absl::StatusOr<Operation> MakeOperation(const v1::Step& step) {
   return VisitOperation(

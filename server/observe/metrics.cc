@@ -16,7 +16,7 @@ constexpr std::string_view kExhausted[] = {
     "TOO_MANY_BUFFERS", "TOO_MANY_UPLOADS",     "TOO_MANY_DOWNLOADS",    "SCRATCH_EXHAUSTED"};
 constexpr std::string_view kUnavailable[] = {"DEVICE_LOST", "DRAINING"};
 
-// Returns the method of an operation, for example WindowSum for "window_sum" and Reduce for
+// Returns the method of an operation, for example TopK for "top_k" and Reduce for
 // "reduce_axes".
 std::string_view RpcOf(std::string_view operation) {
   if (operation == "reduce_axes") return "Reduce";

@@ -10,39 +10,50 @@
 
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/message.h"
+#include "kernels/client_and_server/operations.h"
 
 namespace tessera {
 
 // The byte of a method is its index. New methods are appended, so that inputs keep their meaning.
-inline constexpr const char* kFuzzMethods[] = {
-    "tessera.v1.BufferService.CreateBuffer",
-    "tessera.v1.BufferService.Upload",  // Adjacent ones are messages of one stream.
-    "tessera.v1.BufferService.Download",
-    "tessera.v1.BufferService.GetBuffer",
-    "tessera.v1.BufferService.ListBuffers",
-    "tessera.v1.BufferService.SealBuffer",
-    "tessera.v1.BufferService.UpdateBuffer",
-    "tessera.v1.BufferService.CopyBuffer",
-    "tessera.v1.BufferService.DeleteBuffer",
-    "tessera.v1.ComputeService.Dot",
-    "tessera.v1.ComputeService.Reduce",
-    "tessera.v1.ComputeService.Matmul",
-    "tessera.v1.ComputeService.Add",
-    "tessera.v1.ComputeService.WindowSum",
-    "tessera.v1.ComputeService.Map",
-    "tessera.v1.ComputeService.TopK",
-    "tessera.v1.ComputeService.Execute",
-    "tessera.v1.ComputeService.ListStrategies",
-    "tessera.v1.ComputeService.GetServerInfo",
-    "tessera.v1.SharedMemoryService.GetSharedMemory",
-    "tessera.v1.SharedMemoryService.UploadShared",
-    "tessera.v1.SharedMemoryService.DownloadShared",
-    "tessera.v1.BufferService.ImportBuffer",
-    "grpc.health.v1.Health.Check",
-    "grpc.health.v1.Health.Watch",
-    "grpc.reflection.v1.ServerReflection.ServerReflectionInfo",
-    "grpc.reflection.v1alpha.ServerReflection.ServerReflectionInfo",
-};
+// New operations follow by themselves.
+inline const std::vector<std::string> kFuzzMethods = [] {
+  std::vector<std::string> methods = {
+      "tessera.v1.BufferService.CreateBuffer",
+      "tessera.v1.BufferService.Upload",  // Adjacent ones are messages of one stream.
+      "tessera.v1.BufferService.Download",
+      "tessera.v1.BufferService.GetBuffer",
+      "tessera.v1.BufferService.ListBuffers",
+      "tessera.v1.BufferService.SealBuffer",
+      "tessera.v1.BufferService.UpdateBuffer",
+      "tessera.v1.BufferService.CopyBuffer",
+      "tessera.v1.BufferService.DeleteBuffer",
+      "tessera.v1.ComputeService.Dot",
+      "tessera.v1.ComputeService.Reduce",
+      "tessera.v1.ComputeService.Matmul",
+      "tessera.v1.ComputeService.Add",
+      "tessera.v1.ComputeService.WindowSum",
+      "tessera.v1.ComputeService.Map",
+      "tessera.v1.ComputeService.TopK",
+      "tessera.v1.ComputeService.Execute",
+      "tessera.v1.ComputeService.ListStrategies",
+      "tessera.v1.ComputeService.GetServerInfo",
+      "tessera.v1.SharedMemoryService.GetSharedMemory",
+      "tessera.v1.SharedMemoryService.UploadShared",
+      "tessera.v1.SharedMemoryService.DownloadShared",
+      "tessera.v1.BufferService.ImportBuffer",
+      "grpc.health.v1.Health.Check",
+      "grpc.health.v1.Health.Watch",
+      "grpc.reflection.v1.ServerReflection.ServerReflectionInfo",
+      "grpc.reflection.v1alpha.ServerReflection.ServerReflectionInfo",
+  };
+#define TESSERA_APPEND(Method, name)                                      \
+  if (const std::string method = "tessera.v1.ComputeService." #Method;    \
+      std::find(methods.begin(), methods.end(), method) == methods.end()) \
+    methods.push_back(method);
+  TESSERA_OPERATION_METHODS(TESSERA_APPEND)
+#undef TESSERA_APPEND
+  return methods;
+}();
 inline constexpr std::size_t kUploadMethod = 1;
 
 struct FuzzCall {

@@ -66,7 +66,7 @@ class Service {
     Require(memory.ok() && memory->region().size() == kRegion.size(), "no region");
     memory_.emplace(*std::move(memory));
     for (std::size_t i = 0; i < std::size(kFuzzMethods); ++i)
-      Require(MethodOf(i) != nullptr, std::string("no method ") + kFuzzMethods[i]);
+      Require(MethodOf(i) != nullptr, "no method " + kFuzzMethods[i]);
   }
   ~Service() {
     channel_.reset();

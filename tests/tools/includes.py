@@ -30,9 +30,9 @@ def read_table(text):
 
 def row_of(name, rows):
     """Returns a file's row, which is the file's own row, the row for such files in its folder, or
-    the row of its folder."""
+    the row of its folder or of the folder's siblings."""
     folder, path = name.rpartition("/")[0], pathlib.PurePath(name)
-    own = (str(path.with_suffix("")), f"{folder}/*{path.suffix}", folder)
+    own = (str(path.with_suffix("")), f"{folder}/*{path.suffix}", folder, f"{path.parent.parent}/*")
     return next((row for row in own if row in rows), None)
 
 

@@ -19,13 +19,12 @@ from ._fuse import Fuser, Step
 from ._graph import Inline, Leaf, Node, Source, Term
 from ._views import View
 
-_METHOD = {
-    "dot": "Dot",
-    "reduce": "Reduce",
-    "matmul": "Matmul",
-    "map": "Map",
-    "window_sum": "WindowSum",
-    "top_k": "TopK",
+# By the name of a step: its method, and the fields of its operands that are not repeated.
+_REQUESTS = {f.name: f.message_type for f in p.Step.DESCRIPTOR.oneofs_by_name["operation"].fields}
+_METHOD = {op: request.name[: -len("Request")] for op, request in _REQUESTS.items()}
+_FIELDS = {
+    op: [field for field in ("a", "b", "x") if field in request.fields_by_name]
+    for op, request in _REQUESTS.items()
 }
 # Numbers within these limits are converted without NumPy's overflow handling, which takes longer
 # than the conversion.
@@ -33,7 +32,12 @@ _LARGEST: Dict[Any, float] = {
     **{np.dtype(kind).char: float(np.finfo(kind).max) for kind in ("<f2", "<f4", "<f8")},
     **{np.dtype(kind).char: float("inf") for kind in ("<i4", "<i8", "?")},
 }
-_FIELDS = {"dot": "ab", "reduce": "x", "matmul": "ab", "map": "", "window_sum": "x", "top_k": "x"}
+# The steps whose result is a single number, except for a reduce along axes.
+_NUMBERS = {
+    op
+    for op, method in _METHOD.items()
+    if "value" in p.METHODS[method].response.DESCRIPTOR.fields_by_name
+}
 # Identifies a result: the number of its step, and its index among that step's results.
 Output = Tuple[int, int]
 
@@ -137,7 +141,7 @@ class Plan:
         if node.op == "top_k":
             fields.update({("values", "indices")[i]: result for i, result in results.items()})
         # A single number is always returned inline, and stays available to later steps.
-        elif results and node.op != "dot" and (node.op != "reduce" or "axes" in fields):
+        elif results and not _is_number(node):
             fields["result"] = results[0]
         of_nodes = _FIELDS[node.op]
         for name, term in zip(of_nodes, operands):
@@ -257,13 +261,17 @@ class Plan:
         return f"{name} as {'x'.join(map(str, view.shape)) or 'number'}"
 
 
+def _is_number(node: Node) -> bool:
+    return node.op in _NUMBERS and "axes" not in node.params
+
+
 def value_of(node: Node, answer: Any) -> npt.NDArray[Any]:
     """Returns the array in a response without a buffer. A number is an array of rank 0."""
     dtype = node.dtype
-    if node.op == "dot" or node.op == "reduce" and "axes" not in node.params:
+    if _is_number(node):
         if answer.value.WhichOneof("value") is None:
             raise damaged("has no value")
-        if node.params and node.params["op"] in ("argmin", "argmax"):
+        if node.params.get("op") in ("argmin", "argmax"):
             value: Any = answer.index
         elif dtype.kind in "ib":
             value = answer.value.integer
@@ -303,8 +311,7 @@ def stored_node(term: Term) -> Node:
     number, a result of ALL or ANY, or a view of a result, the node is a Map that copies it."""
     source, view = term
     if isinstance(source, Node) and view == View.whole(source.shape):
-        is_array = source.op != "dot" and (source.op != "reduce" or "axes" in source.params)
-        if is_array and not source.gives_integers:
+        if not _is_number(source) and not source.gives_integers:
             return source
     node = copy(term)[0]
     assert isinstance(node, Node)
