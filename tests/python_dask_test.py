@@ -165,7 +165,7 @@ class OneProcess(Local):
         self.assertIsInstance(a.sum(axis=0), np.ndarray)  # Small, so in this process.
         with self.assertRaises(TypeError):
             np.asarray(memoryview(a))
-        with self.assertRaisesRegex(TypeError, "no silent download"):
+        with self.assertRaisesRegex(TypeError, "not downloaded implicitly"):
             a.__array__()
 
     def test_empty_chunks_need_no_server(self):

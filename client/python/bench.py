@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures what the package adds to bare gRPC, interleaved with it in one run, and transfer rates.
+"""Measures transfer rates, and what the package adds to bare gRPC, in one run with mixed calls.
 
 usage: bench.py ADDRESS [--mib 256] [--rounds 7] [--cli build/bin/tessera]
 
@@ -8,8 +8,8 @@ is the same with a request that was serialised beforehand, and "Dot by a stub" b
 messages as generated code does. There are four asyncio callers: bare_bytes sends such bytes
 repeatedly, bare_messages builds the messages for each call, as callers of stubs do, and
 same_expression and new_expression use the package. --cli names the C++ client's command line, which
-uploads the same array from a file in memory and downloads it to such a file; the start of its
-process is not counted.
+uploads the same array from a file in memory and downloads it to such a file; the time
+to start its process is not counted.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""How the asyncio client sends: a grpc.aio channel performs the commands of _core.py."""
+"""Performs the commands of _core.py through channels of grpc.aio, for the asyncio client."""
 
 import asyncio
 import time
@@ -28,8 +28,8 @@ _FAILURES = grpc.RpcError, grpc.aio.UsageError, asyncio.CancelledError
 
 
 class Async:
-    """The channels of one event loop: one for all calls, and more for divided transfers, which are
-    made when the first such transfer needs them."""
+    """The channels of one event loop: one for all calls, and more for divided transfers. The first
+    divided transfer creates those."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -41,8 +41,8 @@ class Async:
         self._calls = [self.calls]
 
     async def close(self, patient: bool = False) -> None:
-        """Closes the channels. With patient, first waits for a short time for calls whose outcomes
-        do not matter."""
+        """Closes the channels. If patient is true, first waits for a short time for calls whose
+        outcomes do not matter."""
         if patient and self._tasks:
             await asyncio.wait(self._tasks, timeout=LAST_CALLS_S)
         self._closed = True
@@ -57,8 +57,8 @@ class Async:
         return self._calls[min(number, len(self._calls) - 1)]
 
     def _failure(self, error: BaseException) -> BaseException:
-        """Returns what an error of grpc.aio means. A closed channel cancels its calls and refuses
-        further ones with a UsageError."""
+        """Converts an error of grpc.aio to the one that the caller gets. A closed channel cancels
+        its calls and refuses further ones with a UsageError."""
         task: Any = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and getattr(task, "cancelling", int)():
             return error
@@ -84,17 +84,17 @@ class Async:
                 if found is not None:
                     return found
             except grpc.aio.UsageError:
-                return False  # Closed in the meantime.
+                return False  # The client was closed in the meantime.
             await asyncio.sleep(min(PAUSE_S, seconds))
         return False
 
     async def why(self) -> str:
-        """Returns what gRPC reports for a call where no server answers."""
+        """Returns what gRPC reports for a call that no server answers."""
         try:
             await self.calls[PING](b"", timeout=WHY_S, metadata=self._options.metadata())
         except grpc.RpcError as error:
             return str(error.details())
-        return "it answered, but after connect_timeout"
+        return "the server answered only after connect_timeout"
 
     async def _forget(self, call: Call) -> None:
         try:
@@ -105,7 +105,7 @@ class Async:
     def _check_loop(self) -> None:
         check_process()
         if asyncio.get_running_loop() is not self._loop:
-            raise RuntimeError("a client of ts.aio belongs to the event loop that it was made in")
+            raise RuntimeError("a client of ts.aio belongs to the event loop in which it was made")
 
     async def run(self, steps: Steps) -> Any:
         self._check_loop()
@@ -187,7 +187,10 @@ class Async:
             raise
 
     def _stalled(self) -> Stalled:
-        return Stalled(f"no progress for {self._options.stall_timeout} s", "DEADLINE_EXCEEDED")
+        return Stalled(
+            f"the transfer made no progress for {self._options.stall_timeout} s",
+            "DEADLINE_EXCEEDED",
+        )
 
     async def _upload(self, upload: Upload) -> Any:
         async def messages() -> AsyncIterator[bytes]:

@@ -1,4 +1,4 @@
-"""How the blocking client sends: a grpc channel performs the commands of _core.py."""
+"""Performs the commands of _core.py through channels of grpc, for the blocking client."""
 
 import collections.abc
 import queue
@@ -38,8 +38,8 @@ class _Messages(collections.abc.Iterator):  # type: ignore[type-arg]
 
 
 class Blocking:
-    """The channels for any number of threads: one for all calls, and more for divided transfers,
-    which are created when the first such transfer needs them."""
+    """The channels for any number of threads: one for all calls, and more for divided transfers.
+    The first divided transfer creates those."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -67,8 +67,8 @@ class Blocking:
                 self._connect()
 
     def close(self, patient: bool = False) -> None:
-        """Closes the channels. With patient, first waits for a short time for calls whose outcomes
-        do not matter."""
+        """Closes the channels. If patient is true, first waits for a short time for calls whose
+        outcomes do not matter."""
         give_up = time.monotonic() + (LAST_CALLS_S if patient else 0)
         while self._forgotten and time.monotonic() < give_up:
             time.sleep(0.01)
@@ -104,7 +104,7 @@ class Blocking:
                 begun = self._begun(call.method, call.request, call.timeout)
             except ValueError:
                 return  # The client is closed: the buffers are being deleted, or will expire.
-            # A call that nothing refers to is cancelled.
+            # gRPC cancels a call that nothing refers to.
             self._forgotten.add(begun)
             begun.add_done_callback(self._forgotten.discard)
 
@@ -204,20 +204,23 @@ class Blocking:
                 if found is not None:
                     return found
             except ValueError:
-                return False  # Closed in the meantime.
+                return False  # The client was closed in the meantime.
             time.sleep(min(PAUSE_S, seconds))
         return False
 
     def why(self) -> str:
-        """Returns what gRPC reports for a call where no server answers."""
+        """Returns what gRPC reports for a call that no server answers."""
         try:
             self.calls[PING](b"", timeout=WHY_S, metadata=self._options.metadata())
         except grpc.RpcError as error:
             return str(error.details())
-        return "it answered, but after connect_timeout"
+        return "the server answered only after connect_timeout"
 
     def _stalled(self) -> Stalled:
-        return Stalled(f"no progress for {self._options.stall_timeout} s", "DEADLINE_EXCEEDED")
+        return Stalled(
+            f"the transfer made no progress for {self._options.stall_timeout} s",
+            "DEADLINE_EXCEEDED",
+        )
 
     def _upload(self, upload: Upload) -> Any:
         future = self._calls_of(upload.connection)["Upload"].future(
@@ -237,8 +240,8 @@ class Blocking:
                 raise
 
     def _several(self, several: Several) -> None:
-        """Starts a thread for each stream. This thread tells the caller how far the streams are,
-        and can be interrupted."""
+        """Starts a thread for each stream. The calling thread only reports progress, and can be
+        interrupted."""
         events: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
 
         def move(stream: Stream) -> None:
@@ -331,8 +334,7 @@ class Blocking:
 
 
 class _Guard:
-    """Cancels a download that has stalled. Small downloads may take at least as long as a
-    deadline."""
+    """Cancels a download that makes no progress for this number of seconds."""
 
     def __init__(self, download: Download, seconds: float) -> None:
         self.stalled = False

@@ -45,7 +45,7 @@ class Expr(Lazy):
         number is returned as a 0-d array. bf16 becomes float32 unless ml_dtypes is installed. A
         result that is too large for a response goes through a buffer.
 
-        Raises BufferNotFound or VersionMismatch if an array that it reads is gone; also
+        Raises BufferNotFound or VersionMismatch if an array that the expression reads is gone; also
         ConnectionLost, DeadlineExceeded, QueueFull and other errors of the server (see Errors)."""
         session: Client = self._session
         core = session._core
@@ -90,7 +90,7 @@ class Expr(Lazy):
 
     def _number(self) -> Any:
         if self.size != 1:
-            raise TypeError("only arrays of one element convert to a Python number")
+            raise TypeError("only an array of one element can become a Python number")
         return self.item()
 
     def __float__(self) -> float:
@@ -104,7 +104,7 @@ class Expr(Lazy):
 
     def __index__(self) -> int:
         if self.shape or self.dtype.kind not in "iu":
-            raise TypeError("only 0-d integer arrays are indices")
+            raise TypeError("only a 0-d array of integers can be an index")
         return int(self.item())
 
     def __contains__(self, value: Any) -> bool:
@@ -113,7 +113,7 @@ class Expr(Lazy):
 
     def __bool__(self) -> bool:
         if self.size != 1:
-            raise ValueError("the truth of an array of several elements: use .any() or .all()")
+            raise ValueError("only an array of one element has a truth value: use .any() or .all()")
         return bool(self.item())
 
     def __format__(self, spec: str) -> str:
@@ -121,14 +121,14 @@ class Expr(Lazy):
         return format(self.item(), spec) if spec and not self.shape else super().__format__(spec)
 
     def __dlpack__(self, **options: Any) -> Any:
-        """Downloads the elements and passes on the copy in host memory. Raises Unsupported if the
-        consumer wants CUDA memory (another kind of dl_device), and BufferError if it wants no copy
+        """Downloads the elements to host memory and exports that copy. Raises Unsupported if the
+        consumer wants another kind of memory (dl_device), and BufferError if it forbids a copy
         (copy=False)."""
         if options.get("copy") is False:
-            raise BufferError("the elements are on the server: a download makes a copy")
+            raise BufferError("copy=False is not possible: a download makes a copy")
         wanted = options.get("dl_device")
         if wanted is not None and tuple(wanted) != self.__dlpack_device__():
-            raise Unsupported("arrays are handed over only on the host: dl_device=(1, 0)")
+            raise Unsupported("arrays are exported only in host memory: use dl_device=(1, 0)")
         return self.numpy().__dlpack__()
 
     def __dlpack_device__(self) -> Tuple[int, int]:
@@ -152,7 +152,8 @@ class Array(Expr):
 
     @property
     def device(self) -> str:
-        """Where the buffer is: "cuda:0", "cpu". For a sharded buffer, where its first shard is."""
+        """The device that the buffer is on, such as "cuda:0" or "cpu"; for a sharded buffer, the
+        device of its first shard."""
         return self._source.buffer.device  # type: ignore[no-any-return]
 
     @property
@@ -162,9 +163,9 @@ class Array(Expr):
         return self._source.devices  # type: ignore[no-any-return]
 
     def numpy(self, progress: Progress = None, out: Any = None) -> npt.NDArray[Any]:
-        """Raises BufferNotFound or VersionMismatch if the array is gone, and BadShape if out has
-        another shape or dtype.
-        """
+        """Returns the elements as an array of this process, which is out if given. progress: as in
+        Client.put. Raises BufferNotFound or VersionMismatch if the array is gone, and BadShape if
+        out has another shape or dtype."""
         session: Client = self._session
         steps = session._core.fetch(self._source, self._view, progress, out)
         array: npt.NDArray[Any] = session._run(steps)
@@ -183,7 +184,7 @@ class Array(Expr):
         converts the elements, and a device ("cuda:1") or a placement says where the copy goes. The
         other arguments are those of Client.put. Raises BufferNotFound or VersionMismatch if the
         array is gone, BufferExists if the name is taken and replace is false, and Unsupported if
-        there is no such type; also BadDevice, BadPlacement, BadTtl, QuotaExceeded and
+        the server lacks the dtype; also BadDevice, BadPlacement, BadTtl, QuotaExceeded and
         GpuMemoryExhausted."""
         session: Client = self._session
         leaf = session._run(
@@ -194,9 +195,9 @@ class Array(Expr):
         return session._wrap(leaf, leaf.whole)  # type: ignore[return-value]
 
     def link(self, name: str, replace: bool = False, ttl: Ttl = None) -> "Array":
-        """Creates another name for the memory of the whole buffer; nothing is copied. With a ttl
-        the name is a ticket: others find the array under it for that long, even after the array's
-        own name is gone. Raises BufferNotFound or VersionMismatch if the array is gone, and
+        """Creates another name for the memory of the whole buffer; nothing is copied. A name with a
+        ttl is a ticket: until it expires, other clients find the array under it, even after the
+        array's own name is gone. Raises BufferNotFound or VersionMismatch if the array is gone, and
         BufferExists if the name is taken and replace is false; also BadName, BadTtl, QuotaExceeded
         and TooManyBuffers."""
         session: Client = self._session
@@ -287,10 +288,10 @@ class Client:
         """Uploads an array of any size; after a broken connection it resumes where it stopped.
 
         name: 1 to 128 characters of [a-zA-Z0-9._/-]; a buffer without a name is deleted after the
-        last reference to it is gone. ttl: "10m", seconds or a timedelta. device: "cuda:0", "cpu".
-        placement: instead of device, "all" or the devices among which the array is divided.
-        progress: True for a bar, or a function of the bytes done and the total. Raises BufferExists
-        if the name is taken and replace is false.
+        last reference to it is gone. ttl: "10m", seconds or a timedelta. device: such as
+        "cuda:0" or "cpu". placement: instead of device, "all" or the devices among which the array
+        is divided. progress: True for a bar, or a function that gets the bytes done and the total.
+        Raises BufferExists if the name is taken and replace is false.
         """
         leaf = self._run(
             self._core.put(array, name, dtype, replace, ttl, device, placement, progress)
@@ -401,7 +402,7 @@ class Client:
         return f"<tessera.Client {self._core.options.target!r}>"
 
     def __reduce__(self) -> Any:
-        raise TypeError("a connection cannot be pickled: connect() in the other process")
+        raise TypeError("a connection cannot be pickled: call connect() in the other process")
 
     def _wrap(self, source: Any, view: View) -> Expr:
         return (Array if isinstance(source, Leaf) else Expr)(self, source, view)
@@ -434,7 +435,7 @@ def connect(target: str = "127.0.0.1:50051", **options: Any) -> Client:
     tls_server_name: the name that the server's certificate must have. route: a buffer's name, sent
     as "tessera-route"; a proxy forwards the calls to the server of that name's folder. token,
     token_file: sent as "authorization: Bearer"; without either, TESSERA_TOKEN of the environment is
-    used. Raises ValueError for a token that would go to another host without TLS, and Unreachable
+    used. Raises ValueError if a token would be sent to another host without TLS, and Unreachable
     if no server answers.
     """
     return Client(Options(target, **options))

@@ -89,9 +89,9 @@ class Create:
 
 @dataclasses.dataclass
 class Pause:
-    """Waits. With reconnect, also waits until there is a connection, for at most that many seconds.
-    The outcome says whether there is one. A gRPC channel connects only while a caller waits for
-    it."""
+    """Waits for a number of seconds, and then for up to `reconnect` seconds for a connection, if
+    that is given. The outcome is whether there is a connection. A gRPC channel connects only while
+    a caller waits for it."""
 
     seconds: float
     reconnect: Optional[float] = None
@@ -117,7 +117,7 @@ class Prepared(NamedTuple):
 Command = Union[Call, Create, Pause, Upload, Download, Several, Share, Transfer]
 Steps = Generator[Command, Any, Any]
 _Make = Callable[[Any], Command]
-# The maximum number of ranges that a server lists.
+# The maximum number of missing ranges that a server lists.
 _MISSING = 100
 # In seconds: how long close() waits for a server, and how long after an interrupted or cancelled
 # put() its unfinished draft may still occupy the name.
@@ -128,7 +128,7 @@ _GONE = "its name was deleted or has expired, or the server has restarted since"
 
 def _named(name: Any) -> None:
     if not isinstance(name, str):
-        raise TypeError(f"a buffer's name is a str, not {type(name).__name__}")
+        raise TypeError(f"a buffer's name must be a str, not {type(name).__name__}")
 
 
 def _fits(into: Any, leaf: Leaf, view: View) -> None:
@@ -136,22 +136,22 @@ def _fits(into: Any, leaf: Leaf, view: View) -> None:
         raise TypeError(f"out must be a NumPy array, not {type(into).__name__}")
     if (into.shape, into.dtype) != (view.shape, leaf.dtype):
         raise BadShape(
-            f"out is {into.dtype} of shape {into.shape}, the array {leaf.dtype} of {view.shape}"
+            f"out must be {leaf.dtype} of shape {view.shape}, not {into.dtype} of {into.shape}"
         )
     if not into.flags.c_contiguous or not into.flags.writeable:
-        raise ValueError("out has to be writable, and contiguous in row-major order")
+        raise ValueError("out must be writable, and contiguous in row-major order")
 
 
 def _stalled(failure: Error) -> None:
     """Raises Stalled if shared memory has used up the stall timeout. In that case no stream is
     tried."""
     if failure.code == "DEADLINE_EXCEEDED":
-        raise Stalled("no progress through shared memory", "DEADLINE_EXCEEDED") from failure
+        raise Stalled("the transfer made no progress", "DEADLINE_EXCEEDED") from failure
 
 
 def _first_missing(missing: Sequence[Range], part: Range) -> Optional[Range]:
-    """Returns the rest of a range from its first byte that the server lacks, or None if it has the
-    whole range. `missing` is the server's list of missing ranges."""
+    """Returns the rest of a range from the first byte that the server lacks, or None if the server
+    has the whole range. `missing` is the server's list of missing ranges."""
     for begin, end in missing:
         if end > part[0]:
             return (max(begin, part[0]), part[1]) if begin < part[1] else None
@@ -188,8 +188,8 @@ def _within_limits(make: Callable[..., Steps]) -> Callable[..., Steps]:
 
 
 class Core:
-    """Thread safe: the whole state is a counter, queues and sets of names, and values that the
-    server never changes."""
+    """Thread safe: the state is a counter, queues and sets, whose operations are atomic, and values
+    that are only replaced."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -342,8 +342,8 @@ class Core:
         return wanted
 
     def _destination(self, name: Optional[str], replace: bool, ttl: Ttl) -> Steps:
-        """Returns name, replace, ttl and owner of a new buffer. The client deletes a buffer without
-        a name."""
+        """Returns name, replace, ttl and `dead` (see Leaf) of a new buffer. The client deletes a
+        buffer without a name."""
         if name is None:
             return self._unnamed(), True, (yield from self._lifetime(ttl)), self.dead
         _named(name)
@@ -542,7 +542,7 @@ class Core:
 
     def _go_on(self, retry: Retry, failure: Error, several: bool) -> Steps:
         """Returns whether a transfer continues after a failure, with one stream at a time. Some
-        reasons make only several connections fail: the server has capacity for fewer streams, or
+        failures occur only with several connections: the server has capacity for fewer streams, or
         the connections lead to different servers. Such a failure does not count yet; if it
         persists, the single stream reports it."""
         if several and not isinstance(failure, (ConnectionLost, Draining, Stalled)):
@@ -572,8 +572,8 @@ class Core:
         return region
 
     def _through(self, transfer: Transfer) -> Steps:
-        """Moves as much as it can. A stream then moves the rest, and reports any error. Raises
-        Stalled."""
+        """Moves as many bytes as possible through shared memory. A stream then moves the rest, and
+        reports any error. Raises Stalled."""
         try:
             if transfer.slots:
                 yield transfer
@@ -731,15 +731,15 @@ class Core:
     # --- expressions
 
     def _explained(self, error: Error, leaves: Mapping[str, Leaf], steps: int = 1) -> Error:
-        """Adds advice for the user to the error of a program of this number of steps, and returns
-        it."""
+        """Adds advice for the user to an error of a program, and returns the error. steps: the
+        number of steps of the program."""
         if steps > 1 and isinstance(error, (ScratchExhausted, TooManySteps)):
-            error.text += ("; save intermediate results, x = x.save(), to make several"
-                           " programs of it")
+            error.text += ("; save intermediate results with x = x.save(), which splits the"
+                           " program")
         elif isinstance(error, BufferNotFound) and error.details.get("name") in leaves:
             error.text += f'; the array "{error.details["name"]}" is gone: {_GONE}'
         elif isinstance(error, VersionMismatch):
-            error.text += "; the array of this version is gone: another one has taken its name"
+            error.text += "; this version of the array is gone: another array has its name"
         return error
 
     def _server_limits(self) -> Steps:
@@ -870,8 +870,8 @@ class Core:
         ttl: Ttl = None,
         placement: Placement = (),
     ) -> Steps:
-        """Returns (buffers with the values of expressions, stats) from one call. A name is only for
-        a single expression."""
+        """Returns (buffers with the values of expressions, stats) from one call. A name may be
+        given only for a single expression."""
         if not terms:
             return [], None
         nodes = [_plan.stored_node(term) for term in terms]

@@ -32,8 +32,8 @@ class Ring:
         t["run7/weights"] @ t["run7/batch"]         # names of one folder have one home
 
     servers: a file with one line per server, with its name and its host:port, or a dict of these.
-    options: the options of connect(), for each server. A server is connected to when it is first
-    needed. Raises ValueError if servers is not a list of servers.
+    options: the options of connect(), for each server. The ring connects to a server when the
+    server is first needed. Raises ValueError if the file or dict is not a list of servers.
     """
 
     def __init__(self, servers: Union[str, Mapping[str, str]], **options: Any) -> None:
@@ -41,7 +41,7 @@ class Ring:
             sorted((_read(servers) if isinstance(servers, str) else servers).items())
         )
         if not self.servers:
-            raise ValueError("a ring has at least one server")
+            raise ValueError("a ring must have at least one server")
         self._options = options
         self._hashes = {name: _fnv1a(name) for name in self.servers}
         self._clients: Dict[str, Any] = {}
@@ -81,8 +81,8 @@ def _read(path: str) -> Dict[str, str]:
         if not words:
             continue
         if len(words) != 2 or not re.fullmatch(r"[a-zA-Z0-9._-]{1,64}", words[0]):
-            raise ValueError(f"{path}, line {number}: it must have a server's name and its address")
+            raise ValueError(f"{path}, line {number}: the line must have a name and an address")
         if words[0] in servers:
-            raise ValueError(f"{path}, line {number}: the name is already in use")
+            raise ValueError(f"{path}, line {number}: an earlier line has the same name")
         servers[words[0]] = words[1]
     return servers

@@ -14,7 +14,7 @@ from typing import Any, Callable, Optional
 _jobs: "queue.SimpleQueue[Optional[Callable[[], Any]]]" = queue.SimpleQueue()
 _lock = threading.Lock()
 _thread: Optional[threading.Thread] = None
-# How many seconds the process waits for the running job before it ends.
+# How many seconds an ending process waits for the running job.
 _PATIENCE_S = 2.0
 
 later = _jobs.put
@@ -29,7 +29,7 @@ def begin() -> None:
             try:
                 thread.start()
             except RuntimeError:
-                return  # The client's next call deletes them.
+                return  # The client's next call deletes the buffers.
             _thread = thread
             # Functions that were registered earlier, such as those that close clients, run after
             # this one.

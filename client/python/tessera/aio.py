@@ -1,4 +1,4 @@
-"""The asyncio version: the same names, with `await` before calls that talk to the server.
+"""The asyncio client. Its names are those of the blocking client; calls to the server are awaited.
 
     async with await ts.aio.connect("gpu:50051") as t:
         x = await t.put(array)
@@ -30,8 +30,8 @@ _open: "weakref.WeakSet[Client]" = weakref.WeakSet()
 
 
 def _without_loop(core: Core, steps: Callable[[], _core.Steps]) -> None:
-    """Runs the steps of a client that was not closed on a new connection, because the client's loop
-    may be gone."""
+    """Runs steps of a client on a new connection, because the client's loop may be gone. Does
+    nothing for a client that was closed or has nothing to delete."""
     if core.closed or not core.own or not core.has_unnamed:
         return
     io = Blocking(core.options)
@@ -77,7 +77,7 @@ class Expr(Lazy):
         return _item(picked(self, place))
 
     def __bool__(self) -> bool:
-        raise TypeError("the truth of an array has to be awaited: bool(await x.item())")
+        raise TypeError("an array of ts.aio has no truth value: use bool(await x.item())")
 
     def __float__(self) -> float:
         raise TypeError("use float(await x.item())")
@@ -107,7 +107,7 @@ class Array(Expr):
 
     @property
     def device(self) -> str:
-        """Where the buffer is; for a sharded buffer, where its first shard is."""
+        """The device that the buffer is on; for a sharded buffer, the device of its first shard."""
         return self._source.buffer.device  # type: ignore[no-any-return]
 
     @property
@@ -313,7 +313,7 @@ class Client:
         return f"<tessera.aio.Client {self._core.options.target!r}>"
 
     def __reduce__(self) -> Any:
-        raise TypeError("a connection cannot be pickled: connect() in the other process")
+        raise TypeError("a connection cannot be pickled: call connect() in the other process")
 
     def _wrap(self, source: Any, view: View) -> Expr:
         return (Array if isinstance(source, Leaf) else Expr)(self, source, view)
@@ -332,7 +332,7 @@ class Client:
             raise
         except Error:
             if self._core.closed:
-                raise closed() from None  # Closing deletes the buffers, so any call may fail.
+                raise closed() from None  # Closing deletes the buffers.
             raise
 
 

@@ -1,6 +1,6 @@
-"""The functions of NumPy other than ufuncs, on server-side arrays, and functions of this package.
+"""NumPy's functions other than ufuncs, for server-side arrays, and the functions of this package.
 
-Arguments may be server-side arrays, numbers, NumPy arrays or lists, as for operands.
+Arguments may be server-side arrays, numbers, NumPy arrays or lists, like operands of operators.
 """
 
 from typing import Any, Callable, Dict, Tuple
@@ -28,7 +28,7 @@ def _made(op: Callable[..., Term], *arrays: Any, **options: Any) -> Any:
 def _own(x: Any) -> Any:
     """Returns x. Raises TypeError if x is not on a server."""
     if not hasattr(x, "_session"):
-        raise TypeError(f"a {type(x).__name__} is not on a server: client.put(x) brings it there")
+        raise TypeError(f"a {type(x).__name__} is not on a server: upload it with client.put(x)")
     return x
 
 
@@ -41,7 +41,7 @@ def sum_squares(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
 
 
 def _vectors(x: Any, ord: Any, axis: Any, keepdims: bool) -> Any:
-    """Returns the norms of vectors. The elements along all given axes make one vector."""
+    """Returns the norms of vectors. All elements along the given axes form one vector."""
     if ord in (None, 1, 2):
         op = "norm_l1" if ord == 1 else "norm_l2"
         return x._make(_ops.reduce(op, x._term(), axis, keepdims))
@@ -56,10 +56,10 @@ def _vectors(x: Any, ord: Any, axis: Any, keepdims: bool) -> Any:
 
 
 def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
-    """The norm of vectors along one axis, of any order, or of matrices along two axes, of order
-    "fro", 1, -1, inf or -inf. Without an axis it is the norm of the whole of x; if the order is
-    also missing, it is the square root of the sum of the squares. Integers give f64. Raises
-    Unsupported for an order that needs singular values."""
+    """The norms of vectors along one axis, of any order, or of matrices along two axes, of order
+    "fro", 1, -1, inf or -inf. If axis is None, x is the vector or matrix; if ord is None too, x may
+    have any rank, and the norm is the square root of the sum of the squares. Integers give f64.
+    Raises Unsupported for an order that needs singular values."""
     _own(x)
     if not _dtypes.is_float(x.dtype):
         x = x.astype("f8")
@@ -74,7 +74,7 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> A
         return _vectors(x, None, axes, keepdims)
     if ord in (2, -2, "nuc"):
         raise Unsupported(
-            f"a norm of order {ord!r} of matrices needs singular values: use .numpy()")
+            f"the server does not compute singular values for order {ord!r}: use x.numpy()")
     if ord not in (1, -1, np.inf, -np.inf):
         raise ValueError(f"Invalid norm order {ord!r} for matrices")
     summed, kept = axes if abs(ord) == 1 else axes[::-1]
@@ -102,10 +102,10 @@ def window_sum(x: Any, radius: int) -> Any:
 
 def topk(x: Any, k: int, axis: int = -1, largest: bool = True) -> Tuple[Any, Any]:
     """Returns (values, indices) of the k largest elements along an axis in descending order, or of
-    the k smallest elements in ascending order. Equal elements are in the order of their indices.
-    NaN is larger than all other elements, as in NumPy's sort. The indices are i64. Both are results
-    of one step, so t.compute(values, indices) is one call. Raises BadK if k is below 1, above 4096
-    or above the extent."""
+    the k smallest elements in ascending order. Equal elements are in index order. NaN is
+    larger than all other elements, as in NumPy's sort. The indices are i64. Values and indices are
+    results of one step, so t.compute(values, indices) is one call. Raises BadK if k is below 1,
+    above 4096 or above the extent."""
     values, indices = _ops.topk(_own(x)._term(), k, axis, largest)
     return x._make(values), x._make(indices)
 
@@ -122,7 +122,8 @@ def where(condition: Any, x: Any = MISSING, y: Any = MISSING) -> Any:
     if (x is MISSING) != (y is MISSING):
         raise ValueError("np.where takes a condition, or a condition and two values")
     if x is MISSING:
-        raise Unsupported("np.where(condition) has a length that depends on the elements: .numpy()")
+        raise Unsupported(
+            "the length of np.where(condition) depends on the elements: use NumPy on x.numpy()")
     return _made(lambda *terms: e.apply("where", *terms), condition, x, y)
 
 
@@ -143,7 +144,7 @@ def round_(a: Any, decimals: int = 0) -> Any:
     if a.dtype.kind in "iu" and decimals >= 0:
         return a
     if decimals and not _dtypes.is_float(a.dtype):
-        raise Unsupported("decimals of integers: round x.astype('f8')")
+        raise Unsupported("only floats can be rounded to decimals: round x.astype('f8')")
     scale = 10.0 ** abs(decimals) if abs(decimals) <= 308 else np.inf
     if decimals:
         a = a * scale if decimals > 0 else a / scale
@@ -199,7 +200,7 @@ def _array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Any:
 def nan_to_num(x: Any, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -> Any:
     if not _dtypes.is_float(x.dtype):
         return x
-    # NumPy has no limits for bf16, whose numbers have 8 significant bits.
+    # np.finfo does not know bf16, whose numbers have 8 significant bits.
     most = (2 - 2**-7) * 2.0**127 if x.dtype == _dtypes.bfloat16 else float(np.finfo(x.dtype).max)
     high = most if posinf is None else posinf
     low = -most if neginf is None else neginf
@@ -238,7 +239,7 @@ def _skipping(name: str) -> Callable[..., Any]:
             options.pop("initial", None)  # any() has no such parameter.
             last = where(a == a, a, -np.inf if name.endswith("max") else np.inf)
             found = getattr(last, name)(**options)
-            # If all elements are NaN, NumPy raises an error or warns.
+            # NumPy raises an error or warns if all elements are NaN.
             return where(mask.any(**options), found, -1 if name.startswith("arg") else np.nan)
         found = fold(where=mask, **options)
         less = options.get("correction") or options.get("ddof")
@@ -268,10 +269,10 @@ def average(
         weights = a._lifted(weights, "np.average")
         if weights.shape != a.shape:
             if np.ndim(axis) or axis is None:
-                raise TypeError("the axis has to be named where weights and array differ in shape")
+                raise TypeError("axis must be an integer if weights and array differ in shape")
             at = normalize_axis(axis, a.ndim)
             if weights.shape != (a.shape[at],):
-                raise BadShape(f"weights of shape {weights.shape} for shape {a.shape} along {axis}")
+                raise BadShape(f"weights {weights.shape} do not fit axis {axis} of {a.shape}")
             shape = [1] * a.ndim
             shape[at] = a.shape[at]
             weights = weights.reshape(shape).broadcast_to(a.shape)
@@ -290,7 +291,7 @@ def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = 
 
 def ptp(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
     if a.dtype.kind == "b":
-        raise TypeError("subtract of booleans: they have no peak-to-peak range")
+        raise TypeError("booleans have no peak-to-peak range")
     return a.max(axis, keepdims=keepdims) - a.min(axis, keepdims=keepdims)
 
 
@@ -298,7 +299,7 @@ def ptp(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
 
 
 def dot(a: Any, b: Any) -> Any:
-    """Like numpy.dot of numbers, vectors, matrices and stacks of matrices."""
+    """Like numpy.dot, for numbers, vectors, matrices and stacks of matrices."""
     b = a._lifted(b, "np.dot")
     ranks = a.ndim, b.ndim
     if 0 in ranks:
@@ -328,9 +329,9 @@ def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
 
 def _matrix_power(a: Any, n: int) -> Any:
     if a.ndim != 2 or a.shape[0] != a.shape[1]:
-        raise BadShape(f"a power of shape {a.shape}: the matrix must be square")
-    if index_of(n, "a power of a matrix") < 0:
-        raise Unsupported("powers of matrices must be 0 or more: the server does not invert")
+        raise BadShape(f"matrix_power needs a square matrix, not shape {a.shape}")
+    if index_of(n, "the exponent of a matrix") < 0:
+        raise Unsupported("the exponent must be 0 or more: the server does not invert matrices")
     found: Any = None if n else a._like(np.eye(len(a), dtype="i1")).astype(a.dtype)
     square = a
     while n:

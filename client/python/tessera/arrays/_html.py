@@ -1,5 +1,5 @@
-"""The HTML that a notebook shows for an array: its properties and its proportions. Reads no
-data."""
+"""The HTML that a notebook shows for an array: its properties, and a drawing of its proportions.
+Reads no data."""
 
 import datetime
 import html
@@ -65,7 +65,7 @@ def card(array: Any) -> str:
             seconds = buffer.expire_time.seconds
             when = datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
             rows.append(("expires", f"{when:%Y-%m-%d %H:%M:%S} UTC"))
-    # The elements of a view may be on any of the shards.
+    # Views are drawn without shards, because their elements may be on any shard.
     shards = buffer.shards if buffer is not None and array._view == array._source.whole else ()
     cells = "".join(
         f"<tr><th>{html.escape(key)}</th><td>{html.escape(value)}</td></tr>" for key, value in rows

@@ -21,9 +21,8 @@ from . import _functions, _html, _manipulation, _numpy
 from ._operators import Operators
 
 _TWO_CONNECTIONS = (
-    "arrays of two connections: bring one over with t.import_from(server, name), or with .numpy()"
-    " and"
-    " put()"
+    "arrays of two connections cannot be combined: copy one of them to the other connection with"
+    " t.import_from(server, name), or with .numpy() and put()"
 )
 Self = TypeVar("Self", bound="Lazy")
 
@@ -31,7 +30,7 @@ Self = TypeVar("Self", bound="Lazy")
 class Lazy(Operators):
     """A view of a buffer (Array), or the future result of an expression (Expr): shape and dtype are
     known, but the elements are on the server or not computed yet. Objects are immutable. Creating
-    another one sends nothing.
+    one sends nothing.
 
     Operators work element by element, with broadcasting and promotion as in NumPy 2. The other
     operand may be another array of the connection, a number, or a NumPy array or list of up to 1
@@ -102,11 +101,12 @@ class Lazy(Operators):
         return _plan.Plan([self._source]).explain()
 
     def with_(self: Self, strategy: str = "", timing: bool = False) -> Self:
-        """Returns the same expression, with its last step computed by the named strategy (`tessera
-        strategies` lists them) or timed by the device (Stats.kernel_us). Computing it raises
-        UnknownStrategy or StrategyUnsupported if the strategy cannot be used."""
+        """Returns the same expression with settings for its last step. strategy: the name of the
+        strategy that computes the step (`tessera strategies` lists the names). timing: whether the
+        device times the step (Stats.kernel_us). Computing the expression raises UnknownStrategy or
+        StrategyUnsupported if the strategy cannot be used."""
         if not isinstance(self._source, Node):
-            raise Unsupported("with_() is for expressions: an array is computed already")
+            raise Unsupported("with_() applies only to expressions: an array is already computed")
         return self._make((self._source.using(strategy, timing), self._view))
 
     # --- conversion of operands
@@ -138,8 +138,8 @@ class Lazy(Operators):
             term = lift(_dtypes.to_numpy(value))
         if term is None:
             raise TypeError(
-                f"an operand of type {type(value).__name__} of {name}: operands are arrays of this"
-                " client, numbers, NumPy's arrays and lists"
+                f"{name} takes no operand of type {type(value).__name__}: operands are arrays of"
+                " this client, numbers, NumPy arrays and lists"
             )
         return term
 
@@ -162,36 +162,35 @@ class Lazy(Operators):
         return self._seen(self._view.at(key))
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        raise Unsupported("arrays are immutable: put() a new one with replace=True")
+        raise Unsupported("arrays are immutable: put() a new array with replace=True")
 
     def __iter__(self: Self) -> Iterator[Self]:
         return (self[i] for i in range(len(self)))
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError(
-                "len() of a 0-d array: .item() is its element, in this process")
+            raise TypeError("a 0-d array has no len(): use .item() to get its element")
         return self.shape[0]
 
     def transpose(self: Self, *axes: Any) -> Self:
-        """The axes in reverse or in the given order, as a view."""
+        """Returns a view with the axes in reverse order, or in the given order."""
         order = axes[0] if len(axes) == 1 and not hasattr(axes[0], "__index__") else axes
         return self._seen(self._view.transpose(order or None))
 
     @property
     def T(self: Self) -> Self:
-        """All axes in reverse order, as a view."""
+        """A view with the axes in reverse order."""
         return self._seen(self._view.transpose())
 
     @property
     def mT(self: Self) -> Self:
-        """The last two axes exchanged, as a view."""
+        """A view with the last two axes exchanged."""
         if self.ndim < 2:
             raise BadShape("mT needs two axes")
         return self.swapaxes(-1, -2)
 
     def swapaxes(self: Self, axis1: int, axis2: int) -> Self:
-        """Exchanges two axes, as a view."""
+        """Returns a view with two axes exchanged."""
         order = list(range(self.ndim))
         a, b = normalize_axis(axis1, self.ndim), normalize_axis(axis2, self.ndim)
         order[a], order[b] = order[b], order[a]
@@ -223,7 +222,7 @@ class Lazy(Operators):
         else:
             drop = set(normalize_axes(axis, self.ndim))
             if any(self.shape[i] != 1 for i in drop):
-                raise BadShape(f"squeeze of shape {self.shape} along {axis}: an extent is not 1")
+                raise BadShape(f"an extent of shape {self.shape} along {axis} is not 1")
         return self[tuple(0 if i in drop else slice(None) for i in range(self.ndim))]
 
     # --- operations
@@ -242,7 +241,7 @@ class Lazy(Operators):
         order, subok and copy have no effect."""
         to = _dtypes.dtype_of(dtype)
         if casting != "unsafe" and not np.can_cast(self.dtype, to, casting):  # type: ignore
-            raise TypeError(f"{self.dtype} to {to} is not allowed by casting={casting!r}")
+            raise TypeError(f"casting={casting!r} does not allow a cast from {self.dtype} to {to}")
         return self._make(cast(self._term(), to))
 
     def clip(self: Self, min: Any = None, max: Any = None, out: None = None) -> Self:
@@ -260,7 +259,7 @@ class Lazy(Operators):
         return _manipulation.repeat(self, repeats, axis)  # type: ignore[no-any-return]
 
     def diagonal(self: Self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Self:
-        """Returns the diagonal of two axes, as the last axis of a view."""
+        """Returns a view whose last axis is the diagonal of two axes."""
         return _manipulation.diagonal(self, offset, axis1, axis2)  # type: ignore[no-any-return]
 
     def trace(
@@ -292,8 +291,8 @@ class Lazy(Operators):
         return self
 
     def dot(self: Self, b: Any, out: None = None) -> Self:
-        """Like numpy.dot of numbers, vectors, matrices and stacks of matrices; for two vectors, the
-        sum of their products (i64 for integers)."""
+        """Like numpy.dot, for numbers, vectors, matrices and stacks of matrices. For two vectors it
+        is the sum of the products (i64 for integers)."""
         _no_out(out)
         return _functions.dot(self, b)  # type: ignore[no-any-return]
 
@@ -346,9 +345,9 @@ class Lazy(Operators):
         initial: Any = None,
         where: Any = True,
     ) -> Self:
-        """The sum of all elements or along axes, or of the elements where a mask is true; i64 for
-        integers and bool. dtype: the type to which elements are converted first, and the type of
-        the result. initial: a number to begin with."""
+        """The sum of all elements, or the sums along axes. Integers and bool give i64. dtype: the
+        type to which the elements are converted first, and the type of the result. initial: a
+        number that is added. where: a mask that selects the elements."""
         _no_out(out)
         picked = self._typed(dtype)._where(where, 0)
         return picked._reduce("sum", axis, keepdims)._from("add", initial)._typed(dtype)
@@ -362,7 +361,7 @@ class Lazy(Operators):
         initial: Any = None,
         where: Any = True,
     ) -> Self:
-        """The product, like sum(); i64 for integers. The product of no elements is 1."""
+        """Like sum(), but the product. initial is a factor. The product of no elements is 1."""
         _no_out(out)
         picked = self._typed(dtype)._where(where, 1)
         return picked._reduce("product", axis, keepdims)._from("multiply", initial)._typed(dtype)
@@ -372,7 +371,7 @@ class Lazy(Operators):
     ) -> Self:
         if initial is None:
             if where is not None and where is not True:
-                raise ValueError(f"{op} of elements under a mask needs an initial value")
+                raise ValueError(f"{op} with where= needs an initial value")
             return self._reduce(op, axis, keepdims)
         picked = self._where(where, initial)
         shape = _ops.folded(self.shape, _ops.axes_of(axis, self.ndim), keepdims)
@@ -438,8 +437,9 @@ class Lazy(Operators):
         *,
         where: Any = True,
     ) -> Self:
-        """The mean of all elements, or of those where a mask is true; f64 for integers and bool.
-        dtype: a float type, used as in sum(). The mean of no elements is NaN."""
+        """The mean of all elements, or the means along axes. Integers and bool give f64. dtype: a
+        float type, used as in sum(). where: a mask that selects the elements. The mean of no
+        elements is NaN."""
         x = self._real_of(dtype, out)
         if where is None or where is True:
             return x._reduce("mean", axis, keepdims)
@@ -483,8 +483,7 @@ class Lazy(Operators):
         if where is None or where is True:
             return x._moment("std", axis, keepdims, less)
         apart = x._apart(axis, where)
-        # The squares of the deviations stay in range when the deviations are divided by the
-        # largest one.
+        # Dividing the deviations by the largest one keeps their squares in range.
         most = abs(apart).max(axis, keepdims=True, initial=0, where=where)
         apart = apart / np.where(most > 0, most, 1)
         total = (apart * apart).sum(axis, keepdims=True, where=where)
@@ -544,7 +543,8 @@ class Lazy(Operators):
     # --- NumPy's protocols
 
     def __array__(self, *_: Any, **__: Any) -> npt.NDArray[Any]:
-        raise TypeError("no silent download: call .numpy() (in ts.aio: await x.numpy())")
+        raise TypeError(
+            "arrays are not downloaded implicitly: call .numpy() (in ts.aio: await x.numpy())")
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         return _numpy.ufunc(ufunc, method, inputs, options)
@@ -572,15 +572,15 @@ class Lazy(Operators):
         distributed = sys.modules.get("distributed")
         if distributed is not None and distributed.client._get_global_client() is not None:
             raise Unsupported(
-                "a resident array in a graph of Dask that is sent to workers: save() it and use"
-                " tessera.dask.from_buffers([(address, name)])"
+                "a graph of Dask cannot contain this array, which workers cannot reach: save() it"
+                " and use tessera.dask.from_buffers([(address, name)])"
             )
         return id(self._session), id(self._source), self._view
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "a handle of a connection cannot be pickled: save(name) the array, send the name, and"
-            " open it there with connect(...)[name]; or send .numpy()"
+            "an array of a connection cannot be pickled: save it with save(name), send the name,"
+            " and open it in the other process with connect(...)[name]; or send .numpy()"
         )
 
     def __repr__(self) -> str:
@@ -606,13 +606,13 @@ def _number(value: Any, dtype: "np.dtype[Any]") -> Tuple[Constant, View]:
 
 def _no_out(out: Any) -> None:
     if out is not None:
-        raise Unsupported("out=: buffers are immutable: take the result, or .save() it")
+        raise Unsupported("out= is not supported: use the result, or keep it with .save()")
 
 
 def _row_major(order: Any) -> None:
     if order not in ("C", "K", "A"):
         raise Unsupported(
-            f"order={order!r}: elements are in row-major order; x.T.ravel() has the other one"
+            f"order={order!r} is not supported: use x.T.ravel() for column-major order"
         )
 
 
@@ -623,12 +623,12 @@ def picked(array: Self, place: Tuple[Any, ...]) -> Self:
     if not place:
         return array
     if len(place) == 1 and array.ndim != 1:
-        at = index_of(place[0], "a place")
+        at = index_of(place[0], "a position")
         if not -array.size <= at < array.size:
             raise BadView(f"position {at} is out of range for {array.size} elements")
         place = np.unravel_index(at + array.size if at < 0 else at, array.shape)
     if len(place) != array.ndim:
-        raise ValueError(f"{len(place)} indices for {array.ndim} axes")
+        raise ValueError(f"an array of {array.ndim} axes needs as many indices, not {len(place)}")
     return array[tuple(index_of(one, "an index") for one in place)]
 
 
@@ -636,9 +636,9 @@ def terms_of(session: Any, values: Sequence[Any]) -> List[Term]:
     """Returns the terms of arrays and expressions of one connection."""
     for value in values:
         if not isinstance(value, Lazy):
-            star = ": spread it with *" if isinstance(value, (list, tuple)) else ""
+            star = "; spread it with *" if isinstance(value, (list, tuple)) else ""
             raise TypeError(
-                f"arrays and expressions of this client, not {type(value).__name__}{star}"
+                f"the arguments must be arrays or expressions, not {type(value).__name__}{star}"
             )
         if value._session is not session:
             raise Unsupported(_TWO_CONNECTIONS)

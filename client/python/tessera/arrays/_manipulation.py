@@ -25,7 +25,7 @@ def flat(a: Any) -> Any:
 
 
 def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
-    """The diagonal of two axes, as the last axis of a view."""
+    """Returns a view whose last axis is the diagonal of two axes."""
     moved = _moved(a, (axis1, axis2), (-2, -1))
     return moved._make(_ops.diagonal(moved._term(), offset))
 
@@ -33,7 +33,7 @@ def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
 def _moved(a: Any, source: Any, destination: Any) -> Any:
     pairs = [normalize_axes(axes, a.ndim) for axes in (source, destination)]
     if len(pairs[0]) != len(pairs[1]):
-        raise BadShape(f"moveaxis from {source} to {destination}")
+        raise BadShape(f"moveaxis needs one destination per source, not {source}, {destination}")
     order = [i for i in range(a.ndim) if i not in pairs[0]]
     for to, which in sorted(zip(pairs[1], pairs[0])):
         order.insert(to, which)
@@ -68,7 +68,7 @@ def _diff(a: Any, n: int = 1, axis: int = -1) -> Any:
     if n == 0:
         return a
     if index_of(n, "the order of differences") < 0:
-        raise ValueError(f"differences of order {n}: it is 0 or more")
+        raise ValueError(f"the order of differences must be 0 or more, not {n}")
     before = (slice(None),) * normalize_axis(axis, a.ndim)
     for _ in range(n):
         high, low = a[(*before, slice(1, None))], a[(*before, slice(None, -1))]
@@ -77,12 +77,12 @@ def _diff(a: Any, n: int = 1, axis: int = -1) -> Any:
 
 
 def _repeated(a: Any, times: int, before: int, axis: int) -> Any:
-    """Repeats the axes after the first `before` ones. The extent of `axis` grows by the factor
-    `times`."""
+    """For each index of the first `before` axes, repeats the elements of the other axes together,
+    `times` times. The extent of `axis` grows by this factor."""
     if times == 1:
         return a
     if times < 0:
-        raise ValueError(f"{times} repeats: they are 0 or more")
+        raise ValueError(f"the number of repeats must be 0 or more, not {times}")
     shape = list(a.shape)
     shape[axis] *= times
     outer, inner = size_of(a.shape[:before]), size_of(a.shape[before:])
@@ -103,7 +103,7 @@ def _tile(A: Any, reps: Any) -> Any:
 def repeat(a: Any, repeats: Any, axis: Optional[int] = None) -> Any:
     """Each element, or each slice along an axis, repeated."""
     if np.size(repeats) != 1:
-        raise Unsupported("one number of repeats for all elements: the server has no gather")
+        raise Unsupported("repeats must be a single number: the server has no gather operation")
     repeats = index_of(np.asarray(repeats).item(), "the number of repeats")
     if axis is None or not a.ndim:
         a = a.reshape(-1)

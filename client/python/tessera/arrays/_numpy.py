@@ -19,27 +19,27 @@ from . import _functions
 from ._ufuncs import PAIRS, REDUCTIONS, UFUNCS
 
 _WAY_OUT = "bring the operands to the host with .numpy()"
-_LARGEST = "the largest or smallest are ts.topk"
-_JOINED = "join them on the host and put() the result"
-_SLICES = "slices are views, x[:, 2:5]"
-_ROWS = "rows that follow each other are views, x[2:5]"
-_LOG = "np.log(x) times a factor is close"
-_EXP = "np.exp(x) and np.exp(-x) make it"
+_LARGEST = "use ts.topk for the largest or smallest elements"
+_JOINED = "join the arrays on the host and put() the result"
+_SLICES = "use slices, as in x[:, 2:5]"
+_ROWS = "use a slice for adjacent rows, as in x[2:5]"
+_LOG = "divide np.log(x) by the logarithm of the base"
+_EXP = "compute it from np.exp(x) and np.exp(-x)"
 
 
-# Attributes of NumPy arrays, and what to use here instead. For all others, it is .numpy().
+# What to use instead of an attribute of NumPy arrays. For others, it is .numpy() alone.
 _INSTEAD = {
     **dict.fromkeys(("sort", "argsort", "partition", "argpartition"), _LARGEST),
     **dict.fromkeys(
         ("fill", "put", "itemset", "setfield", "resize", "setflags", "byteswap"),
-        "arrays are immutable: put() a new one with replace=True",
+        "put() a new array with replace=True, because arrays are immutable",
     ),
     **dict.fromkeys(("take", "choose", "compress"), _ROWS),
-    "view": ".astype() converts",
-    "flat": ".ravel()",
-    "nonzero": "np.count_nonzero(x) gives their number",
+    "view": "use .astype() to convert elements",
+    "flat": "use .ravel()",
+    "nonzero": "use np.count_nonzero(x) to count nonzero elements",
 }
-# The alternatives to functions and ufuncs of NumPy.
+# What to use instead of a function or ufunc of NumPy.
 _INSTEAD_OF = {
     **dict.fromkeys("sort argsort partition argpartition".split(), _LARGEST),
     **dict.fromkeys("median percentile quantile nanmedian".split(), _LARGEST),
@@ -47,37 +47,40 @@ _INSTEAD_OF = {
         "concatenate stack hstack vstack column_stack append pad roll".split(), _JOINED),
     **dict.fromkeys("array_split hsplit vsplit dsplit".split(), _SLICES),
     **dict.fromkeys("take compress choose delete".split(), _ROWS),
-    **dict.fromkeys("log2 log10 log1p".split(), _LOG),
-    **dict.fromkeys("sinh cosh expm1 logaddexp".split(), _EXP),
+    **dict.fromkeys("log2 log10".split(), _LOG),
+    **dict.fromkeys("sinh cosh".split(), _EXP),
+    "log1p": "use np.log(1 + x), which is less exact near 0",
+    "expm1": "use np.exp(x) - 1, which is less exact near 0",
+    "logaddexp": "use np.log(np.exp(x) + np.exp(y))",
     "einsum": "use np.tensordot, @ or (a * b).sum(axis)",
-    "select": "np.where within np.where",
-    "piecewise": "np.where within np.where",
-    "cov": "with d = x - x.mean(1, keepdims=True) it is d @ d.T / (n - 1)",
-    "corrcoef": "with d = x - x.mean(1, keepdims=True) it is d @ d.T, divided by norms",
-    "meshgrid": "axes of extent 1 are broadcast, x[:, None] + y",
-    "rollaxis": "np.moveaxis",
-    "cumsum": "a product with a triangle of ones, x @ t.put(np.triu(np.ones((n, n))))",
-    "histogram": "((x >= a) & (x < b)).sum() of each bin, all in one t.compute()",
-    "bincount": "(x[:, None] == np.arange(k)).sum(0)",
-    "isposinf": "x == np.inf",
-    "isneginf": "x == -np.inf",
-    "nonzero": "np.count_nonzero(x) gives their number",
-    "sliding_window_view": "ts.window_sum sums windows",
-    "convolve": "ts.window_sum sums windows",
-    "multi_dot": "a @ b @ c",
-    "empty_like": "np.zeros_like",
-    "fmod": "x - np.trunc(x / y) * y",
-    "heaviside": "np.where",
-    "hypot": "np.sqrt(x * x + y * y)",
-    "copysign": "np.where",
-    "signbit": "x < 0",
-    "cbrt": "np.sign(x) * abs(x) ** (1 / 3)",
-    "radians": "x * (np.pi / 180)",
-    "deg2rad": "x * (np.pi / 180)",
-    "degrees": "x * (180 / np.pi)",
-    "rad2deg": "x * (180 / np.pi)",
+    "select": "use nested calls of np.where",
+    "piecewise": "use nested calls of np.where",
+    "cov": "compute d @ d.T / (n - 1) with d = x - x.mean(1, keepdims=True)",
+    "corrcoef": "compute d @ d.T with d = x - x.mean(1, keepdims=True), and divide by norms",
+    "meshgrid": "broadcast axes of extent 1, as in x[:, None] + y",
+    "rollaxis": "use np.moveaxis",
+    "cumsum": "multiply by a triangle of ones, x @ t.put(np.triu(np.ones((n, n))))",
+    "histogram": "compute ((x >= a) & (x < b)).sum() for each bin, all in one t.compute()",
+    "bincount": "use (x[:, None] == np.arange(k)).sum(0)",
+    "isposinf": "use x == np.inf",
+    "isneginf": "use x == -np.inf",
+    "nonzero": "use np.count_nonzero(x) to count nonzero elements",
+    "sliding_window_view": "use ts.window_sum to sum windows",
+    "convolve": "use ts.window_sum to sum windows",
+    "multi_dot": "use a @ b @ c",
+    "empty_like": "use np.zeros_like",
+    "fmod": "use x - np.trunc(x / y) * y",
+    "heaviside": "use np.where",
+    "hypot": "use np.sqrt(x * x + y * y)",
+    "copysign": "use np.where",
+    "signbit": "use x < 0",
+    "cbrt": "use np.sign(x) * abs(x) ** (1 / 3)",
+    "radians": "use x * (np.pi / 180)",
+    "deg2rad": "use x * (np.pi / 180)",
+    "degrees": "use x * (180 / np.pi)",
+    "rad2deg": "use x * (180 / np.pi)",
 }
-# Functions that create arrays and take none. With like=, they are handled here.
+# Functions that create arrays and take none. NumPy passes calls with like=x to function().
 _FROM_NOTHING = {
     getattr(np, name)
     for name in ("arange array asanyarray asarray empty eye full identity linspace ones zeros"
@@ -87,11 +90,11 @@ _OF_ARRAYS = {"name", "version", "device", "devices", "link", "delete"}
 
 
 def attribute(array: Any, name: str) -> Any:
-    """Implements __getattr__ for attributes that NumPy arrays have and server-side arrays lack.
-    Raises NoAttribute, an AttributeError that names an alternative."""
+    """Implements __getattr__ for attributes that `array` lacks. Raises NoAttribute, which suggests
+    an alternative, if NumPy arrays or an Array have the attribute, otherwise AttributeError."""
     kind = type(array).__name__
     if name in _OF_ARRAYS:
-        raise NoAttribute(f"an {kind} has no {name} yet: .save() makes an array, which has it")
+        raise NoAttribute(f"an {kind} has no {name}: save it with .save(), which returns an Array")
     if name.startswith("_") or not hasattr(np.ndarray, name):
         raise AttributeError(f"{kind!r} object has no attribute {name!r}")
     instead = f"{_INSTEAD[name]}, or " if name in _INSTEAD else ""
@@ -129,7 +132,7 @@ class _Signature(NamedTuple):
     required: Tuple[str, ...]
 
 
-# Signatures of functions that are written in C. inspect may not find them.
+# The signatures of functions that are written in C, which inspect may not find.
 _OF_C: Dict[Any, Callable[..., Any]] = {
     np.dot: lambda a, b, out=None: None,
     np.vdot: lambda a, b: None,
@@ -213,11 +216,11 @@ def _refused(name: str, key: str, value: Any) -> None:
     allowed = _MEANINGLESS.get(key, ())
     if not any(value is one or isinstance(value, str) and value == one for one in allowed):
         first = {
-            "where": "np.where(mask, result, other), or ",
-            "out": "buffers are immutable: take the result, or ",
-            "order": "elements are in row-major order, x.T.ravel() has the other one, or ",
+            "where": "use np.where(mask, result, other), or ",
+            "out": "use the returned array, or ",
+            "order": "use x.T.ravel() for column-major order, or ",
         }.get(key, "")
-        raise Unsupported(f"{name} with {key}=: the server does not support it; {first}{_WAY_OUT}")
+        raise Unsupported(f"the server does not support {key}= of {name}: {first}{_WAY_OUT}")
 
 
 # --- NumPy's protocols
@@ -234,7 +237,7 @@ def _operands(array: Any, inputs: Tuple[Any, ...], name: str) -> Optional[Tuple[
 
 
 def _stand_in(term: Term, value: Any, rank: int) -> Any:
-    """Returns an empty array or a number, with which NumPy determines the type of an operand."""
+    """Returns an empty array or a number with the operand's type, for NumPy's type promotion."""
     source, _ = term
     if isinstance(source, Constant) and source.dtype is None:
         return value
@@ -244,9 +247,9 @@ def _stand_in(term: Term, value: Any, rank: int) -> Any:
 def _typed(
     ufunc: Any, terms: Tuple[Term, ...], inputs: Tuple[Any, ...], options: Dict[str, Any]
 ) -> Tuple[Tuple[Term, ...], "Optional[np.dtype[Any]]"]:
-    """Returns the operands in the type in which a ufunc with dtype= computes, and the type of its
-    result. Both types come from NumPy itself, for arrays without elements. Raises TypeError if
-    NumPy has no such loop."""
+    """Returns the operands, converted to the type in which a ufunc with dtype= computes, and the
+    result type. NumPy itself determines both types with arrays without elements. Raises TypeError
+    if NumPy's ufunc does not compute in this type."""
     dtype = options.get("dtype")
     wanted = None if dtype is None else _dtypes.dtype_of(dtype)
     types = [e.common_dtype([term]) for term in terms]
@@ -274,7 +277,7 @@ def ufunc(ufunc: Any, method: str, inputs: Tuple[Any, ...], options: Dict[str, A
     if method != "__call__" or call is None:
         first = f"{_INSTEAD_OF[ufunc.__name__]}, or " if ufunc.__name__ in _INSTEAD_OF else ""
         if method == "outer":
-            first = "broadcast axes make it, f(a[:, None], b), or "
+            first = "broadcast the operands, as in f(a[:, None], b), or "
         raise Unsupported(f"the server does not compute {name}: {first}{_WAY_OUT}")
     types = {key: given.pop(key) for key in ("dtype", "casting") if key in given}
     axis = {key: given.pop(key) for key in ("axis",)
@@ -319,7 +322,7 @@ def function(function: Any, args: Tuple[Any, ...], options: Dict[str, Any]) -> A
     call = _functions.FUNCTIONS.get(function)
     if call is None:
         if function in _FROM_NOTHING:
-            raise Unsupported(f"the server does not compute {name}: put() the result of NumPy's")
+            raise Unsupported(f"the server does not compute {name}: put() NumPy's result")
         first = f"{_INSTEAD_OF[own]}, or " if own in _INSTEAD_OF else ""
         raise Unsupported(f"the server does not compute {name}: {first}{_WAY_OUT}")
     rest = _signature(function).rest

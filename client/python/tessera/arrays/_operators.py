@@ -13,7 +13,7 @@ Self = TypeVar("Self", bound="Operators")
 
 
 class Operators:
-    """The base class of Lazy. A subclass has _term, _other and _make."""
+    """The base class of Lazy, which defines _term, _other and _make."""
 
     __slots__ = ()
 
@@ -21,8 +21,8 @@ class Operators:
         raise NotImplementedError
 
     def _other(self, value: Any) -> Optional[Term]:
-        """Returns a term of another array of the connection, a number or a NumPy array, and None
-        for anything else."""
+        """Returns the term of an operand: an array of the connection, a number, a NumPy array or a
+        list. Returns None for anything else."""
         raise NotImplementedError
 
     def _make(self: Self, term: Term) -> Self:
@@ -44,7 +44,7 @@ class Operators:
         def op(a: Term, b: Term) -> Term:
             if e.common_dtype([a, b]).kind != "b":
                 raise Unsupported(
-                    f"bits of integers: the server has `{name}` only for booleans"
+                    f"the server has no bitwise operations: `{name}` takes only booleans"
                 )
             return e.apply(name, a, b)
 
@@ -153,7 +153,7 @@ class Operators:
         return self._make(invert(self._term()))
 
     def __lshift__(self, other: Any) -> Any:
-        raise Unsupported("the server shifts no bits: multiply by 2**n, or use .numpy()")
+        raise Unsupported("the server has no bit shifts: multiply by 2**n, or use .numpy()")
 
     __rlshift__ = __rshift__ = __rrshift__ = __lshift__
 
@@ -167,8 +167,8 @@ class Operators:
 
 
 def power(a: Term, b: Term) -> Term:
-    """a ** b. Like NumPy, it computes the exponent 2 as a square, and for floats 0.5 as a square
-    root and -1 as a reciprocal."""
+    """Returns a ** b. Like NumPy, it computes a square for the exponent 2, and for floats a square
+    root for 0.5 and a reciprocal for -1."""
     exponent = getattr(b[0], "value", None)
     dtype = e.common_dtype([a, b])
     if isinstance(exponent, numbers.Real) and b[0].dtype is None:
@@ -185,5 +185,5 @@ def power(a: Term, b: Term) -> Term:
 
 def invert(a: Term) -> Term:
     if a[0].dtype.kind != "b":
-        raise Unsupported("bits of integers: the server has `not` only for booleans")
+        raise Unsupported("the server has no bitwise operations: `not` takes only booleans")
     return e.apply("not", a)

@@ -1,6 +1,6 @@
 """NumPy ufuncs on server-side arrays. No I/O.
 
-Each entry computes a term from terms. Reductions such as np.add.reduce are in REDUCTIONS.
+Each entry of UFUNCS computes a term from terms. REDUCTIONS has reductions such as np.add.reduce.
 """
 
 from typing import Any, Callable, Dict
@@ -28,7 +28,7 @@ def _of_truth(name: str) -> Function:
 def _bits(name: str) -> Function:
     def apply(a: Term, b: Term) -> Term:
         if e.common_dtype([a, b]).kind != "b":
-            raise Unsupported(f"bits of integers: the server has `{name}` only for booleans")
+            raise Unsupported(f"the server has no bitwise operations: `{name}` takes only booleans")
         return e.apply(name, a, b)
 
     return apply
@@ -62,7 +62,7 @@ def _skipping_nan(name: str) -> Function:
 
 def _reciprocal(a: Term) -> Term:
     if not _dtypes.is_float(e.common_dtype([a])):
-        raise Unsupported("np.reciprocal of integers cuts the fraction off: use 1 / x")
+        raise Unsupported("the server does not compute np.reciprocal of integers: use 1 / x")
     return e.apply("divide", e.constant(1), a)
 
 
@@ -96,7 +96,7 @@ def _power(a: Term, b: Term) -> Term:
 
 def _positive(a: Term) -> Term:
     if e.common_dtype([a]).kind == "b":
-        raise TypeError("positive of booleans: they have no sign")
+        raise TypeError("np.positive does not take booleans")
     return a
 
 

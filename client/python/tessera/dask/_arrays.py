@@ -28,8 +28,8 @@ def put(x: Any) -> Any:
 
 
 def numpy(x: Any) -> Any:
-    """Returns a Dask array whose chunks are the chunks of x as NumPy arrays of the workers. From
-    there, compute() returns them to the caller."""
+    """Returns a Dask array whose chunks are the chunks of x as NumPy arrays on the workers.
+    compute() then returns them to the caller."""
     return x.map_blocks(numpy_of, dtype=x.dtype, meta=np.empty((0,) * x.ndim, x.dtype))
 
 
@@ -52,7 +52,7 @@ def _open(address: str, name: str, version: int) -> Chunk:
         array = _servers.client_of(address)[name]
         if array.version != version:
             raise VersionMismatch(
-                f"{name} on {address} has been replaced since the array of Dask was made"
+                f"{name} on {address} has been replaced since the Dask array was made"
             )
         return Chunk(array, address)
     return Chunk(_servers.own().import_from(address, name, version=version), _servers.own_address())

@@ -14,12 +14,12 @@ from ..wire._connect import duration
 from ..wire._errors import Error
 from . import _servers
 
-# How long a handle keeps its array alive, both after it has been sent and after it has arrived.
+# How long a handle keeps its array alive after it was sent, and after it has arrived.
 TICKET_TTL = "10m"
 ARRIVED_TTL = "30s"
 
 _fetches = concurrent.futures.ThreadPoolExecutor(4, "tessera-fetch")
-# Implementations of NumPy functions on chunks that the server cannot compute by itself.
+# Implementations of NumPy functions that the server cannot compute for chunks by itself.
 FUNCTIONS: Dict[Any, Callable[..., Any]] = {}
 
 
@@ -27,7 +27,7 @@ _S = TypeVar("_S", bound="Shaped")
 
 
 class Shaped(NDArrayOperatorsMixin):
-    """The operators, and the members that follow from a shape and a type."""
+    """The base of Chunk and Joined: operators, and members that follow from shape and type."""
 
     shape: Tuple[int, ...]
     dtype: "np.dtype[Any]"
@@ -50,11 +50,12 @@ class Shaped(NDArrayOperatorsMixin):
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError("len() of a 0-d array")
+            raise TypeError("a 0-d array has no len()")
         return self.shape[0]
 
     def __array__(self, *_: Any, **__: Any) -> npt.NDArray[Any]:
-        raise TypeError("no silent download: tessera.dask.numpy(x), or .numpy() of a chunk")
+        raise TypeError(
+            "chunks are not downloaded implicitly: use tessera.dask.numpy(x), or chunk.numpy()")
 
     def chunk(self) -> "Chunk":
         """Returns the elements as one chunk."""
@@ -85,10 +86,10 @@ class Shaped(NDArrayOperatorsMixin):
 
 class Chunk(Shaped):
     """An array on a server as a chunk of a Dask array. The server computes NumPy operations on it
-    immediately, and the results are other chunks. A chunk without elements is empty, and needs no
+    immediately, and the results are other chunks. A chunk without elements needs no
     server. Chunks are immutable.
 
-    A reduction whose result has at most 1 MiB gives a NumPy array."""
+    A reduction with a result of at most 1 MiB gives a NumPy array."""
 
     __array_priority__ = 2000
 
@@ -202,7 +203,7 @@ def _fetch(address: str, ticket: str, version: int) -> Array:
 
 
 def _whole(values: Any) -> Any:
-    """Replaces each Joined by one chunk, also in lists and tuples."""
+    """Replaces each Joined with one chunk, also in lists and tuples."""
     if isinstance(values, Shaped):
         return values.chunk()
     if isinstance(values, (list, tuple)):
@@ -211,7 +212,7 @@ def _whole(values: Any) -> Any:
 
 
 def _opened(values: Any) -> Any:
-    """Replaces chunks by their contents, also in lists and tuples."""
+    """Replaces chunks with their arrays, also in lists and tuples."""
     if isinstance(values, Chunk):
         return values.array
     if isinstance(values, (list, tuple)):
@@ -250,7 +251,7 @@ def wrapped(value: Any, address: str) -> Any:
 def _computed(work: Callable[[], Any], args: Any, options: Dict[str, Any]) -> Any:
     remote = _first_remote([*args, *options.values()])
     result = work()
-    if remote is None:  # All arrays are empty, so NumPy computed it.
+    if remote is None:  # All arrays are empty, so NumPy computed the result.
         return Chunk(np.asarray(result)) if isinstance(result, np.generic) else wrapped(result, "")
     return wrapped(result, remote._address)
 

@@ -35,7 +35,7 @@ def _reduction(function: Any) -> Callable[..., Any]:
         if found.nbytes > SMALL:
             return wrapped(found, x._address)
         home = np.asarray(found.numpy())
-        # NumPy's sums of uint8 are unsigned, and the server has no such type.
+        # NumPy's sums of uint8 have an unsigned type that the server lacks.
         return home if last is None else home.astype(last, copy=False)
 
     return reduce
@@ -62,7 +62,7 @@ def _method(function: Any) -> Callable[..., Any]:
     def method(self: Any, axis: Any = None, **options: Any) -> Any:
         return _REDUCTIONS[function](self, axis, **options)
 
-    method.__doc__ = f"As numpy.{function.__name__}."
+    method.__doc__ = f"Like numpy.{function.__name__}."
     return method
 
 
@@ -80,7 +80,7 @@ def _empty_like(prototype: Any, dtype: Any = None, shape: Any = None, **_: Any) 
     supported; they are not."""
     dtype = np.dtype(prototype.dtype if dtype is None else dtype)
     if dtype.names:
-        raise TypeError("servers have no structured arrays")
+        raise TypeError("Tessera servers do not support structured arrays")
     return np.empty(prototype.shape if shape is None else shape, dtype)
 
 

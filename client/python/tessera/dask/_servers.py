@@ -52,9 +52,9 @@ def own() -> Client:
 
 
 class Servers:
-    """A worker plugin that gives each worker its server. With a list, the server is chosen by the
-    worker's number modulo the length of the list; with a dict, by the worker's name or host.
-    options: the options of connect()."""
+    """A worker plugin that gives each worker its server. servers: a list, whose entry is chosen by
+    the worker's number modulo the length of the list, or a dict from the workers' names or hosts to
+    servers. options: the options of connect()."""
 
     name = "tessera-servers"
 
@@ -77,4 +77,4 @@ class Servers:
         for key in (name, host):
             if key in self._by_name:
                 return self._by_name[key]
-        raise KeyError(f"no server for worker {name} on {host}")
+        raise KeyError(f"there is no server for worker {name} or host {host}")

@@ -55,9 +55,8 @@ def dtype_of(dtype: Any) -> "np.dtype[Any]":
         found = np.dtype(dtype).newbyteorder("<") if dtype is not bfloat16 else bfloat16
     if found not in _WIRE:
         raise Unsupported(
-            f"the server has no elements of {found}: it has bool, uint8, int8, int32, int64,"
-            " float16,"
-            " bfloat16, float32 and float64; convert with put(dtype=...) or .astype()"
+            f"the server has no elements of type {found}: it has bool, uint8, int8, int32, int64,"
+            " float16, bfloat16, float32 and float64; convert with put(dtype=...) or .astype()"
         )
     return found
 
@@ -70,7 +69,7 @@ def from_wire(wire: int) -> "np.dtype[Any]":
     try:
         return _NUMPY[wire]
     except KeyError:
-        raise Unsupported(f"this package does not know element type {wire}: update it") from None
+        raise Unsupported(f"element type {wire} is unknown: update this package") from None
 
 
 def promote(a: "np.dtype[Any]", b: "np.dtype[Any]") -> "np.dtype[Any]":
@@ -86,7 +85,7 @@ def promote(a: "np.dtype[Any]", b: "np.dtype[Any]") -> "np.dtype[Any]":
         return np.dtype("<f4" if other.kind == "f" and other.itemsize < 8 else "<f8")
     found: "np.dtype[Any]" = np.promote_types(a, b)
     if found not in _WIRE:
-        raise Unsupported(f"{a} and {b} give {found}, which the server lacks: use .astype()")
+        raise Unsupported(f"the server lacks {found}, the type of {a} with {b}: use .astype()")
     return found
 
 
@@ -109,8 +108,8 @@ def round_to_bf16(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     wide = np.asarray(array)
     if HAVE_ML_DTYPES and wide.dtype == np.float32:
         return wide.astype(bfloat16)
-    # Goes through float32 with one rounding to odd. Rounding to nearest twice, as ml_dtypes does,
-    # would move ties.
+    # Rounds to float32 by rounding to odd, and then to nearest. Rounding to nearest twice, as
+    # ml_dtypes does, would create ties that the original numbers do not have.
     wide, shape = wide.reshape(-1), wide.shape
     single = wide.astype(np.float32)
     bits = single.view(np.uint32)
@@ -159,8 +158,8 @@ def _of_pandas(value: Any, wanted: Any) -> npt.NDArray[Any]:
         return value.to_numpy(dtype=found)  # type: ignore[no-any-return]
     if found.kind != "f":
         raise Unsupported(
-            "missing values have no number: dtype='f4' or another float type makes them NaN,"
-            " .fillna(value) replaces them"
+            "missing values cannot be stored: use dtype='f4' or another float type to make them"
+            " NaN, or replace them with .fillna(value)"
         )
     return value.to_numpy(dtype=found, na_value=np.nan)  # type: ignore[no-any-return]
 
@@ -220,9 +219,9 @@ class Outgoing:
     def __init__(self, value: Any, dtype: Any = None) -> None:
         if hasattr(value, "_session"):
             raise TypeError(
-                "the array is on a server already: .save(name) keeps an expression, .copy(name)"
-                " makes"
-                " another buffer, t.import_from(server, name) brings it to another server"
+                "the array is already on a server: use .save(name) to store an expression,"
+                " .copy(name) to make another buffer, or t.import_from(server, name) on another"
+                " server"
             )
         wanted = None if dtype is None else dtype_of(dtype)
         self._array = to_numpy(value, wanted)

@@ -1,4 +1,4 @@
-"""Operations on each element: the functions, and NumPy 2's rules for their types. No I/O.
+"""Elementwise operations: the functions, and NumPy 2's rules for their types. No I/O.
 
 The server promotes types by the same rules with a few exceptions (bool and small integers in
 functions of reals). Where the types differ, casts are explicit.
@@ -17,7 +17,7 @@ from ._views import View, broadcast_shapes
 BOOL, I32, I64, F64 = np.dtype(bool), np.dtype("<i4"), np.dtype("<i8"), np.dtype("<f8")
 _SCALAR = View.whole(())
 _I64_LIMITS: Any = np.iinfo(I64)
-# NumPy arrays in expressions with resident arrays are sent with every call.
+# The limit of a NumPy operand of an expression, which is sent with every call.
 MAX_INLINE_BYTES = 1 << 20
 
 # The functions of the server (MapOp), grouped by the types that they take and return.
@@ -37,14 +37,14 @@ FUNCTIONS: Dict[str, str] = {
 }
 # Functions whose results fit the type of their arguments, even a one-byte type.
 _WITHIN = frozenset("remainder minimum maximum clip sign floor ceil trunc round where".split())
-# For bool arguments, NumPy turns these into logical operations, and rejects or widens the others.
+# What NumPy computes for bool arguments instead. It rejects or widens the other functions.
 _OF_BOOL = {"add": "or", "multiply": "and", "minimum": "and", "maximum": "or"}
 _NOT_OF_BOOL = {"subtract": "^", "negate": "~"}
 
 
 def constant(value: Any) -> Term:
     """Returns a number as a constant. A Python number has no type, and a NumPy number has its own.
-    Raises OverflowError or TypeError."""
+    Raises Unsupported if the server lacks that type."""
     if isinstance(value, np.generic) or isinstance(value, np.ndarray):
         return Constant(value.item(), _dtypes.dtype_of(value.dtype)), _SCALAR
     return Constant(value), _SCALAR
@@ -56,14 +56,14 @@ def lift(value: Any) -> Term:
         return constant(value)
     array = _dtypes.to_numpy(value)
     if array.dtype.kind not in "biuf" and array.dtype != _dtypes.bfloat16:
-        raise Unsupported(f"an operand of type {array.dtype}: the server has no such type")
+        raise Unsupported(f"the server has no elements of type {array.dtype}: use .astype()")
     if array.ndim == 0 and array.dtype.kind in "biuf":
         return constant(array)
     if array.nbytes > MAX_INLINE_BYTES:
         raise Unsupported(
-            f"a NumPy operand of {array.nbytes} bytes would travel with every call: put() it first"
+            f"a NumPy operand of {array.nbytes} bytes would be sent with every call: put() it first"
         )
-    # This copies, because later changes of the array must not change the expression.
+    # A copy, because later changes of the array must not change the expression.
     small = Inline(_dtypes.to_server(np.array(array)))
     return small, View.whole(small.shape)
 
@@ -107,8 +107,8 @@ def _typed(value: Any, dtype: "np.dtype[Any]") -> Constant:
 
 
 def cast(term: Term, dtype: "np.dtype[Any]") -> Term:
-    """Converts each element to the type; bool says whether the element is nonzero. Floats beyond
-    the range of an integer type give its nearest number, and NaN gives 0."""
+    """Converts each element to the type. For bool, the result is whether the element is nonzero.
+    Floats beyond the range of an integer type give its nearest number, and NaN gives 0."""
     source, view = term
     if isinstance(source, Constant):
         if source.dtype is None or source.dtype == dtype or _dtypes.is_float(dtype):
@@ -171,7 +171,7 @@ def _of_bool(name: str, dtype: "np.dtype[Any]") -> "Tuple[str, np.dtype[Any]]":
     if name in _OF_BOOL:
         return _OF_BOOL[name], dtype
     if name in _NOT_OF_BOOL:
-        raise TypeError(f"{name} of booleans: use {_NOT_OF_BOOL[name]}")
+        raise TypeError(f"{name} does not take booleans: use {_NOT_OF_BOOL[name]}")
     if name in ("abs", "floor", "ceil", "trunc"):
         return "copy", dtype
     if name in ("floor_divide", "remainder", "power"):
@@ -180,7 +180,7 @@ def _of_bool(name: str, dtype: "np.dtype[Any]") -> "Tuple[str, np.dtype[Any]]":
         return name, np.dtype("<f2")
     if FUNCTIONS[name] == "reals":
         return name, _real_of(name, dtype)
-    raise Unsupported(f"{name} of booleans: use .astype() on them first")
+    raise Unsupported(f"{name} does not take booleans: convert them with .astype()")
 
 
 def _real_of(name: str, dtype: "np.dtype[Any]") -> "np.dtype[Any]":

@@ -1,4 +1,4 @@
-"""Expressions of Map, as messages and as text. No I/O."""
+"""The expressions of steps, as messages and as text. No I/O."""
 
 from typing import Any, Dict, List, Sequence, Tuple
 
@@ -70,8 +70,8 @@ def expression_text(code: Sequence[Instruction]) -> str:
 
 
 def _function_text(fn: str, args: List[Tuple[str, int]], dtype: Any) -> Tuple[str, int]:
-    # Long texts are truncated anyway. Without this line, a text that occurs twice would double at
-    # each step.
+    # Long texts are truncated anyway. Without this line, a text could double in length at each node
+    # that uses it twice.
     args = [(text[: _LONGEST + 1], strength) for text, strength in args]
     if fn in _INFIX:
         sign, strength = _INFIX[fn]

@@ -15,7 +15,8 @@ from ._graph import Constant, Inline, Leaf, Node, Source, Term
 from ._views import View
 
 MAX_OPERANDS = 8
-MAX_NODES = 64 - MAX_OPERANDS - 1  # Leaves nodes for casts of ALL and ANY, and a last load.
+# The server allows 64 nodes. Each operand may need a cast (ALL, ANY), and the value a last load.
+MAX_NODES = 64 - MAX_OPERANDS - 1
 
 
 class Instruction(NamedTuple):
@@ -30,10 +31,9 @@ class Instruction(NamedTuple):
 
 class Step:
     """One operation of a program. node: what it computes. operands: what it reads; if the source of
-    an operand is a Node, the operand is the result of the step that `number` returns. code: the
-    expression of a map, or of a reduce or a matmul that has one. In a matmul, operand 0 of the
-    expression is the product, and the operands from the third on are the other operands of the
-    expression."""
+    an operand is a Node, the operand is the result of the step that Fuser.number returns. code: the
+    expression of a map, or of a reduce or a matmul that has one. In the expression of a matmul,
+    operand 0 is the product, and the others are operands[2:]."""
 
     __slots__ = ("node", "operands", "code")
 
@@ -196,7 +196,7 @@ class Fuser:
         self._add(position, Step(self._nodes[position], operands, self._code(position)))
 
     def _folding(self, position: int) -> Optional[Step]:
-        """Returns the step of a reduce that folds an expression, or None if it folds an array."""
+        """Returns the step of a reduce that folds an expression, or None for any other node."""
         node = self._nodes[position]
         made = self._inlined(node.inputs[0][0]) if node.op == "reduce" else None
         if made is None:
@@ -244,8 +244,8 @@ class Fuser:
         return len(code) - 1
 
     def _absorb_products(self, outputs: Sequence[Node]) -> None:
-        """Merges each product that only one Map reads, element by element, with that Map into one
-        step."""
+        """Merges each matmul with the only map that reads its product, if the map reads the whole
+        product element by element."""
         kept = {self._position[id(node)] for node in outputs}
         readers: Dict[int, int] = {}
         for step in self.steps:

@@ -14,8 +14,8 @@ from ._views import Shape, View, size_of
 
 
 class Dead(collections.deque):  # type: ignore[type-arg]
-    """Names and versions of buffers without references. wake: a function that makes a thread delete
-    them soon, without taking a lock. A client's calls delete them as well."""
+    """The names and versions of buffers without references. wake: a function that takes no lock and
+    makes a thread delete these buffers soon. A client's calls delete them as well."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,8 +23,8 @@ class Dead(collections.deque):  # type: ignore[type-arg]
 
 
 class Leaf:
-    """A READY buffer of one version. With `dead`, callers do not know its name; when the last
-    reference is gone, its name and version are added to `dead`, and the client deletes it."""
+    """A READY buffer of one version. An unnamed buffer has `dead`: when the last reference is gone,
+    the buffer's name and version are added to `dead`, and the client deletes the buffer."""
 
     __slots__ = (
         "buffer",
@@ -58,7 +58,7 @@ class Leaf:
         return tuple(s.device for s in shards) if shards else (self.buffer.device,)
 
     def __del__(self) -> None:
-        # Only append, because a garbage collection may come in the middle of a gRPC call.
+        # No lock may be taken here: a garbage collection may come in the middle of a gRPC call.
         dead = getattr(self, "dead", None)
         if dead is not None:
             dead.append((self.name, self.version))

@@ -64,8 +64,8 @@ def _numbers(a: Term, *others: Term) -> Tuple[Term, ...]:
 
 
 def _are_truth(a: Term, b: Term) -> bool:
-    """Returns whether both terms are bool. In NumPy, their product is then also bool: whether both
-    elements of any pair are true."""
+    """Returns whether both terms are bool. In NumPy, their product is then also bool: it is
+    true if both elements of any pair are true."""
     return a[0].dtype == b[0].dtype == _BOOL
 
 
@@ -74,7 +74,7 @@ def dot(a: Term, b: Term) -> Term:
     truth = _are_truth(a, b)
     a, b = _numbers(a, b)
     if a[1].shape != b[1].shape:
-        raise BadShape(f"dot of shapes {a[1].shape} and {b[1].shape}")
+        raise BadShape(f"dot does not take shapes {a[1].shape} and {b[1].shape}")
     dtype = a[0].dtype
     node = Node("dot", (a, b), (), _I64 if _dtypes.is_integer(dtype) else dtype)
     return cast((node, _NUMBER), _BOOL) if truth else (node, _NUMBER)
@@ -101,12 +101,12 @@ def matmul(a: Term, b: Term, out_dtype: "Optional[np.dtype[Any]]" = None) -> Ter
     truth = out_dtype is None and _are_truth(a, b)
     a, b = _numbers(a, b)
     if a[0].dtype == _I64 and out_dtype not in (None, _I64):
-        raise Unsupported(f"a product of i64 in {out_dtype}: .astype() the operands")
+        raise Unsupported(f"a product of i64 cannot be {out_dtype}: convert with .astype()")
     left = a if ranks[0] == 2 else (a[0], a[1].at((None, slice(None))))
     right = b if ranks[1] == 2 else (b[0], b[1].at((slice(None), None)))
     (m, k), (k2, n) = left[1].shape, right[1].shape
     if k != k2:
-        raise BadShape(f"matmul of shapes {a[1].shape} and {b[1].shape}: {k} is not {k2}")
+        raise BadShape(f"matmul does not take {a[1].shape} and {b[1].shape}: {k} is not {k2}")
     shape = ((m,) if ranks[0] == 2 else ()) + ((n,) if ranks[1] == 2 else ())
     if a[0].dtype == _I64:  # Matmul lacks i64. Sums of products wrap as in NumPy.
         rows = left[0], left[1].at((slice(None), None))
@@ -123,13 +123,13 @@ def matmul(a: Term, b: Term, out_dtype: "Optional[np.dtype[Any]]" = None) -> Ter
 def tensordot(
     a: Term, b: Term, axes: Any = 2, out_dtype: "Optional[np.dtype[Any]]" = None
 ) -> Term:
-    """Implements numpy.tensordot as a Matmul between transposes and reshapes."""
+    """Implements numpy.tensordot as a Matmul, with transposes and reshapes around it."""
     a, b = array(a), array(b)
     rank_a, rank_b = len(a[1].shape), len(b[1].shape)
     if not isinstance(axes, Iterable):
         count = index_of(axes, "the number of axes")
         if not 0 <= count <= min(rank_a, rank_b):
-            raise BadShape(f"tensordot over {count} axes of shapes {a[1].shape} and {b[1].shape}")
+            raise BadShape(f"shapes {a[1].shape} and {b[1].shape} do not have {count} axes to fold")
         over_a: Sequence[int] = range(rank_a - count, rank_a)
         over_b: Sequence[int] = range(count)
     else:
@@ -137,7 +137,7 @@ def tensordot(
         over_a, over_b = normalize_axes(first, rank_a), normalize_axes(second, rank_b)
     folded = [a[1].shape[i] for i in over_a]
     if folded != [b[1].shape[i] for i in over_b]:
-        raise BadShape(f"tensordot of shapes {a[1].shape} and {b[1].shape} over {axes}")
+        raise BadShape(f"the axes {axes} of {a[1].shape} and {b[1].shape} differ in extent")
     free_a = [i for i in range(rank_a) if i not in over_a]
     free_b = [i for i in range(rank_b) if i not in over_b]
     k, shape_a = size_of(folded), [a[1].shape[i] for i in free_a]
@@ -147,7 +147,7 @@ def tensordot(
     return reshaped(matmul(left, right, out_dtype), [*shape_a, *shape_b])
 
 
-# The operations with which the server folds bool elements.
+# The reductions that the server computes for bool elements.
 _OF_TRUTH = ("all", "any", "sum", "mean")
 
 
@@ -241,7 +241,7 @@ def window_sum(a: Term, radius: int) -> Term:
         raise BadShape(f"window_sum takes a vector, not shape {a[1].shape}: use .reshape(-1)")
     radius = index_of(radius, "a radius")
     if radius < 0:
-        raise BadRadius(f"radius {radius}: the number of neighbours on each side, 0 or more")
+        raise BadRadius(f"the radius must be 0 or more, not {radius}")
     (a,) = _numbers(a)
     dtype = _I64 if _dtypes.is_integer(a[0].dtype) else a[0].dtype
     return _term(Node("window_sum", (a,), a[1].shape, dtype, {"radius": radius}))
@@ -255,7 +255,7 @@ def topk(a: Term, k: int, axis: int = -1, largest: bool = True) -> Tuple[Term, T
     limit = min(MAX_K, shape[axis])
     k = index_of(k, "k")
     if not 1 <= k <= limit:
-        raise BadK(f"k is {k}, and can be 1 to {limit} along axis {axis} of {a[1].shape}")
+        raise BadK(f"k must be 1 to {limit} along axis {axis} of {a[1].shape}, not {k}")
     shape[axis] = k
     own = a[0].dtype
     (a,) = _numbers(a)
@@ -268,7 +268,7 @@ def topk(a: Term, k: int, axis: int = -1, largest: bool = True) -> Tuple[Term, T
 
 
 def diagonal(a: Term, offset: int = 0) -> Term:
-    """The diagonal of the last two axes, as a view."""
+    """Returns a view whose last axis is the diagonal of the last two axes."""
     source, view = a
     offset = index_of(offset, "the offset of a diagonal")
     if len(view.shape) < 2:

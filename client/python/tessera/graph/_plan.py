@@ -47,11 +47,11 @@ class Stats:
     clock. bytes, flops: bytes moved and floating-point operations according to the strategy's cost
     model. roundoff: the strategy's error bound, |error| <= roundoff * sum of the |terms|; for a
     map, the bound on the error of each node, |error| <= roundoff * |value|. queue_us: time in the
-    queue. total_us: time from the acceptance of the call to its response. moved_bytes: operands
-    that were copied from other devices. prepared_bytes: copies and parts of operands that an
-    earlier call or step had made. devices: the number of devices that worked. kernel_us is 0 unless
-    the expression was made by with_(timing=True); queue_us and total_us are 0 for the steps of a
-    program."""
+    queue. total_us: time from the acceptance of the call to its response. moved_bytes: bytes of
+    operands that were copied from other devices. prepared_bytes: bytes of copies and parts of
+    operands that an earlier call or step had made. devices: the number of devices that worked.
+    kernel_us is 0 unless the expression was made by with_(timing=True); queue_us and total_us are 0
+    for the steps of a program."""
 
     operation: str
     strategy: str
@@ -298,7 +298,7 @@ _double = struct.Struct("<d").unpack_from
 
 
 def value_of(node: Node, answer: Any) -> npt.NDArray[Any]:
-    """Returns the array, or rank-0 array, in a response without a buffer."""
+    """Returns the array in a response without a buffer. A number is an array of rank 0."""
     dtype = node.dtype
     if node.op == "dot" or node.op == "reduce" and "axes" not in node.params:
         argument = node.params and node.params["op"] in ("argmin", "argmax")
@@ -346,8 +346,8 @@ def buffer_of(node: Node, answer: Any) -> Any:
 
 
 def stored_node(term: Term) -> Node:
-    """Returns a node whose result can be a buffer with the elements of the term. For numbers of
-    whole reductions, results of ALL and ANY, and views of results, it is a Map that copies them."""
+    """Returns a node whose result can be a buffer with the elements of the term. For a
+    number, a result of ALL or ANY, or a view of a result, the node is a Map that copies it."""
     source, view = term
     if isinstance(source, Node) and view == View.whole(source.shape):
         is_array = source.op != "dot" and (source.op != "reduce" or "axes" in source.params)

@@ -71,9 +71,9 @@ class View(NamedTuple):
         taken = sum(1 for item in items if item is not None and item is not Ellipsis)
         dots = sum(1 for item in items if item is Ellipsis)
         if dots > 1:
-            raise BadView("an index may have one ellipsis")
+            raise BadView("an index may have only one ellipsis")
         if taken > len(self.shape):
-            raise BadView(f"{taken} indices for {len(self.shape)} axes")
+            raise BadView(f"{taken} indices are too many for {len(self.shape)} axes")
         if dots == 0:
             items.append(Ellipsis)
         offset, shape, strides, axis = self.offset, [], [], 0
@@ -102,9 +102,9 @@ class View(NamedTuple):
                 i = operator.index(number)
             except TypeError:
                 raise Unsupported(
-                    f"an index of type {type(item).__name__}: views take integers, slices, None and"
-                    " ...; for picked rows use .numpy()[rows], for masked elements np.where and"
-                    " sum(where=mask)"
+                    f"an index cannot be of type {type(item).__name__}: views take integers,"
+                    " slices, None and ...; use .numpy()[rows] to pick rows, and np.where or"
+                    " sum(where=mask) for masked elements"
                 ) from None
             if not -extent <= i < extent:
                 raise BadView(f"index {i} is out of range for axis {axis - 1} of extent {extent}")
@@ -115,7 +115,7 @@ class View(NamedTuple):
         rank = len(self.shape)
         order = range(rank)[::-1] if axes is None else [normalize_axis(a, rank) for a in axes]
         if sorted(order) != list(range(rank)):
-            raise BadShape(f"axes {tuple(axes or ())} do not permute {rank} axes")
+            raise BadShape(f"{tuple(axes or ())} is not a permutation of {rank} axes")
         return View(
             self.offset, tuple(self.shape[a] for a in order), tuple(self.strides[a] for a in order)
         )
@@ -172,14 +172,14 @@ class View(NamedTuple):
 
     def checked(self) -> "View":
         if len(self.shape) > MAX_RANK:
-            raise BadShape(f"{len(self.shape)} axes: arrays have at most {MAX_RANK}")
-        return self if self.size else self._replace(offset=0)  # There is no first element.
+            raise BadShape(f"{len(self.shape)} axes are too many: at most {MAX_RANK} are allowed")
+        return self if self.size else self._replace(offset=0)  # An empty view has no first element.
 
 
 def index_of(value: Any, what: str = "an axis") -> int:
     """Returns a Python or NumPy integer as an int. Raises TypeError for a bool or another type."""
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
-        raise TypeError(f"{what} is an integer, not {value!r} of type {type(value).__name__}")
+        raise TypeError(f"{what} must be an integer, not {value!r} of type {type(value).__name__}")
     return operator.index(value)
 
 

@@ -127,7 +127,7 @@ class Stream:
 
 
 class Upload(Stream):
-    """The messages of one stream: bytes [begin, end) of a draft, or of an array if it has a spec.
+    """The messages of one stream: bytes [begin, end) of a draft, or, with a spec, a whole array.
 
     data: an object whose slices are bytes. sent: the end of the bytes that gRPC has accepted.
     failure: the exception from a slice or from the caller's progress function, which ends the

@@ -8,10 +8,10 @@ Progress = Union[None, bool, Callable[[int, int], None]]
 
 
 def reporter(progress: Progress, total: int, title: str) -> Optional[Callable[[int], None]]:
-    """Returns a function of the bytes done so far. The numbers that it reports never decrease,
-    although some bytes are sent again after a stream has broken. With True, it draws a bar on
-    stderr if that is a terminal or a notebook and the transfer takes more than a second. A given
-    function is called with the bytes done and the total."""
+    """Returns a function to call with the bytes done so far, or None if nobody wants to know. If
+    progress is True, it draws a bar on stderr, provided that stderr is a terminal or a notebook and
+    the transfer takes more than a second. If progress is a function, it gets the bytes done, which
+    never decrease although a broken stream sends some bytes again, and the total."""
     if not progress:
         return None
     if progress is not True:

@@ -22,10 +22,10 @@ from ..wire import _protocol as p
 
 SLOT = 16 << 20
 SLOTS = 4
-# For smaller transfers, a stream's messages take no longer than calls for shared memory.
+# The fewest bytes that go through shared memory. For fewer, streams are as fast.
 LEAST = 4 << 20
-# In seconds: when to ask a server without shared memory again, and how long a server may take to
-# respond.
+# In seconds: when to ask a server that refused shared memory again, and how long a server may take
+# to respond.
 ASK_AGAIN_S = 60.0
 _HANDSHAKE_S = 10.0
 _LONGEST_ANSWER = 64 << 10
@@ -96,8 +96,8 @@ class Region:
 
 
 def share(path: str, seconds: float) -> Optional[Region]:
-    """Returns a region. Returns None if the server is in another container, belongs to another
-    user, lacks space or does not respond within this number of seconds."""
+    """Returns a region, or None if none can be shared: the server is in another container, belongs
+    to another user, lacks space, or does not respond within this number of seconds."""
     try:
         return Region(path, seconds)
     except (OSError, _errors.Error):

@@ -29,7 +29,7 @@ _ANSWERS = (
 )
 # Timeout, in seconds, of the call that finds out why there is no connection.
 WHY_S = 1.0
-# Pause, in seconds, before another such call if a server went away.
+# Pause, in seconds, before another PING if a server went away.
 PAUSE_S = 0.1
 # How many seconds a closing client waits for calls whose outcomes do not matter.
 LAST_CALLS_S = 1.0
@@ -59,12 +59,12 @@ def duration(ttl: Ttl) -> Any:
     elif isinstance(ttl, str):
         found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", ttl)
         if not found:
-            raise ValueError(f'ttl {ttl!r}: write it as "90s", "10m", "1.5h" or "7d"')
+            raise ValueError(f'ttl {ttl!r} is not a time: write it as "90s", "10m", "1.5h" or "7d"')
         seconds = float(found[1]) * _UNITS[found[2]]
     else:
         seconds = float(ttl)
     if not abs(seconds) < 1e11:
-        raise ValueError(f"ttl {ttl!r}: at most 3000 years")
+        raise ValueError(f"ttl {ttl!r} must be at most 3000 years")
     return _Duration(seconds=int(seconds), nanos=int(math.fmod(seconds, 1) * 1e9))
 
 
@@ -113,7 +113,7 @@ class Options:
         if self.token is None and self.token_file is None:
             object.__setattr__(self, "token", os.environ.get("TESSERA_TOKEN") or None)
         if self.token is not None and self.token_file is not None:
-            raise ValueError("token and token_file: give one of them")
+            raise ValueError("token and token_file exclude each other: give one of them")
         if self.token is not None:
             object.__setattr__(self, "token", checked_token(self.token))
         if bool(self.tls_cert) != bool(self.tls_key):
@@ -141,10 +141,13 @@ class Options:
             )
         if self.secure:
             return (
-                f"no server answers at {self.target} over TLS ({why}); or it asks for a certificate"
-                " (tls_cert)"
+                f"no server answers at {self.target} over TLS ({why}), or the server requires a"
+                " certificate (tls_cert)"
             )
-        return f"no server answers at {self.target} ({why}); or it speaks TLS (tls_ca, tls=True)"
+        return (
+            f"no server answers at {self.target} ({why}), or the server requires TLS (tls_ca,"
+            " tls=True)"
+        )
 
     def credentials(self) -> Any:
         """Returns the credentials of a secure channel, or None for a plain one."""
@@ -191,11 +194,11 @@ class Options:
             ("grpc.max_reconnect_backoff_ms", 1000),
         ]
         if self.stall_timeout < 86400:
-            # A connection ends when the other end acknowledges nothing for this long
-            # (TCP_USER_TIMEOUT). Otherwise, after a network outage, calls would wait for TCP's next
-            # attempt, which may take as long again as the outage. Stalled transfers fail earlier.
-            # gRPC sets TCP_USER_TIMEOUT to the second of these values only if the first one enables
-            # pings. With this value, pings would begin after 24 days.
+            # TCP_USER_TIMEOUT ends a connection when the other end acknowledges nothing for
+            # `silence` milliseconds. Otherwise, after a network outage, calls would wait for TCP's
+            # next retransmission, which may come only after another wait as long as the outage.
+            # Stalled transfers fail earlier. gRPC sets TCP_USER_TIMEOUT to keepalive_timeout_ms
+            # only if keepalive_time_ms enables pings; its value here delays pings by 24 days.
             silence = int(max(1.5 * self.stall_timeout, 1) * 1000)
             options.append(("grpc.keepalive_time_ms", 2**31 - 2))
             options.append(("grpc.keepalive_timeout_ms", silence))
@@ -217,7 +220,7 @@ def check_process() -> None:
     if os.getpid() != _process:
         raise RuntimeError(
             "gRPC does not work in a fork of a process that has connected: fork before the first"
-            " connect(), or start processes by multiprocessing's spawn or forkserver"
+            " connect(), or start processes with multiprocessing's spawn or forkserver"
         )
 
 

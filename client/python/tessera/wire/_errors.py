@@ -15,9 +15,10 @@ from . import _protocol as p
 class Error(Exception):
     """A call that failed.
 
-    code: gRPC's code, such as "NOT_FOUND". reason: stable, for programs; the class has it as well.
-    details: the server's numbers, by name. retry_after: the seconds after which the server suggests
-    another attempt, or None.
+    code: gRPC's code, such as "NOT_FOUND". reason: a name that programs can rely on; each class of
+    a reason has it as well. details: what the server says about the error, such as sizes and
+    limits, by name. retry_after: the seconds after which the server suggests another attempt, or
+    None.
     """
 
     reason = ""
@@ -54,7 +55,7 @@ class Error(Exception):
 
 # fmt: off
 # --- invalid requests
-class BadArgument(Error, ValueError): """INVALID_ARGUMENT of any reason."""
+class BadArgument(Error, ValueError): """INVALID_ARGUMENT with any reason."""
 class BadShape(BadArgument): reason = "BAD_SHAPE"
 class BadView(BadArgument, IndexError): reason = "BAD_VIEW"
 class BadDtype(BadArgument, TypeError): reason = "BAD_DTYPE"
@@ -139,12 +140,11 @@ class BufferChanged(Error, RuntimeError): reason = "BUFFER_CHANGED"
 
 
 class Unsupported(Error, TypeError, NotImplementedError):
-    """The server cannot compute this. The text names an alternative."""
+    """The server cannot compute this. The message suggests an alternative."""
 
 
 class NoAttribute(Unsupported, AttributeError):
-    """NumPy arrays have this attribute, but the server cannot compute it. The text names an
-    alternative."""
+    """Only NumPy arrays have this attribute. The message suggests an alternative."""
 
 _OF_CODE: Dict[str, Type[Error]] = {
     "INVALID_ARGUMENT": BadArgument,
@@ -166,14 +166,14 @@ def make(
     details: Optional[Mapping[str, str]] = None,
     retry_after: Optional[float] = None,
 ) -> Error:
-    """Creates an error of the class for the reason, otherwise of the class for the code, otherwise
-    an Error."""
+    """Creates an error. Its class is the one of the reason, otherwise the one of the code,
+    otherwise Error."""
     kind = Error._of_reason.get(reason, _OF_CODE.get(code, Error))
     return kind(text, code, reason, details, retry_after)
 
 
 def closed() -> Error:
-    """Returns the error of every call of a closed client."""
+    """Returns the error that every call of a closed client raises."""
     return Error("the client is closed", "CANCELLED", "CLOSED")
 
 
@@ -189,7 +189,7 @@ def read(kind: Any, data: bytes) -> Any:
         return kind.FromString(data)
     except DecodeError:
         raise damaged(
-            f"is not a valid {kind.DESCRIPTOR.name}: it is damaged, or was cut short"
+            f"is not a valid {kind.DESCRIPTOR.name}: it was damaged or cut short"
         ) from None
 
 
@@ -216,7 +216,7 @@ def from_rpc(error: Any) -> Error:
     if broken and not reason:
         # The server gives every refusal a reason. Without a reason, the connection failed, or
         # gRPC cancelled a call because the server was stopping.
-        what = "broke" if code == "UNAVAILABLE" else "ended with the server, which stopped"
+        what = "broke" if code == "UNAVAILABLE" else "ended because the server stopped"
         code, reason, text = "UNAVAILABLE", "CONNECTION_LOST", f"the connection {what}: {text}"
     return make(text, code, reason, details, retry_after)
 

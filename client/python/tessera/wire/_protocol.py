@@ -71,8 +71,8 @@ def _methods() -> Dict[str, Method]:
 
 
 METHODS = _methods()
-# Callers parse these responses only if they need more than the number at the beginning. Making a
-# message takes longer than all other work for a number.
+# Callers parse the responses of these methods only if they need more than the number at the
+# beginning. Building a message takes longer than all other work on a number.
 UNREAD = ("Dot", "Reduce")
 READ = {name: method.response for name, method in METHODS.items() if name not in UNREAD}
 Tensor = message("tessera.v1.Tensor")

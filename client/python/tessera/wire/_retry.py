@@ -24,7 +24,7 @@ class Retry:
         patience: float,
         since: Optional[float] = None,
     ) -> None:
-        """since: the start of the seconds, as a time.monotonic() value; None means now."""
+        """since: when the patience began, as a time.monotonic() value; None means now."""
         self._options = options
         self._idempotent = idempotent
         self._patience = patience
@@ -32,15 +32,15 @@ class Retry:
         self._failures = 0
 
     def left(self) -> float:
-        """Returns the remaining seconds."""
+        """Returns how many of the `patience` seconds are left."""
         return self._patience - (time.monotonic() - self._since)
 
     def moved(self) -> None:
-        """Counts the seconds from now."""
+        """Lets the `patience` seconds begin again."""
         self._since = time.monotonic()
 
     def progress(self) -> None:
-        """Counts the seconds from now, and forgets earlier failures."""
+        """Lets the `patience` seconds begin again, and forgets earlier failures."""
         self._failures = 0
         self.moved()
 
