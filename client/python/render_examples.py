@@ -23,8 +23,8 @@ EXAMPLES = sorted((HERE / "examples").glob("*.py"))
 
 
 def cells(example):
-    """Yields the (kind, text) of each cell of an example: the docstring's text first, then cells of
-    the kinds "markdown" and "python"."""
+    """Yields the (kind, text) of each cell of an example: first the docstring, as "markdown", and
+    then the cells, each "markdown" or "python"."""
     docstring, *rest = re.split(r"^# %%", example.read_text(encoding="utf-8"), flags=re.M)
     yield "markdown", docstring.strip().strip('"').strip()
     for part in rest:
@@ -36,8 +36,8 @@ def cells(example):
 
 
 def page(example, outputs, caption):
-    """Returns the page of an example. outputs has the output of each code cell, in order; without
-    outputs, the page is what --check compares."""
+    """Returns the page of an example. outputs: the output of each code cell, in order, or nothing
+    for the page that --check compares."""
     title, _, rest = next(cells(example))[1].partition("\n\n")
     title = " ".join(title.split())
     lines = [f"# {title.split(':')[0]}", "", textwrap.fill(title, 100), "",
@@ -95,9 +95,9 @@ def main():
             or without_outputs((PAGES / f"{example.stem}.md").read_text(encoding="utf-8"))
             != page(example, (), "")
         ]
-        sys.exit(f"render_examples.py has to run for: {' '.join(stale)}" if stale else 0)
+        sys.exit(f"these pages are out of date: {' '.join(stale)}" if stale else 0)
     if not options.address:
-        parser.error("an ADDRESS is needed")
+        parser.error("the argument ADDRESS is missing")
     names = options.names or [example.stem for example in EXAMPLES]
     if len(names) > 1:
         # Each example gets its own process, because some print their memory use.
