@@ -1,8 +1,9 @@
-# What `cmake --install` installs, in components: server, cli, and client, the C++ library for find_package(Tessera).
+# The components that `cmake --install` installs: server, cli, and client (the C++ library for
+# find_package(Tessera)).
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-# Only the server uses the library of kernels, so it lies in a private folder.
+# Only the server uses the library of kernels, so this library is in a private folder.
 set(TESSERA_PRIVATE_LIBDIR ${CMAKE_INSTALL_LIBDIR}/tessera)
 file(RELATIVE_PATH private_libdir_from_bin /${CMAKE_INSTALL_BINDIR} /${TESSERA_PRIVATE_LIBDIR})
 set_target_properties(tessera-server PROPERTIES INSTALL_RPATH "$ORIGIN/${private_libdir_from_bin}")
@@ -21,7 +22,7 @@ install(TARGETS tessera_proto tessera_base tessera_client EXPORT TesseraTargets
   ARCHIVE COMPONENT client
   INCLUDES DESTINATION ${TESSERA_HEADER_DIR})
 install(EXPORT TesseraTargets NAMESPACE Tessera:: DESTINATION ${TESSERA_PACKAGE_DIR} COMPONENT client)
-# The public headers: those with the calls, and the headers that they include.
+# The public headers, and the headers that they include.
 install(FILES client/arrays.h client/async.h client/client.h client/expression.h client/expression_text.h client/npy.h
               client/operations.h client/program_results.h client/random_array.h client/resident_buffer.h client/ring_client.h
               client/shared_memory.h client/slice.h
@@ -42,7 +43,8 @@ install(FILES ${PROJECT_BINARY_DIR}/TesseraConfig.cmake ${PROJECT_BINARY_DIR}/Te
 
 # --- manual pages and completion --------------------------------------------------------------------------------------
 
-# Made from the help texts of the programs, for packages, and therefore not part of "all".
+# The pages are generated from the help texts of the programs. Only packages need them, so "all"
+# does not include them.
 set(TESSERA_MANUAL_DIR ${PROJECT_BINARY_DIR}/manual)
 add_custom_target(manual
   COMMAND /usr/bin/python3 ${PROJECT_SOURCE_DIR}/deploy/tools/manual.py --out ${TESSERA_MANUAL_DIR}

@@ -1,15 +1,14 @@
 #!/usr/bin/env bash
-# A bill of materials of the bundle or the image, as SPDX 2.3 in JSON, from the package database of
-# dpkg. The document follows from its input and SOURCE_DATE_EPOCH alone (seconds; else the time).
+# Writes a bill of materials of the bundle or the image, as SPDX 2.3 in JSON, from dpkg's database.
+# The document depends only on its input and on SOURCE_DATE_EPOCH in seconds (by default, the time).
 #
 # usage: sbom.sh owners PROGRAM...          the packages of the libraries that programs load
-# usage: sbom.sh owners PROGRAM...          the packages of the libraries that programs load
-#        sbom.sh rows RELATION PACKAGE...   rows of installed packages, for document; of all of them,
-#                                           if none is named
+#        sbom.sh rows RELATION PACKAGE...   rows of these installed packages, or of all installed
+#                                           packages if none is named
 #        sbom.sh document NAME VERSION      reads rows and writes the document of NAME
 #
-# It is written in bash and awk, because the last stage of the image runs it: the packages are known
-# there, and there is no Python.
+# It is written in bash and awk, because it runs in the last stage of the image, which knows the
+# packages and has no Python.
 #
 # A row is RELATION, name, version, architecture, maintainer, home page and package URL, separated by
 # tabs. RELATION is what NAME does with a package, CONTAINS, DEPENDS_ON or STATIC_LINK, or what the
@@ -17,7 +16,7 @@
 set -euo pipefail
 
 owners() {
-  # The pattern is for packages that list /lib where the loader says /usr/lib.
+  # Some packages list /lib for files that the loader finds in /usr/lib, so the pattern omits this.
   ldd "$@" | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u | grep -v libtessera_kernels |
     xargs realpath | sed 's|.*/\([^/]*-linux-gnu/\)|*/\1|' | xargs dpkg-query -S | cut -d : -f 1 | sort -u
 }

@@ -252,7 +252,7 @@ class PackTest(unittest.TestCase):
             self.assertIn("-DTESSERA_CUDA=ON", configured().stdout)
             alone = configured("cpu").stdout
             self.assertIn("-DTESSERA_CUDA=OFF", alone)
-            self.assertIn("\nCPU alone\n", alone)
+            self.assertIn("\nCPU only\n", alone)
             self.assertIn('package takes cpu or nothing, not "gpu"', configured("gpu").stderr)
 
 

@@ -109,7 +109,7 @@ class ReplayTest(outsider.Case):
 
     def test_bad_flags(self):
         for flags, wanted in [
-            (["--cases", "dott"], "no case 'dott'"),
+            (["--cases", "dott"], "there is no case 'dott'"),
             (["--seconds", "soon"], "takes whole seconds"),
             (["--compare", str(self.folder / "nothing")], "no summary.json"),
             (["--slo", str(self.folder / "no.toml")], "no.toml"),

@@ -128,21 +128,21 @@ class ReportTest(unittest.TestCase):
     def test_what_makes_it_fail(self):
         slow = ghz([i / 50 for i in range(1, 2001)])
         for wanted, reports in [
-            ("dot: p99_ms is 39.6, the objective 20", {"dot": slow}),
-            ("dot: rate is 50, the objective 100", {"dot": ghz([1] * 500)}),
+            ("dot: p99_ms is 39.6, but the objective is 20", {"dot": slow}),
+            ("dot: rate is 50, but the objective is 100", {"dot": ghz([1] * 500)}),
             # Refused calls are fast and do not count.
-            ("dot: rate is 50, the objective 100", {"dot": ghz([1] * 500, failed=5000)}),
+            ("dot: rate is 50, but the objective is 100", {"dot": ghz([1] * 500, failed=5000)}),
             ("dot: 1 of 2000 calls failed", {"dot": ghz([1] * 1999, failed=1)}),
             (f"dot:   1 x {REFUSED}", {"dot": ghz([1] * 1999, failed=1)}),
             ("dot: 40 of 40 calls failed", {"dot": ghz([], failed=40)}),
             ("dot: p99_ms is unknown", {"dot": ghz([], failed=40)}),
             ("dot: no call was made", {"dot": ghz([])}),
-            ("dot: no readable report", {"dot": "{"}),
-            ("dot: no readable report", {"dot": None}),
+            ("dot: there is no readable report", {"dot": "{"}),
+            ("dot: there is no readable report", {"dot": None}),
             ("lenient: 4 of 104 calls failed", {"lenient": ghz([1] * 100, failed=4)}),
             # One of several calls is too slow, and one of several left no report.
             ("mixed.reduce: rate is 1", {"mixed__dot": FINE, "mixed__reduce": ghz([1] * 10)}),
-            ("mixed.reduce: no readable report", {"mixed__dot": FINE}),
+            ("mixed.reduce: there is no readable report", {"mixed__dot": FINE}),
             ("no case was run", {}),
         ]:
             with self.subTest(wanted):
@@ -156,8 +156,8 @@ class ReportTest(unittest.TestCase):
         code, out, err = self.run_on(*earlier, dot=FINE, lenient=ghz([1.4] * 850))
         self.assertEqual((code, err), (0, ""))
         self.assertEqual(out.splitlines()[1].split()[-2:], ["200", "19.800"])
-        for found, says in ((ghz([1] * 790), "lenient: rate is 79, before 100\n"),
-                            (ghz([1.6] * 1000), "lenient: p99_ms is 1.6, before 1\n")):
+        for found, says in ((ghz([1] * 790), "lenient: rate is 79, but it was 100\n"),
+                            (ghz([1.6] * 1000), "lenient: p99_ms is 1.6, but it was 1\n")):
             code, _, err = self.run_on(*earlier, out=says[9:13], dot=FINE, lenient=found)
             self.assertEqual((code, err), (1, says))
 

@@ -110,7 +110,7 @@ class SbomTest(unittest.TestCase):
 
     def test_a_bundle_lists_what_its_programs_load(self):
         with tempfile.TemporaryDirectory() as built:
-            (pathlib.Path(built) / "devices.txt").write_text("CPU alone\n")
+            (pathlib.Path(built) / "devices.txt").write_text("CPU only\n")
             command = (
                 'root=$PWD; for part in deploy/tools/*.sh; do source "$part"; done; '
                 'built=$1; shift; bill_of_materials "$@"'

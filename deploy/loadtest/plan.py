@@ -5,7 +5,7 @@ usage: plan.py --slo FILE --out FOLDER --private FOLDER --seconds N [--cases "NA
 
 Prints a line for each case: its name, then the stems of its configurations, which run at the same
 time. ghz reads the configurations in the private folder; those in the other folder lack the
-metadata, which may have a token. Credentials are taken from TESSERA_CLIENT_TLS_CA,
+metadata, which may contain a token. Credentials are taken from TESSERA_CLIENT_TLS_CA,
 TESSERA_TOKEN_FILE, TESSERA_TOKEN and so on, as for `tessera`, which puts the operands first and
 refuses to send a token unencrypted.
 """
@@ -24,7 +24,7 @@ TLS = {"CA": "cacert", "CERT": "cert", "KEY": "key", "SERVER_NAME": "cname"}
 
 
 def tls_keys():
-    """ghz's flags for the client's variables."""
+    """Returns ghz's flags for the client's environment variables."""
     found = {key: os.environ.get(f"TESSERA_CLIENT_TLS_{name}") for name, key in TLS.items()}
     found = {key: value for key, value in found.items() if value}
     return found if "cacert" in found else {"insecure": True}
@@ -38,16 +38,16 @@ def metadata():
 
 
 def read(path):
-    """Reads the objectives file; ValueError says what is wrong with it."""
+    """Reads the objectives file. Raises ValueError if the file is invalid."""
     slo = tomllib.loads(path.read_text())
     for name, case in slo["case"].items():
         if case["pattern"] not in slo["pattern"]:
-            raise ValueError(f"case {name}: no pattern {case['pattern']!r}")
+            raise ValueError(f"case {name}: there is no pattern {case['pattern']!r}")
         if ("call" in case) == ("calls" in case):
             raise ValueError(f"case {name}: give it either call or calls")
         for call in calls_of(case):
             if not (HERE / "calls" / f"{call}.json").is_file():
-                raise ValueError(f"case {name}: no call {call!r} in {HERE / 'calls'}")
+                raise ValueError(f"case {name}: there is no call {call!r} in {HERE / 'calls'}")
     return slo
 
 
@@ -71,8 +71,8 @@ def configuration(slo, case, call, seconds):
     if config.get("load-schedule") == "step":
         steps = (config["load-end"] - config["load-start"]) // config["load-step"] + 1
         config["load-step-duration"] = f"{max(1, seconds * 1000 // steps)}ms"
-    # wait: calls in progress when the time is up still count, instead of failing with their
-    # connection.
+    # With "wait", calls that are in progress when the time is up still count. Otherwise they would
+    # fail with their connection.
     config.update({"duration": f"{seconds}s", "duration-stop": "wait", "format": "json"})
     return config
 
@@ -82,7 +82,7 @@ def chosen(slo, names):
         return {name: case for name, case in slo["case"].items() if not case.get("optional")}
     unknown = [name for name in names if name not in slo["case"]]
     if unknown:
-        raise ValueError(f"no case {unknown[0]!r}; there are {', '.join(slo['case'])}")
+        raise ValueError(f"there is no case {unknown[0]!r}; the cases are {', '.join(slo['case'])}")
     return {name: slo["case"][name] for name in names}
 
 

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Judges the reports of ghz in a folder by slo.toml, and writes tables and plots next to them.
+"""Compares ghz's reports in a folder with the objectives of slo.toml, and writes tables and plots.
 
 usage: report.py FOLDER --slo FILE [--compare EARLIER]
 
-FOLDER has NAME.json of each case, or NAME.CALL.json of each call of a case with several, ghz's
-configuration in NAME.config.json, and server.json, the output of `tessera --json info`. The script
-writes these files there: summary.json, which a later --compare reads from the folder EARLIER,
-report.md, latency.svg, and NAME.svg of each case in steps. It exits with 1 when a case misses its
-objective, has no report, or is worse than the earlier one by more than slo.toml allows.
+FOLDER contains a report NAME.json for each case, or NAME.CALL.json for each call of a case with
+several calls; ghz's configuration in NAME.config.json; and server.json, the output of `tessera
+--json info`. The script writes these files to FOLDER: summary.json, which a later --compare reads
+from the folder EARLIER; report.md; latency.svg; and NAME.svg for each case with steps. It exits
+with 1 if a case misses its objective, has no report, or is worse than the earlier report by more
+than slo.toml allows.
 
-ghz itself exits with 0 even when every call failed: its statusCodeDistribution has the outcomes.
+ghz itself exits with 0 even if every call failed: its statusCodeDistribution has the outcomes.
 """
 
 import argparse
@@ -34,8 +35,8 @@ QUANTILES = {"p50": 50, "p90": 90, "p95": 95, "p99": 99}
 
 
 def milliseconds(latencies):
-    """Returns the quantiles of ascending latencies in ns: the least that this percentage of them do
-    not exceed."""
+    """Returns the quantiles in ms of ascending latencies in ns. A quantile is the lowest latency
+    that this percentage of the latencies do not exceed."""
     if not latencies:
         return {}
     ranks = {q: max(0, -(-len(latencies) * percent // 100) - 1) for q, percent in QUANTILES.items()}
@@ -44,8 +45,8 @@ def milliseconds(latencies):
 
 
 def summarize(report):
-    """Returns calls, failures and their reasons, rate of answered calls, and their latencies in
-    ms."""
+    """Returns the number of calls, failures and their reasons, and the rate and latencies in ms of
+    the calls that succeeded."""
     statuses = report.get("statusCodeDistribution") or {}
     calls, answered = sum(statuses.values()), statuses.get("OK", 0)
     # ghz keeps the first million calls.
@@ -98,7 +99,7 @@ def worse(summary, key, bound):
 
 
 def misses(summary, objective):
-    """Returns which parts of the objective are missed."""
+    """Returns a text for each part of the objective that is missed."""
     found = []
     if summary["calls"] == 0:
         return ["no call was made"]
@@ -109,14 +110,14 @@ def misses(summary, objective):
         if key != "failed" and key not in summary:
             found.append(f"{key} is unknown")
         elif key != "failed" and worse(summary, key, bound):
-            found.append(f"{key} is {summary[key]:.4g}, the objective {bound:g}")
+            found.append(f"{key} is {summary[key]:.4g}, but the objective is {bound:g}")
     return found
 
 
 def losses(summary, before, factors):
-    """Returns where it is worse than before by more than the factors of slo.toml's [compare]."""
+    """Returns a text for each value that is worse by more than slo.toml's [compare] allows."""
     return [
-        f"{key} is {summary[key]:.4g}, before {before[key]:.4g}"
+        f"{key} is {summary[key]:.4g}, but it was {before[key]:.4g}"
         for key, factor in factors.items()
         if key in summary and key in before and worse(summary, key, before[key] * factor)
     ]
@@ -173,7 +174,7 @@ def judge(folder, slo, earlier):
                 report = json.loads((folder / f"{name}.json").read_text())
                 summaries[name] = summarize(report)
             except (OSError, ValueError, KeyError, TypeError) as error:
-                problems.append(f"{name}: no readable report: {error!r}")
+                problems.append(f"{name}: there is no readable report: {error!r}")
                 continue
             reports[name], objective = report, case.get("objective", {})
             wrong = misses(summaries[name], objective)
@@ -252,7 +253,7 @@ def latency_plot(summaries, caption):
         points = " ".join(f"{px(ms)},{y}" for ms in found)
         out.append(pages.text(left - 14, y + 4, name, 'text-anchor="end" fill="#222"'))
         out.append(f'<polyline points="{points}" fill="none" stroke="#999" stroke-width="2"/>')
-        # Where quantiles are the same, the last one is on top.
+        # Of quantiles with the same value, the last one is on top.
         out += [dot(px(ms), y, color) for ms, color in zip(found, pages.COLORS)]
     return pages.svg(bottom + 40, out)
 
@@ -260,7 +261,7 @@ def latency_plot(summaries, caption):
 def step_plot(name, found, caption):
     lines = pages.lines((q, rate, s[f"{q}_ms"]) for q in QUANTILES
                         for rate, s in found if f"{q}_ms" in s)
-    return pages.plot(f"{name}: latency in ms against calls asked for a second", caption, lines)
+    return pages.plot(f"{name}: latency in ms by requested calls per second", caption, lines)
 
 
 def write(folder, summaries, reports, problems, earlier):
@@ -278,7 +279,7 @@ def write(folder, summaries, reports, problems, earlier):
         found = steps(report, float(seconds.rstrip("s")))
         if len([s for _, s in found if "p50_ms" in s]) < 2:
             continue
-        lines = table({f"{rate}/s": s for rate, s in found}, {}, name_head="asked for")
+        lines = table({f"{rate}/s": s for rate, s in found}, {}, name_head="requested")
         parts.append(f"## {name}\n\n{pages.table(lines)}")
         (folder / f"{name}.svg").write_text(step_plot(name, found, caption))
         parts.append(f"![Latency of {name}]({name}.svg)\n")

@@ -17,11 +17,12 @@ usage: run.sh --target HOST:PORT --cli PATH [FLAG...]
   --cases     names of cases, as in "dot-latency mixed"; default: all except the optional ones
   --slo       the file with patterns, cases and objectives; default: slo.toml next to this script
   --out       where reports go; default: build/loadtest
-  --compare   the folder of an earlier report: being worse by more than slo.toml allows is a failure
+  --compare   the folder of an earlier report: a result that is worse by more than slo.toml allows
+              is a failure
 
-TESSERA_CLIENT_TLS_CA, _CERT, _KEY and _SERVER_NAME make the connections TLS, and TESSERA_TOKEN or
-TESSERA_TOKEN_FILE gives the caller's token, as for `tessera`: its role has to allow writing, and to
-another host it is sent by TLS alone. Reports do not contain the token.
+As for `tessera`, TESSERA_CLIENT_TLS_CA, _CERT, _KEY and _SERVER_NAME turn TLS on, and TESSERA_TOKEN
+or TESSERA_TOKEN_FILE gives the caller's token, whose role must allow writing. The token is sent to
+another host only over TLS. Reports do not contain it.
 END
 }
 
@@ -62,16 +63,16 @@ while (($#)); do
 done
 
 ghz=$(type -P "${GHZ:-ghz}") ||
-  die "no ghz on the PATH or in GHZ: releases are at github.com/bojand/ghz (0.121 or newer)"
+  die "there is no ghz on the PATH or in GHZ: get 0.121 or newer from github.com/bojand/ghz"
 if $check; then exit; fi
-[[ -n $target && -n $cli ]] || die "--target and --cli are needed; see --help"
+[[ -n $target && -n $cli ]] || die "--target and --cli are required; see --help"
 [[ $seconds =~ ^[1-9][0-9]*$ ]] || die "--seconds takes whole seconds, not \"$seconds\""
 if ((${#compare[@]})) && [[ ! -f ${compare[1]}/summary.json ]]; then
   die "${compare[1]} has no summary.json of an earlier report"
 fi
 [[ ! $out -ef ${compare[1]:-} ]] || die "--out and --compare are the same folder"
 
-# Files that contain the token: ghz repeats its metadata in its report.
+# This folder has files with the token, because ghz repeats its metadata in its report.
 private=$(mktemp -d)
 trap 'rm -rf "$private"' EXIT
 mkdir -p "$out"
@@ -86,7 +87,7 @@ put=("$cli" --server "$target" put --random normal --dtype f32 --replace --ttl 2
 "${put[@]}" --seed 2 --shape 4096 --name load/y
 "${put[@]}" --seed 3 --shape 512x512 --name load/matrix
 
-# run_ghz NAME. timeout: a server that stops answering must not hang the test.
+# run_ghz NAME: uses timeout, because a server that stops answering must not hang the test.
 run_ghz() {
   timeout $((seconds + 60)) "$ghz" --config "$private/$1.config.json" --output "$private/$1.json" \
     "$target" || die "ghz ended with exit code $? in $1"
@@ -94,7 +95,7 @@ run_ghz() {
 report = json.load(open(sys.argv[1]))
 report["options"].pop("metadata", None)
 json.dump(report, open(sys.argv[2], "w"))' "$private/$1.json" "$out/$1.json" ||
-    die "ghz has left no report of $1"
+    die "ghz wrote no report of $1"
   rm "$private/$1.json"
 }
 

@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2034,SC2154
-# Configures and builds, for the devices of this machine or for all. Sourced by ./dev.
+# Configures and builds, for the devices of this machine or for all devices. Sourced by ./dev.
 
 # Whether to build without CUDA even where nvcc is installed.
 only_cpu=false
@@ -46,15 +46,15 @@ configure() {
   local architectures=${TESSERA_CUDA_ARCHITECTURES:-}
   nvcc=$(find_nvcc)
   if [[ $preset == asan || $preset == tsan || $preset == fuzz ]]; then
-    devices="CPU alone, under $preset"
+    devices="CPU only, with $preset"
   elif $only_cpu; then
-    devices="CPU alone"
+    devices="CPU only"
   elif [[ -z $nvcc ]]; then
-    devices="CPU alone, because there is no nvcc 13 or newer"
+    devices="CPU only, because there is no nvcc 13 or newer"
   elif [[ $preset == native ]] && ! has_gpu; then
-    devices="CPU alone"
-    say "No GPU here: building the CPU device alone;" \
-      "TESSERA_CUDA_ARCHITECTURES or ./dev build all builds more"
+    devices="CPU only"
+    say "There is no GPU here, so only the CPU device is built;" \
+      "set TESSERA_CUDA_ARCHITECTURES or use ./dev build all to build more"
   else
     if [[ $preset == native ]]; then
       architectures=$(gpu_architectures)
@@ -88,5 +88,5 @@ build() {
   if [[ $preset == release || $preset == native ]]; then ln -sfn "$preset/bin" build/bin; fi
 }
 
-# Builds what a command is about to run; a bundle already has it.
+# Builds the targets that a command is about to run, except in a bundle, which has them.
 need() { if ! $bundled; then build "$(preset_here)" "$@"; fi; }

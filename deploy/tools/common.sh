@@ -10,7 +10,7 @@ readonly packages=(
   python3 python3-numpy python3-grpcio python3-protobuf python3-yaml openssl
   python3-dask python3-distributed python3-build python3-installer python3-setuptools python3-wheel python3-venv mypy
 )
-# $built: the folder with bin/, gpu_tests.txt and devices.txt; build() says which.
+# $built is the folder with bin/, gpu_tests.txt and devices.txt. Outside a bundle, build() sets it.
 if [[ -f CMakeLists.txt ]]; then
   readonly bundled=false logs=$root/build/logs
   built=''
@@ -21,8 +21,8 @@ fi
 jobs=$(nproc)
 readonly jobs
 
-# Lets ccache share results between checkouts in different folders, and share results of files with
-# a precompiled header.
+# These settings let ccache share results between checkouts in different folders, also for files
+# with a precompiled header.
 export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
 export CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
 
@@ -78,8 +78,8 @@ step() {
   printf '    %d s\n' $((SECONDS - start))
 }
 
-# Installs those of the named packages that are missing. On other systems than Debian and Ubuntu it
-# leaves the check to CMake.
+# Installs those of the named packages that are missing. On systems other than Debian and Ubuntu, it
+# does nothing, and CMake reports what is missing.
 install_packages() {
   command -v dpkg-query >/dev/null || return 0
   local installed missing=() package sudo=() lock
@@ -100,8 +100,8 @@ install_packages() {
 install_missing() {
   if ((EUID != 0)); then
     command -v sudo >/dev/null ||
-      die "missing packages, and neither root nor sudo to install them: ${missing[*]}"
-    # Asks for a password here, in the foreground.
+      die "these packages are missing, and installing them needs root or sudo: ${missing[*]}"
+    # This asks for a password in the foreground.
     sudo true
     sudo=(sudo)
   fi
@@ -111,7 +111,7 @@ install_missing() {
     "${apt[@]}" install -y --no-install-recommends "${missing[@]}"
 }
 
-# A Python that has NumPy: prefers the distribution's to one that a version manager put on the PATH.
+# Prints a Python that has NumPy, preferably the distribution's instead of a version manager's.
 find_python() {
   local python
   for python in /usr/bin/python3 python3; do
@@ -120,12 +120,12 @@ find_python() {
       return
     fi
   done
-  die "no python3 with NumPy found; on Debian and Ubuntu: apt-get install python3-numpy"
+  die "there is no python3 with NumPy; on Debian and Ubuntu, run apt-get install python3-numpy"
 }
 
 has_gpu() { [[ -e /dev/nvidiactl || -e /dev/dxg ]]; }
 
-# cuBLAS is loaded at run time and may lie outside the loader's path.
+# Adds cuBLAS, which is loaded at run time, to the loader's path.
 find_cublas() {
   local folder=${CUDA_HOME:-/usr/local/cuda}/lib64
   if [[ -e $folder/libcublas.so.13 ]]; then

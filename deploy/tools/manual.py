@@ -3,8 +3,8 @@
 
 usage: manual.py --out FOLDER PROGRAM:SECTION...
 
-`tessera:1` becomes man1/tessera.1, man1/tessera-put.1 and so on. Sections that a help text
-lacks, FILES and SEE ALSO, are in EXTRA below.
+`tessera:1` becomes man1/tessera.1, man1/tessera-put.1 and so on. EXTRA below has the sections FILES
+and SEE ALSO, which help texts lack.
 """
 
 import argparse
@@ -22,14 +22,14 @@ EXTRA = {
 
 
 def escape(text):
-    """Escapes text for roff: backslashes and hyphens that are to be copied, and no request at a
+    """Escapes text for roff: backslashes, hyphens, and characters that would begin a request at a
     line's start."""
     text = text.replace("\\", "\\e").replace("-", "\\-")
     return re.sub(r"^([.'])", r"\\&\1", text, flags=re.MULTILINE)
 
 
 def help_of(command):
-    # A fixed width and no variables: a page is the same wherever it is made.
+    # With a fixed width and no other variables, a page is the same wherever it is generated.
     result = subprocess.run(
         [*command, "--help"], capture_output=True, text=True, check=True, env={"COLUMNS": "80"}
     )
@@ -37,8 +37,8 @@ def help_of(command):
 
 
 def parse_items(lines, column):
-    """Returns [(term, description)] of a section; descriptions begin at the column, or on a
-    separate line after a term that is too long."""
+    """Returns [(term, description)] of a section. Descriptions begin at the column, after a long
+    term on the next line."""
     items = []
     for line in lines:
         if line[:column].strip() and line[column - 1 : column] in (" ", ""):

@@ -4,15 +4,15 @@
 # A bundle is copied to hosts without a package registry, so it must stay easy to copy.
 readonly bundle_limit_mib=47
 
-# The shared libraries of the given programs that a bare Debian or Ubuntu lacks: all except those of
+# Prints the shared libraries of the given programs that a bundle includes: all except those of
 # glibc, gcc's C++ runtime and the GPU driver, which must be the host's own.
 libraries_of() {
   ldd "$@" | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u |
     grep -vE '/(lib(c|m|dl|rt|pthread|resolv|util|stdc\+\+|gcc_s|cuda)|ld-linux[^/]*)\.so'
 }
 
-# The components of the given programs, as an SPDX document: libraries that the bundle carries,
-# those that the host must have, and the packages of the build.
+# Prints the components of the given programs as an SPDX document: libraries in the bundle,
+# libraries that the host must have, and the packages of the build.
 bill_of_materials() {
   local owners host='libc6|libstdc\+\+6|libgcc-s1'
   owners=$(deploy/sbom.sh owners "$@")
@@ -26,7 +26,7 @@ bill_of_materials() {
   } | deploy/sbom.sh document tessera-bundle "$(version)"
 }
 
-# bundle [cpu]. The same sources and packages give the same bytes, in any folder and for any user.
+# bundle [cpu]: the same sources and packages give the same bytes, in any folder and for any user.
 bundle() {
   if $bundled; then die "this is a bundle"; fi
   choose_devices bundle "$@"
@@ -68,7 +68,7 @@ bundle() {
   size=$(du -sm "$out" | cut -f 1)
   printf '    %s MiB: %s\n' "$size" "${programs[*]}"
   ((size <= bundle_limit_mib)) ||
-    die "more than $bundle_limit_mib MiB; fewer TESSERA_CUDA_ARCHITECTURES make it smaller"
+    die "the bundle exceeds $bundle_limit_mib MiB: set fewer TESSERA_CUDA_ARCHITECTURES"
   say "Copy $out to a GPU host and run there: ./dev demo, ./dev gpu-test"
 }
 
@@ -82,7 +82,7 @@ image() {
     tag=tessera:cpu toolchain=(--build-arg TOOLCHAIN=ubuntu:24.04 --build-arg VISIBLE_GPUS=void)
     shift
   elif [[ ${1:-} == [!-]* ]]; then
-    die "image takes cpu or nothing, and flags of docker build, not \"$1\""
+    die "image takes cpu or nothing, then flags of docker build, but not \"$1\""
   fi
   docker build -f deploy/Dockerfile "${toolchain[@]}" \
     --build-arg "CUDA_ARCHITECTURES=${TESSERA_CUDA_ARCHITECTURES:-}" \
@@ -115,7 +115,7 @@ package() {
     "$(git log -1 --format=%cD 2>/dev/null || date -R)" >"$tree/debian/changelog"
   TESSERA_BUILD=$built step package "Pack" \
     env -C "$tree" dpkg-buildpackage -b -us -uc
-  # The maintainers' address is an example: a publisher of the packages replaces it.
+  # A publisher of the packages replaces the maintainers' address, which is an example.
   step lintian "Check the packages" \
     lintian --allow-root --fail-on error,warning --suppress-tags \
     bogus-mail-host,bogus-mail-host-in-debian-changelog "${tree%/*}"/*.changes
@@ -132,7 +132,7 @@ unpack() {
   else
     python3 -c 'import lzma, shutil, sys
 with lzma.open("programs.tar.xz") as packed: shutil.copyfileobj(packed, sys.stdout.buffer)'
-  fi | tar -xf - -C "$unpacked" || die "programs.tar.xz: neither xz nor python3 unpacked it"
+  fi | tar -xf - -C "$unpacked" || die "neither xz nor python3 could unpack programs.tar.xz"
   mv "$unpacked/lib" "$unpacked/bin" .
   rmdir "$unpacked"
 }

@@ -1,8 +1,8 @@
 # shellcheck shell=bash disable=SC2034,SC2154
 # Commands that run a server: demo and loadtest. Sourced by ./dev.
 
-# Starts a server on a free loopback port; sets $server. The server is stopped however the script
-# ends.
+# Starts a server on a free loopback port, and sets $server. The server is stopped when the script
+# ends, for whatever reason.
 start_server() {
   find_cublas
   work=$(mktemp -d)
@@ -33,16 +33,16 @@ stop_server() {
   fi
 }
 
-# Says which device a server with --device auto took, and why.
+# Prints which device a server with --device auto uses, and why.
 describe_device() {
   local devices
   devices=$(<"$built/devices.txt")
   if ! has_gpu; then
-    echo "no GPU here: CPU device"
+    echo "there is no GPU here, so it uses the CPU device"
   elif [[ $devices == CUDA* ]]; then
-    echo "GPU found: CUDA device"
+    echo "it uses the CUDA device"
   else
-    echo "built for the $devices: CPU device, though there is a GPU"
+    echo "it was built for the $devices, so it uses the CPU device"
   fi
 }
 

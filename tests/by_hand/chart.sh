@@ -44,7 +44,7 @@ plain() {
 }
 
 {
-  echo "# One Tessera instance on a GPU, without Helm. tests/by_hand/chart.sh --write makes it from the chart in helm/tessera."
+  echo "# One Tessera instance on a GPU, without Helm. tests/by_hand/chart.sh --write generates this file from helm/tessera."
   plain
 } >"$work/kubernetes.yaml"
 if [[ ${1:-} == --write ]]; then
@@ -161,10 +161,10 @@ refuses '{tls: {secretName: pair, clientSecretName: other}}' tls.clientSecretNam
 refuses '{tokens: {clientSecretName: token}}' tokens.clientSecretName
 refuses '{podDisruptionBudget: {maxUnavailable: null}}' maxUnavailable
 refuses '{updateStrategy: {type: Recreate}}' updateStrategy.type
-refuses '{env: {QUEUE: "1"}}' 'env.QUEUE is no option of the server: --memory-limit is env.TESSERA_MEMORY_LIMIT'
+refuses '{env: {QUEUE: "1"}}' 'env.QUEUE is not an option of the server'
 for pair in LISTEN=port DEVICE=gpus METRICS_LISTEN=metrics.port DRAIN_DELAY=drain.delaySeconds \
   DRAIN_TIMEOUT=drain.timeoutSeconds READY_FILE=waitUntilFilled TLS_CERT=tls.secretName \
   TLS_CLIENT_CA=tls.clientAuth CLIENT_TLS_SERVER_NAME=tls.serverName TOKENS=tokens.secretName; do
-  refuses "{env: {TESSERA_${pair%=*}: x}}" "env.TESSERA_${pair%=*} is what the value ${pair#*=} is for"
+  refuses "{env: {TESSERA_${pair%=*}: x}}" "env.TESSERA_${pair%=*} is not allowed: set the value ${pair#*=} instead"
 done
 say "The chart is valid"

@@ -1,4 +1,4 @@
-{{/* The name of all objects: the name of the release, with "tessera" in it. */}}
+{{/* The name of all objects: the name of the release, extended by "tessera" if it does not contain this. */}}
 {{- define "tessera.name" -}}
 {{- $name := .Values.nameOverride | default "tessera" -}}
 {{- if contains $name .Release.Name -}}
@@ -68,7 +68,7 @@ tolerations:
 {{- end }}
 {{- end -}}
 
-{{/* How a client connects by TLS, from the folders with the secrets. */}}
+{{/* The variables with which a client connects over TLS, with files of the mounted secrets. */}}
 {{- define "tessera.client" -}}
 {{- if .Values.tls.secretName -}}
 - {name: TESSERA_CLIENT_TLS_CA, value: /etc/tessera/tls/ca.crt}
@@ -85,7 +85,7 @@ tolerations:
 /etc/tessera/{{ ternary "tls-client" "tls" (ne .Values.tls.clientSecretName "") }}
 {{- end -}}
 
-{{/* The environment of a pod that calls the server. The pod gets no GPU, whatever the image and the runtime give by default. */}}
+{{/* The environment of a pod that calls the server. The pod gets no GPU, even if the image and the runtime give one by default. */}}
 {{- define "tessera.clientEnv" -}}
 - {name: NVIDIA_VISIBLE_DEVICES, value: void}
 {{- with include "tessera.client" . }}
@@ -114,14 +114,14 @@ tolerations:
 {{- end }}
 {{- end -}}
 
-{{/* TESSERA_DEVICE: all devices that the container has. */}}
+{{/* The value of TESSERA_DEVICE: all devices of the container. */}}
 {{- define "tessera.devices" -}}
 {{- $names := list -}}
 {{- range until (int .Values.gpus) }}{{ $names = append $names (printf "cuda:%d" .) }}{{ end -}}
 {{- if eq (int .Values.gpus) 1 }}cuda{{ else }}{{ $names | join "," | default "cpu" | quote }}{{ end -}}
 {{- end -}}
 
-{{/* The options in .Values.env. Options that other values set are rejected: the container would have the variable twice. */}}
+{{/* The options in .Values.env. An option that another value sets is rejected, because the container would have the variable twice. */}}
 {{- define "tessera.env" -}}
 {{- $taken := dict "TESSERA_LISTEN" "port" "TESSERA_DEVICE" "gpus"
       "TESSERA_DRAIN_DELAY" "drain.delaySeconds" "TESSERA_DRAIN_TIMEOUT" "drain.timeoutSeconds"
@@ -132,15 +132,15 @@ tolerations:
       "TESSERA_TOKENS" "tokens.secretName" -}}
 {{- range $name, $value := .Values.env }}
 {{- if not (regexMatch "^(TESSERA_[A-Z0-9_]+|LD_LIBRARY_PATH)$" $name) }}
-{{- fail (printf "env.%s is no option of the server: --memory-limit is env.TESSERA_MEMORY_LIMIT" $name) }}
+{{- fail (printf "env.%s is not an option of the server; for example, --memory-limit is env.TESSERA_MEMORY_LIMIT" $name) }}
 {{- else if hasKey $taken $name }}
-{{- fail (printf "env.%s is what the value %s is for: set that" $name (get $taken $name)) }}
+{{- fail (printf "env.%s is not allowed: set the value %s instead" $name (get $taken $name)) }}
 {{- end }}
 - {name: {{ $name }}, value: {{ kindIs "string" $value | ternary $value (toJson $value) | quote }}}
 {{- end }}
 {{- end -}}
 
-{{/* A probe of a service, or of the process with "". Kubernetes cannot probe gRPC over TLS, so the command line does it there. */}}
+{{/* A probe of a service, or of the process if the service is "". Kubernetes cannot probe gRPC over TLS, so the command line does. */}}
 {{- define "tessera.probe" -}}
 {{- if .root.Values.tls.secretName -}}
 exec:
