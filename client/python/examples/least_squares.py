@@ -6,7 +6,7 @@ usage: least_squares.py [ADDRESS] [--rows 2000] [--columns 50] [--plot FILE.svg]
 
 # %% [markdown]
 # The x that minimises |A x - b| solves A'A x = A'b. The method of conjugate gradients needs only
-# products by A and by A' for this.
+# products with A and with A' for this.
 
 # %%
 import argparse
@@ -29,7 +29,7 @@ t = ts.connect(options.address)
 a, b = t.put(matrix), t.put(right)
 
 # %% [markdown]
-# The divisions run on the server too, because alpha and beta are parts of the program; they are 0
+# The divisions run on the server too, because alpha and beta are parts of the program. Both are 0
 # once r has vanished. `keep` leaves x, the residual r, the direction p and the squared length of r
 # on the server; only that length is downloaded.
 

@@ -8,8 +8,8 @@ usage: nearest_neighbours.py [ADDRESS] [--rows 1000000] [--queries 64] [--plot F
 # ||x - q||^2 = ||x||^2 - 2 x.q + ||q||^2. The last term is the same for all neighbours of q, so the
 # nearest x have the smallest ||x||^2 - 2 x.q, which takes a matrix product, a sum of squares and a
 # topk. That is fast, but only as exact as the squares are. Far from the origin, rounding hides the
-# small distances between vectors. For few vectors, ((q[:, None] - x) ** 2).sum(axis=2) needs no
-# product. For many, subtract their mean, search, and score the best candidates again, as below.
+# small distances between vectors. For few vectors, use ((q[:, None] - x) ** 2).sum(axis=2) instead.
+# For many, subtract their mean, search, and score the best candidates again, as below.
 
 # %%
 import argparse
@@ -30,8 +30,8 @@ t = ts.connect(options.address)
 
 # %% [markdown]
 # ## Handwritten digits
-# 1797 images of 8 x 8 pixels, one in each row. Views of one resident array separate the known
-# images from the queries.
+# There are 1797 images of 8 x 8 pixels, one in each row. Views of one resident array separate the
+# known images from the queries.
 
 # %%
 data = pathlib.Path(__file__).resolve().parents[2] / "demo"

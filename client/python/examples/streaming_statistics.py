@@ -1,5 +1,5 @@
-"""Mean, deviation and extremes of the columns of a file that does not fit into memory: each piece
-is on the server only while it is needed, and the running statistics stay there.
+"""Mean, standard deviation and extremes of the columns of a file that does not fit into memory:
+each piece is on the server only while it is needed, and the running statistics stay there.
 
 usage: streaming_statistics.py [ADDRESS] [--file FILE.npy] [--mib 64] [--piece-mib 16]
                                [--plot FILE.svg]
@@ -31,7 +31,7 @@ folder = tempfile.TemporaryDirectory()
 
 
 def make_file(path):
-    """Writes rows of f32 whose columns have different means and deviations, piece by piece."""
+    """Writes rows of f32 whose columns differ in mean and standard deviation, piece by piece."""
     rows = options.mib * (1 << 20) // (4 * COLUMNS)
     array = np.lib.format.open_memmap(path, "w+", np.float32, (rows, COLUMNS))
     random = np.random.default_rng(1)
@@ -86,8 +86,8 @@ seconds = time.perf_counter() - begin
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 print(f"{count} rows, {progress[-1][0] / 2**20:.0f} MiB, in {seconds:.2f} s")
 print(f"this process: {peak:.0f} MiB at most")
-print("means     ", mean[:6].round(3))
-print("deviations", deviation[:6].round(3))
+print("means              ", mean[:6].round(3))
+print("standard deviations", deviation[:6].round(3))
 
 # %% [markdown]
 # NumPy's results for the same file, if it fits into the memory of this process:
