@@ -15,10 +15,9 @@ from . import _protocol as p
 class Error(Exception):
     """A call that failed.
 
-    code: gRPC's code, such as "NOT_FOUND". reason: a name that programs can rely on; each class of
-    a reason has it as well. details: what the server says about the error, such as sizes and
-    limits, by name. retry_after: the seconds after which the server suggests another attempt, or
-    None.
+    code: gRPC's code, such as "NOT_FOUND". reason: a stable name for programs, which is also an
+    attribute of the class. details: figures and names about the error, such as limits. retry_after:
+    the seconds after which the server suggests another attempt, or None.
     """
 
     reason = ""

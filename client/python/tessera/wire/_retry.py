@@ -1,4 +1,4 @@
-"""Which failures are worth another attempt. The rules are those of the C++ client. No I/O."""
+"""Decides which failures are retried, by the rules of the C++ client. No I/O."""
 
 import random
 import time
