@@ -28,7 +28,7 @@ def _made(op: Callable[..., Term], *arrays: Any, **options: Any) -> Any:
 def _own(x: Any) -> Any:
     """Returns x. Raises TypeError if x is not on a server."""
     if not hasattr(x, "_session"):
-        raise TypeError(f"a {type(x).__name__} is not on a server: upload it with client.put(x)")
+        raise TypeError(f"{type(x).__name__} is not a server-side array: use client.put(x)")
     return x
 
 
@@ -74,7 +74,7 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> A
         return _vectors(x, None, axes, keepdims)
     if ord in (2, -2, "nuc"):
         raise Unsupported(
-            f"the server does not compute singular values for order {ord!r}: use x.numpy()")
+            f"a norm of order {ord!r} needs singular values: use NumPy on x.numpy()")
     if ord not in (1, -1, np.inf, -np.inf):
         raise ValueError(f"Invalid norm order {ord!r} for matrices")
     summed, kept = axes if abs(ord) == 1 else axes[::-1]
@@ -144,7 +144,7 @@ def round_(a: Any, decimals: int = 0) -> Any:
     if a.dtype.kind in "iu" and decimals >= 0:
         return a
     if decimals and not _dtypes.is_float(a.dtype):
-        raise Unsupported("only floats can be rounded to decimals: round x.astype('f8')")
+        raise Unsupported(f"only floats can be rounded to {decimals} decimals: use x.astype('f8')")
     scale = 10.0 ** abs(decimals) if abs(decimals) <= 308 else np.inf
     if decimals:
         a = a * scale if decimals > 0 else a / scale

@@ -222,7 +222,7 @@ class Lazy(Operators):
         else:
             drop = set(normalize_axes(axis, self.ndim))
             if any(self.shape[i] != 1 for i in drop):
-                raise BadShape(f"an extent of shape {self.shape} along {axis} is not 1")
+                raise BadShape(f"squeeze needs extents of 1 along {axis}, not shape {self.shape}")
         return self[tuple(0 if i in drop else slice(None) for i in range(self.ndim))]
 
     # --- operations
@@ -628,7 +628,7 @@ def picked(array: Self, place: Tuple[Any, ...]) -> Self:
             raise BadView(f"position {at} is out of range for {array.size} elements")
         place = np.unravel_index(at + array.size if at < 0 else at, array.shape)
     if len(place) != array.ndim:
-        raise ValueError(f"an array of {array.ndim} axes needs as many indices, not {len(place)}")
+        raise ValueError(f"item() takes {array.ndim} indices, not {len(place)}")
     return array[tuple(index_of(one, "an index") for one in place)]
 
 

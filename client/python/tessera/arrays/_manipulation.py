@@ -33,7 +33,7 @@ def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
 def _moved(a: Any, source: Any, destination: Any) -> Any:
     pairs = [normalize_axes(axes, a.ndim) for axes in (source, destination)]
     if len(pairs[0]) != len(pairs[1]):
-        raise BadShape(f"moveaxis needs one destination per source, not {source}, {destination}")
+        raise BadShape(f"moveaxis needs one destination per source: {source}, {destination}")
     order = [i for i in range(a.ndim) if i not in pairs[0]]
     for to, which in sorted(zip(pairs[1], pairs[0])):
         order.insert(to, which)

@@ -44,7 +44,7 @@ class Operators:
         def op(a: Term, b: Term) -> Term:
             if e.common_dtype([a, b]).kind != "b":
                 raise Unsupported(
-                    f"the server has no bitwise operations: `{name}` takes only booleans"
+                    f"`{name}` takes only booleans: use .numpy() for bitwise operations"
                 )
             return e.apply(name, a, b)
 
@@ -185,5 +185,5 @@ def power(a: Term, b: Term) -> Term:
 
 def invert(a: Term) -> Term:
     if a[0].dtype.kind != "b":
-        raise Unsupported("the server has no bitwise operations: `not` takes only booleans")
+        raise Unsupported("`not` takes only booleans: use .numpy() for bitwise operations")
     return e.apply("not", a)

@@ -28,7 +28,7 @@ def _of_truth(name: str) -> Function:
 def _bits(name: str) -> Function:
     def apply(a: Term, b: Term) -> Term:
         if e.common_dtype([a, b]).kind != "b":
-            raise Unsupported(f"the server has no bitwise operations: `{name}` takes only booleans")
+            raise Unsupported(f"`{name}` takes only booleans: use .numpy() for bitwise operations")
         return e.apply(name, a, b)
 
     return apply

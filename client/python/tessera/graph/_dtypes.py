@@ -85,7 +85,7 @@ def promote(a: "np.dtype[Any]", b: "np.dtype[Any]") -> "np.dtype[Any]":
         return np.dtype("<f4" if other.kind == "f" and other.itemsize < 8 else "<f8")
     found: "np.dtype[Any]" = np.promote_types(a, b)
     if found not in _WIRE:
-        raise Unsupported(f"the server lacks {found}, the type of {a} with {b}: use .astype()")
+        raise Unsupported(f"{a} with {b} gives {found}, which the server lacks: use .astype()")
     return found
 
 

@@ -106,7 +106,7 @@ def matmul(a: Term, b: Term, out_dtype: "Optional[np.dtype[Any]]" = None) -> Ter
     right = b if ranks[1] == 2 else (b[0], b[1].at((slice(None), None)))
     (m, k), (k2, n) = left[1].shape, right[1].shape
     if k != k2:
-        raise BadShape(f"matmul does not take {a[1].shape} and {b[1].shape}: {k} is not {k2}")
+        raise BadShape(f"matmul does not take shapes {a[1].shape}, {b[1].shape}: {k} is not {k2}")
     shape = ((m,) if ranks[0] == 2 else ()) + ((n,) if ranks[1] == 2 else ())
     if a[0].dtype == _I64:  # Matmul lacks i64. Sums of products wrap as in NumPy.
         rows = left[0], left[1].at((slice(None), None))
