@@ -202,7 +202,7 @@ class Core:
         # decides its fate: put(), which has sealed it, keeps it, and close() deletes it.
         self._drafts: Set[Tuple[str, int]] = set()
         self._abandoned_at: Dict[str, float] = {}  # Names and times of abandonment (monotonic).
-        self.closed = False  # Closed or being closed: its unnamed buffers and drafts are deleted.
+        self.closed = False  # True once close() begins, which deletes unnamed buffers and drafts.
         # A forked process has the same references, but must not delete what this process still
         # uses.
         self._process = os.getpid()

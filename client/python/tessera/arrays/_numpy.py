@@ -27,7 +27,7 @@ _LOG = "divide np.log(x) by the logarithm of the base"
 _EXP = "compute it from np.exp(x) and np.exp(-x)"
 
 
-# What to use instead of an attribute of NumPy arrays. For others, it is .numpy() alone.
+# What to use instead of an attribute of NumPy arrays. Without an entry, it is .numpy() alone.
 _INSTEAD = {
     **dict.fromkeys(("sort", "argsort", "partition", "argpartition"), _LARGEST),
     **dict.fromkeys(

@@ -17,7 +17,7 @@ from ._views import View, broadcast_shapes
 BOOL, I32, I64, F64 = np.dtype(bool), np.dtype("<i4"), np.dtype("<i8"), np.dtype("<f8")
 _SCALAR = View.whole(())
 _I64_LIMITS: Any = np.iinfo(I64)
-# The limit of a NumPy operand of an expression, which is sent with every call.
+# The largest NumPy operand of an expression. Such operands are sent with every call.
 MAX_INLINE_BYTES = 1 << 20
 
 # The functions of the server (MapOp), grouped by the types that they take and return.
@@ -184,8 +184,8 @@ def _of_bool(name: str, dtype: "np.dtype[Any]") -> "Tuple[str, np.dtype[Any]]":
 
 
 def _real_of(name: str, dtype: "np.dtype[Any]") -> "np.dtype[Any]":
-    """Returns the result type of a function of reals. In NumPy, small integers give a small
-    float."""
+    """Returns the result type of a function of reals for integers and bool. As in NumPy, one-byte
+    types give float16, except in a division."""
     if name == "divide" or dtype.itemsize > 1:
         return F64
     return np.dtype("<f2")

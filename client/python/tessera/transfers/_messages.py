@@ -105,8 +105,8 @@ class Patience:
 
 
 class Stream:
-    """One call that moves a range of bytes, through the client's connection of this number. Another
-    thread may stop it before or after it has begun."""
+    """One call that moves a range of bytes. connection: the number of the client's connection that
+    it uses. Another thread may stop it before or after it has begun."""
 
     connection = 0
     _call: Any = None

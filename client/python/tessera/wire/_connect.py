@@ -186,8 +186,8 @@ class Options:
             ("grpc.use_local_subchannel_pool", 1),
             # gRPC's default pauses grow to two minutes.
             ("grpc.initial_reconnect_backoff_ms", 100),
-            # After a failure, a name that has moved is looked up again before the next attempt.
-            # gRPC's default of 30 s is longer than callers wait.
+            # How soon after a failure a name is looked up again, because its address may have
+            # changed. gRPC's default of 30 s is longer than callers wait.
             ("grpc.dns_min_time_between_resolutions_ms", 500),
             # How long one attempt to connect may take.
             ("grpc.min_reconnect_backoff_ms", 5000),
