@@ -170,7 +170,7 @@ class CountsTest(MetricsCase):
         self.assertAlmostEqual(total, queue + run, delta=1e-6)
 
     def test_every_code_is_counted_with_its_reason(self):
-        self.serve("--transfer-timeout", "500ms")
+        self.serve("--transfer-timeout", "2s")
         c, x = self.client, o.resident("x")
         c.put("x", ONES)
         c.create("draft", ONES)
