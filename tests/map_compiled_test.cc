@@ -37,8 +37,8 @@ Bytes AnyElements(DType dtype, std::int64_t n, Random& random) {
   return bytes;
 }
 
-// Returns an operand of an expression over [outer, rows, columns], which is `array` or a part of it:
-// as it is, broadcast along any axes, or with its axes in any order and direction.
+// Returns an operand of an expression over [outer, rows, columns]: `array` as it is, a part of it
+// that is broadcast along some axes, or `array` with its axes in any order and direction.
 View AnyView(DType dtype, const std::uint8_t* array, std::array<std::int64_t, 3> shape,
              Random& random) {
   if (Below(random, 2) == 0) {
@@ -91,8 +91,8 @@ class CompiledTest : public testing::Test {
     EXPECT_EQ(Run(stream, "compiled", views, nodes, offset), Run(stream, "fused", views, nodes));
   }
 
-  // The operands of an expression over [outer, rows, columns]: whole, and, if `any`, also shifted in
-  // memory or as AnyView makes them.
+  // The operands of an expression over [outer, rows, columns]. They are whole; if `any`, they may
+  // also begin at any element, and are what AnyView returns.
   struct Operands {
     Operands(Stream& stream, const DrawnExpression& e, std::array<std::int64_t, 3> shape,
              Random& random, bool any) {
