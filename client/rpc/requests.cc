@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <variant>
 
 #include "kernels/base/error.h"
@@ -13,11 +15,7 @@ namespace {
 template <class Field>
 void SetResult(const std::optional<ResultBuffer>& buffer, bool scratch, const Field& result) {
   if (buffer) {
-    v1::BufferTarget& target = *result()->mutable_buffer();
-    target.set_name(buffer->name);
-    if (buffer->ttl) *target.mutable_ttl() = ToMessage(*buffer->ttl);
-    target.set_replace(buffer->replace);
-    for (const std::string& device : buffer->placement) target.add_placement(device);
+    SetTarget(*buffer, *result()->mutable_buffer());
   } else if (scratch) {
     result()->set_scratch(true);
   }
@@ -37,6 +35,18 @@ void SetOptions(const OperationOptions& options, Request& request) {
   if constexpr (requires { request.mutable_result(); }) {
     SetResult(options.target, options.scratch, [&] { return request.mutable_result(); });
   }
+  if constexpr (requires { request.with(); }) {
+    if (options.expression) *request.mutable_expression() = *options.expression;
+    for (const Operand& operand : options.with) *request.add_with() = ToMessage(operand);
+  }
+}
+
+template <class Request>
+Request Unary(const Operand& x, const OperationOptions& options) {
+  Request request;
+  *request.mutable_x() = ToMessage(x);
+  SetOptions(options, request);
+  return request;
 }
 
 template <class Request>
@@ -72,29 +82,16 @@ v1::Operand ToMessage(const Operand& operand) {
   return proto;
 }
 
-namespace {
-
-template <class Request>
-void SetExpression(const OperationOptions& options, Request& request) {
-  if (options.expression) *request.mutable_expression() = *options.expression;
-  for (const Operand& operand : options.with) *request.add_with() = ToMessage(operand);
-}
-
-}  // namespace
-
 v1::DotRequest DotRequest(const Operand& a, const Operand& b, const OperationOptions& options) {
   return Binary<v1::DotRequest>(a, b, options);
 }
 
 v1::ReduceRequest ReduceRequest(ReduceOp op, const Operand& x, absl::Span<const int> axes,
                                 bool keep_dims, const OperationOptions& options) {
-  v1::ReduceRequest request;
-  *request.mutable_x() = ToMessage(x);
+  auto request = Unary<v1::ReduceRequest>(x, options);
   request.set_op(static_cast<v1::ReduceOp>(op));
   request.mutable_axes()->Add(axes.begin(), axes.end());
   request.set_keep_dims(keep_dims);
-  SetOptions(options, request);
-  SetExpression(options, request);
   return request;
 }
 
@@ -105,7 +102,6 @@ v1::MatmulRequest MatmulRequest(const Operand& a, const Operand& b, bool transpo
   request.set_transpose_a(transpose_a);
   request.set_transpose_b(transpose_b);
   if (out_dtype) request.set_out_dtype(ToMessage(*out_dtype));
-  SetExpression(options, request);
   return request;
 }
 
@@ -115,21 +111,17 @@ v1::AddRequest AddRequest(const Operand& a, const Operand& b, const OperationOpt
 
 v1::WindowSumRequest WindowSumRequest(const Operand& x, std::int64_t radius,
                                       const OperationOptions& options) {
-  v1::WindowSumRequest request;
-  *request.mutable_x() = ToMessage(x);
+  auto request = Unary<v1::WindowSumRequest>(x, options);
   request.set_radius(radius);
-  SetOptions(options, request);
   return request;
 }
 
 v1::TopKRequest TopKRequest(const Operand& x, std::int64_t k, bool smallest,
                             std::optional<int> axis, const OperationOptions& options) {
-  v1::TopKRequest request;
-  *request.mutable_x() = ToMessage(x);
+  auto request = Unary<v1::TopKRequest>(x, options);
   request.set_k(k);
   request.set_smallest(smallest);
   if (axis) request.set_axis(*axis);
-  SetOptions(options, request);
   SetResult(options.target, options.scratch, [&] { return request.mutable_values(); });
   SetResult(options.indices_target, options.indices_scratch,
             [&] { return request.mutable_indices(); });
@@ -157,19 +149,10 @@ absl::StatusOr<v1::CopyBufferRequest> CopyRequest(const Operand& source, const R
   request.set_source(*name);
   request.set_source_version(source.version);
   if (source.view) *request.mutable_view() = *source.view;
-  request.set_name(target.name);
+  SetTarget(target, request);
   if (dtype) request.set_dtype(ToMessage(*dtype));
-  if (target.ttl) *request.mutable_ttl() = ToMessage(*target.ttl);
-  request.set_replace(target.replace);
   request.set_device(device);
-  for (const std::string& one : target.placement) request.add_placement(one);
   return request;
-}
-
-absl::Status CheckAnswer(int steps, const absl::StatusOr<v1::ExecuteResponse>& response) {
-  if (!response.ok()) return response.status();
-  if (response->results_size() == steps) return absl::OkStatus();
-  return absl::InternalError("the server's response does not have a result for every step");
 }
 
 bool Stores(const v1::ExecuteRequest& request) {
@@ -191,20 +174,14 @@ std::string_view BufferOf(const v1::ExecuteRequest& request) {
 
 // --- Programs ---
 
-namespace {
-
-#define TESSERA_SET(Name, field)                                   \
-  void SetOperation(v1::Step& step, v1::Name##Request&& request) { \
-    *step.mutable_##field() = std::move(request);                  \
-  }
-TESSERA_OPERATION_METHODS(TESSERA_SET)
-#undef TESSERA_SET
-
-}  // namespace
-
 template <class Request>
 ProgramStep Program::Send(Request request, const OperationOptions&) {
-  SetOperation(*request_.add_steps(), std::move(request));
+  v1::Step& step = *request_.add_steps();
+#define TESSERA_SET(Name, field)                            \
+  if constexpr (std::is_same_v<Request, v1::Name##Request>) \
+    *step.mutable_##field() = std::move(request);
+  TESSERA_OPERATION_METHODS(TESSERA_SET)
+#undef TESSERA_SET
   return {static_cast<std::uint32_t>(request_.steps_size() - 1)};
 }
 #define TESSERA_SEND(Name, field) \
