@@ -83,69 +83,61 @@ class Future {
   AsyncCall call_;
 };
 
-// Each method takes the arguments of the Client method with the same name.
+// Each method takes the arguments of the Client method with the same name. It returns an AsyncCall
+// if a Callback is the last argument, and a Future otherwise.
 class AsyncClient : public Operations<AsyncClient> {
  public:
   explicit AsyncClient(Connection* connection) : connection_(connection) {}
 
-  AsyncCall Execute(const Program& program, const CallOptions& call,
-                    Callback<v1::ExecuteResponse> done);
-  AsyncCall GetBuffer(const std::string& name, std::uint64_t version, const CallOptions& call,
-                      Callback<v1::GetBufferResponse> done);
-  AsyncCall CopyBuffer(const Operand& source, const ResultBuffer& target,
-                       std::optional<DType> dtype, const std::string& device,
-                       const CallOptions& call, Callback<v1::CopyBufferResponse> done);
+  template <class... Done>
+  auto Execute(const Program& program, const CallOptions& call = {}, Done&&... done) {
+    return Send(program.request(), call, std::forward<Done>(done)...);
+  }
+  template <class... Done>
+  auto GetBuffer(const std::string& name, std::uint64_t version = 0, const CallOptions& call = {},
+                 Done&&... done) {
+    return Send(BufferRequest<v1::GetBufferRequest>(name, version), call,
+                std::forward<Done>(done)...);
+  }
+  template <class... Done>
+  auto CopyBuffer(const Operand& source, const ResultBuffer& target,
+                  std::optional<DType> dtype = std::nullopt, const std::string& device = {},
+                  const CallOptions& call = {}, Done&&... done) {
+    return Start<v1::CopyBufferRequest>(CopyRequest(source, target, dtype, device), call.timeout,
+                                        std::forward<Done>(done)...);
+  }
   // Makes a single call, unlike Client::DeleteBuffer. The version is checked only if the server
   // supports versions. If the first response was lost and the call was repeated, BUFFER_NOT_FOUND
   // may mean that the first attempt deleted the buffer.
-  AsyncCall DeleteBuffer(const std::string& name, std::uint64_t version, const CallOptions& call,
-                         Callback<v1::DeleteBufferResponse> done);
-  AsyncCall GetServerInfo(const CallOptions& call, Callback<v1::GetServerInfoResponse> done);
-
-  Future<v1::ExecuteResponse> Execute(const Program& program, const CallOptions& call = {}) {
-    return Promise<v1::ExecuteResponse>(
-        [&](auto done) { return Execute(program, call, std::move(done)); });
+  template <class... Done>
+  auto DeleteBuffer(const std::string& name, std::uint64_t version = 0,
+                    const CallOptions& call = {}, Done&&... done) {
+    return Send(BufferRequest<v1::DeleteBufferRequest>(name, version), call,
+                std::forward<Done>(done)...);
   }
-  Future<v1::GetBufferResponse> GetBuffer(const std::string& name, std::uint64_t version = 0,
-                                          const CallOptions& call = {}) {
-    return Promise<v1::GetBufferResponse>(
-        [&](auto done) { return GetBuffer(name, version, call, std::move(done)); });
-  }
-  Future<v1::CopyBufferResponse> CopyBuffer(const Operand& source, const ResultBuffer& target,
-                                            std::optional<DType> dtype = std::nullopt,
-                                            const std::string& device = {},
-                                            const CallOptions& call = {}) {
-    return Promise<v1::CopyBufferResponse>([&](auto done) {
-      return CopyBuffer(source, target, dtype, device, call, std::move(done));
-    });
-  }
-  Future<v1::DeleteBufferResponse> DeleteBuffer(const std::string& name, std::uint64_t version = 0,
-                                                const CallOptions& call = {}) {
-    return Promise<v1::DeleteBufferResponse>(
-        [&](auto done) { return DeleteBuffer(name, version, call, std::move(done)); });
-  }
-  Future<v1::GetServerInfoResponse> GetServerInfo(const CallOptions& call = {}) {
-    return Promise<v1::GetServerInfoResponse>(
-        [&](auto done) { return GetServerInfo(call, std::move(done)); });
+  template <class... Done>
+  auto GetServerInfo(const CallOptions& call = {}, Done&&... done) {
+    return Send(v1::GetServerInfoRequest(), call, std::forward<Done>(done)...);
   }
 
  private:
   friend class Operations<AsyncClient>;
-  template <class Request>
-  AsyncCall Send(Request request, const OperationOptions& options,
-                 Callback<ResponseTo<Request>> done);
-  template <class Request>
-  Future<ResponseTo<Request>> Send(Request request, const OperationOptions& options) {
-    return Promise<ResponseTo<Request>>(
-        [&](auto done) { return Send<Request>(std::move(request), options, std::move(done)); });
+  template <class Request, class Options, class... Done>
+  auto Send(Request request, const Options& options, Done&&... done) {
+    return Start<Request>(std::move(request), options.timeout, std::forward<Done>(done)...);
   }
-
-  template <class Response, class Begin>
-  static Future<Response> Promise(Begin&& begin) {
-    auto promise = std::make_shared<std::promise<absl::StatusOr<Response>>>();
+  template <class Request>
+  AsyncCall Start(absl::StatusOr<Request> request, std::optional<absl::Duration> timeout,
+                  Callback<ResponseTo<Request>> done);
+  template <class Request>
+  Future<ResponseTo<Request>> Start(absl::StatusOr<Request> request,
+                                    std::optional<absl::Duration> timeout) {
+    auto promise = std::make_shared<std::promise<absl::StatusOr<ResponseTo<Request>>>>();
     auto answer = promise->get_future();
-    AsyncCall call = begin(
-        [promise](absl::StatusOr<Response> response) { promise->set_value(std::move(response)); });
+    AsyncCall call = Start<Request>(std::move(request), timeout,
+                                    [promise](absl::StatusOr<ResponseTo<Request>> response) {
+                                      promise->set_value(std::move(response));
+                                    });
     return {std::move(answer), std::move(call)};
   }
 

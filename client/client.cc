@@ -14,6 +14,7 @@
 #include "client/rpc/event_loop.h"
 #include "client/rpc/guarded.h"
 #include "client/rpc/requests.h"
+#include "client/transfers/received.h"
 #include "client/transfers/shared_transfers.h"
 #include "kernels/base/error.h"
 #include "kernels/client_and_server/crc32c.h"
@@ -26,18 +27,6 @@ absl::Status VersionMismatch(const std::string& name, std::uint64_t expected,
   return MakeError(absl::StatusCode::kFailedPrecondition, "VERSION_MISMATCH",
                    absl::StrCat("'", name, "' has version ", actual, " and not ", expected),
                    {{"expected", absl::StrCat(expected)}, {"actual", absl::StrCat(actual)}});
-}
-
-// field: the message field that holds the checksum.
-absl::Status BadChecksum(const std::string& name, std::string_view field, std::uint32_t expected,
-                         std::uint32_t actual) {
-  return MakeError(absl::StatusCode::kDataLoss, "BAD_CHECKSUM",
-                   absl::StrCat("bytes of '", name, "' were damaged in transit: their checksum is ",
-                                absl::Hex(actual, absl::kZeroPad8), " and not ",
-                                absl::Hex(expected, absl::kZeroPad8)),
-                   {{"field", std::string(field)},
-                    {"expected", absl::StrCat(absl::Hex(expected, absl::kZeroPad8))},
-                    {"actual", absl::StrCat(absl::Hex(actual, absl::kZeroPad8))}});
 }
 
 // Checks that the given bytes suffice for the array. exact: whether additional bytes are an error.
@@ -56,19 +45,35 @@ absl::Status CheckShared(const SharedMemory& memory, std::size_t offset, std::ui
 }
 
 // Returns the number of connections that a transfer uses, at most 64.
-int StreamsOf(int wanted) { return std::clamp(wanted, 1, 64); }
+std::uint64_t StreamsOf(int wanted) {
+  return static_cast<std::uint64_t>(std::clamp(wanted, 1, 64));
+}
+
+// Runs run(i) for each stream i on a thread of its own. Returns the first error. stop() is called
+// when it occurs.
+template <class Run, class Stop>
+absl::Status InParallel(std::uint64_t streams, const Run& run, const Stop& stop) {
+  std::mutex mutex;
+  absl::Status failure;  // guarded by mutex
+  std::vector<std::jthread> threads;
+  for (std::uint64_t i = 0; i < streams; ++i) {
+    threads.emplace_back([&, i] {
+      absl::Status status = run(i);
+      const std::lock_guard lock(mutex);
+      if (status.ok() || !failure.ok()) return;
+      failure = std::move(status);
+      stop();
+    });
+  }
+  threads.clear();  // waits for all
+  return failure;
+}
 
 }  // namespace
 
 class Client::Impl : public Connection {
  public:
   using Connection::Connection;
-
-  // A connection to one server.
-  struct Place {
-    std::size_t server;
-    std::size_t channel;
-  };
 
   SharedTransfers& shared() { return shared_; }
 
@@ -78,12 +83,12 @@ class Client::Impl : public Connection {
   // Creates a draft, fills ranges of it over several streams, and seals it.
   absl::StatusOr<v1::Buffer> UploadRanges(const v1::CreateBufferRequest& create, std::uint64_t size,
                                           const Source& source, const UploadOptions& options);
-  // Downloads over one stream, in order, through the given connection, or through any if none is
-  // given. If the options request checksums and `checksum` is not null, *checksum receives the
-  // CRC-32C of the bytes.
-  absl::StatusOr<v1::Buffer> DownloadStream(const std::string& name, const Sink& sink,
-                                            const DownloadOptions& download,
-                                            std::optional<Place> place, std::uint32_t* checksum);
+  // Downloads in order, through shared memory if possible, and otherwise over one stream. route:
+  // where the stream may go. If the options request checksums and `checksum` is not null,
+  // *checksum receives the CRC-32C of the bytes.
+  absl::StatusOr<v1::Buffer> Download(const std::string& name, const RangeSink& sink,
+                                      const DownloadOptions& options, const Route& route = {},
+                                      std::uint32_t* checksum = nullptr);
   // Returns the buffer or draft with this name and version. Version 0 means any.
   absl::StatusOr<v1::GetBufferResponse> Get(const std::string& name, std::uint64_t version,
                                             const CallOptions& call,
@@ -106,7 +111,6 @@ class Client::Impl : public Connection {
     const std::uint64_t size;
     const Source& source;
     const UploadOptions& options;
-    const gpr_timespec deadline = After(options.timeout.value_or(absl::InfiniteDuration()));
     std::size_t server = 0;     // the server that has the draft
     std::uint64_t version = 0;  // the draft's version; 0 if the stream creates the buffer
     // Entry i is the checksum of chunk i, written by the stream that sends the chunk. With several
@@ -142,11 +146,18 @@ class Client::Impl : public Connection {
     }
   };
 
-  // Sends the bytes of the range through the channel. `request` becomes the first message. Advances
+  // Returns the plan for the attempts of a transfer with the options.
+  template <class Options>
+  Attempts::Plan PlanOfTransfer(const std::string& name, const Options& transfer) const {
+    return {.timeout = transfer.timeout.value_or(absl::InfiniteDuration()),
+            .patience = options().stall_timeout,
+            .buffer_route = RouteOfBuffer(name),
+            .cancel = transfer.cancel};
+  }
+  // Makes one attempt to send the bytes of the range. `request` becomes the first message. Advances
   // range.begin to the first byte that gRPC has not accepted. REQUIRES: range.begin is a multiple
   // of the chunk size.
-  absl::StatusOr<v1::UploadResponse> SendRange(Transfer& transfer,
-                                               const absl::StatusOr<Lease>& channel,
+  absl::StatusOr<v1::UploadResponse> SendRange(Transfer& transfer, Attempts& attempts,
                                                v1::UploadRequest request, Range& range);
   // Repeats SendRange after transient failures, from the first byte that the server lacks.
   absl::Status SendRangeResuming(Transfer& transfer, std::size_t i, Range range);
@@ -159,19 +170,17 @@ class Client::Impl : public Connection {
 
 // --- Uploads -------------------------------------------------------------------------------------
 
-absl::StatusOr<v1::UploadResponse> Client::Impl::SendRange(Transfer& transfer,
-                                                           const absl::StatusOr<Lease>& channel,
+absl::StatusOr<v1::UploadResponse> Client::Impl::SendRange(Transfer& transfer, Attempts& attempts,
                                                            v1::UploadRequest request,
                                                            Range& range) {
+  const absl::StatusOr<Lease> channel = Connect(attempts);
   if (!channel.ok()) return channel.status();
   const bool creates = request.has_spec();
   grpc::ClientContext context;
-  Authorize(context);
-  AddRoute(context, request.name());
-  context.set_deadline(transfer.deadline);
+  attempts.Begin(**channel, context);
   v1::UploadResponse response;
   StallGuard guard(&context, options().stall_timeout, transfer.options.cancel);
-  const auto writer = (*channel)->buffers->Upload(&context, &response);
+  const auto writer = (*channel)->stub<v1::BufferService>().Upload(&context, &response);
 
   absl::Status source_error;
   do {
@@ -211,11 +220,9 @@ absl::StatusOr<v1::UploadResponse> Client::Impl::SendRange(Transfer& transfer,
   } while (range.begin < range.end);
 
   if (range.begin == range.end) writer->WritesDone();
-  absl::Status status = guard.Explain(FromGrpc(writer->Finish()));
+  const absl::Status status = guard.Explain(FromGrpc(writer->Finish()));
   if (!source_error.ok()) return source_error;
-  if (!status.ok())
-    return WithDeadline(std::move(status),
-                        transfer.options.timeout.value_or(absl::InfiniteDuration()));
+  if (!status.ok()) return status;
   Received((*channel)->server, response);
   const std::uint64_t version = response.buffer().version();
   if (!creates && version != transfer.version) {
@@ -230,18 +237,14 @@ absl::StatusOr<v1::Buffer> Client::Impl::UploadWhole(const v1::CreateBufferReque
   Transfer transfer(create.name(), size, source, upload);
   // An upload is not idempotent, because the client does not know whether the buffer exists if the
   // connection breaks. It does know if the server refused the buffer or computed another checksum.
-  Attempts attempts(*this, {.timeout = upload.timeout.value_or(absl::InfiniteDuration()),
-                            .patience = options().stall_timeout,
-                            .cancel = upload.cancel});
+  Attempts attempts(*this, PlanOfTransfer(create.name(), upload));
   for (;;) {
     Range range{0, size};
     v1::UploadRequest first;
     first.set_name(create.name());
     *first.mutable_spec() = create.spec();
-    const absl::StatusOr<Lease> channel = Connect(attempts);
-    if (channel.ok()) attempts.Begin(**channel);
     absl::StatusOr<v1::UploadResponse> response =
-        SendRange(transfer, channel, std::move(first), range);
+        SendRange(transfer, attempts, std::move(first), range);
     if (response.ok()) return std::move(*response->mutable_buffer());
     absl::Status status = response.status();
     if (!attempts.Wait(status)) return status;
@@ -274,37 +277,33 @@ absl::StatusOr<std::uint64_t> Client::Impl::FirstMissing(const Transfer& transfe
 absl::Status Client::Impl::SendRangeResuming(Transfer& transfer, std::size_t i, Range range) {
   const Range whole = range;
   std::uint64_t stored = range.begin;  // the first byte that the server lacked at the last failure
-  Retry retry(options(), true, options().stall_timeout);
+  Attempts::Plan plan = PlanOfTransfer(transfer.name, transfer.options);
+  plan.idempotent = true;
+  plan.route = {.only = transfer.server, .channel = i};
+  Attempts attempts(*this, std::move(plan));
   for (;;) {
-    v1::UploadRequest first;
-    first.set_name(transfer.name);
-    first.set_version(transfer.version);
+    auto first = BufferRequest<v1::UploadRequest>(transfer.name, transfer.version);
     first.set_offset(range.begin);
-    absl::Status status =
-        SendRange(transfer, Connect(transfer.server, i, transfer.deadline, transfer.options.cancel),
-                  std::move(first), range)
-            .status();
+    absl::Status status = SendRange(transfer, attempts, std::move(first), range).status();
     if (status.ok() || transfer.abandoned || absl::IsCancelled(status)) return status;
     // gRPC accepts the first bytes of a stream even if the server refuses the stream. These bytes
     // are not progress.
-    if (range.begin > stored && !absl::IsResourceExhausted(status)) retry.Moved();
-    if (!retry.Wait(status, transfer.options.cancel)) return status;
+    if (range.begin > stored && !absl::IsResourceExhausted(status)) attempts.Moved();
+    if (!attempts.Wait(status)) return status;
     transfer.resumed = true;
     const absl::StatusOr<std::uint64_t> missing = FirstMissing(transfer, whole);
     if (!missing.ok()) return missing.status();
     status = transfer.Report(static_cast<std::int64_t>(*missing) -
                              static_cast<std::int64_t>(range.begin));
     if (!status.ok()) return status;
-    if (*missing > stored) retry.Progress();
+    if (*missing > stored) attempts.Progress();
     stored = range.begin = *missing;
     if (range.begin == range.end) return absl::OkStatus();
   }
 }
 
 absl::StatusOr<v1::Buffer> Client::Impl::Seal(const Transfer& transfer) {
-  v1::SealBufferRequest request;
-  request.set_name(transfer.name);
-  request.set_version(transfer.version);
+  auto request = BufferRequest<v1::SealBufferRequest>(transfer.name, transfer.version);
   if (transfer.options.checksums) request.set_crc32c(transfer.Checksum());
   auto response = Call(request, {.cancel = transfer.options.cancel}, transfer.server);
   if (ErrorReason(response.status()) == "CHECKSUM_UNKNOWN" && transfer.resumed) {
@@ -346,23 +345,16 @@ absl::StatusOr<v1::Buffer> Client::Impl::UploadRanges(const v1::CreateBufferRequ
   transfer.version = created->buffer().version();
   const std::uint64_t chunks = transfer.chunks();
   transfer.checksums.resize(chunks);
-  const std::uint64_t streams =
-      std::min<std::uint64_t>(static_cast<std::uint64_t>(StreamsOf(upload.streams)), chunks);
+  const std::uint64_t streams = std::min(StreamsOf(upload.streams), chunks);
   const auto bound = [&](std::uint64_t i) {
     return std::min(size, chunks * i / streams * upload.chunk_bytes);
   };
-  absl::Status failure;
-  {
-    std::vector<std::jthread> threads;
-    for (std::uint64_t i = 0; i < streams; ++i) {
-      threads.emplace_back([&, i] {
-        absl::Status status = SendRangeResuming(transfer, i, {bound(i), bound(i + 1)});
-        if (status.ok()) return;
-        const std::lock_guard lock(transfer.mutex);
-        if (!transfer.abandoned.exchange(true)) failure = std::move(status);
-      });
-    }
-  }
+  absl::Status failure = InParallel(
+      streams,
+      [&](std::uint64_t i) {
+        return SendRangeResuming(transfer, i, {bound(i), bound(i + 1)});
+      },
+      [&] { transfer.abandoned = true; });
   if (failure.ok()) {
     absl::StatusOr<v1::Buffer> sealed = Seal(transfer);
     if (sealed.ok()) return sealed;
@@ -382,17 +374,11 @@ absl::StatusOr<v1::GetBufferResponse> Client::Impl::Get(const std::string& name,
                                                         std::uint64_t version,
                                                         const CallOptions& call,
                                                         std::optional<std::size_t> server) {
-  v1::GetBufferRequest request;
-  request.set_name(name);
-  request.set_version(version);
-  return Call(request, call, server);
+  return Call(BufferRequest<v1::GetBufferRequest>(name, version), call, server);
 }
 
 absl::Status Client::Impl::Delete(const std::string& name, std::uint64_t version,
                                   const CallOptions& call, std::optional<std::size_t> server) {
-  v1::DeleteBufferRequest request;
-  request.set_name(name);
-  request.set_version(version);
   if (version != 0) {
     // A server that does not support versions would delete everything with this name.
     const auto found = Get(name, version, call, server);
@@ -402,7 +388,8 @@ absl::Status Client::Impl::Delete(const std::string& name, std::uint64_t version
     }
   }
   Route route;
-  absl::Status status = Call(request, call, server, &route).status();
+  absl::Status status =
+      Call(BufferRequest<v1::DeleteBufferRequest>(name, version), call, server, &route).status();
   // The buffer existed before the call, so an earlier attempt, whose response was lost, has deleted
   // it.
   if (route.attempts > 1 && version != 0 && ErrorReason(status) == "BUFFER_NOT_FOUND") {
@@ -443,10 +430,8 @@ v1::BufferSpec Spec(DType dtype, absl::Span<const std::int64_t> shape,
   v1::BufferSpec spec;
   spec.set_dtype(ToMessage(dtype));
   spec.mutable_shape()->Add(shape.begin(), shape.end());
-  if (options.ttl) *spec.mutable_ttl() = ToMessage(*options.ttl);
-  spec.set_replace(options.replace);
   spec.set_device(options.device);
-  for (const std::string& device : options.placement) spec.add_placement(device);
+  SetTarget(options, spec);
   return spec;
 }
 
@@ -475,7 +460,7 @@ absl::StatusOr<v1::Buffer> Client::Upload(const std::string& name, DType dtype,
 }
 
 absl::StatusOr<SharedMemory> Client::MakeSharedMemory(std::size_t bytes) {
-  return impl().shared().MakeMemory(bytes);
+  return impl().shared().MakeMemory(bytes, TransferLimit(impl(), {}, {}));
 }
 
 absl::StatusOr<v1::Buffer> Client::UploadShared(const std::string& name, DType dtype,
@@ -491,7 +476,7 @@ absl::StatusOr<v1::Buffer> Client::UploadShared(const std::string& name, DType d
   request.mutable_source()->set_region(memory.region());
   request.mutable_source()->set_offset(offset);
   request.mutable_source()->set_size(*size);
-  return impl().shared().Upload(request, options.cancel);
+  return TakeBuffer(TransferLimit(impl(), {}, options.cancel).Call(request));
 }
 
 // --- Downloads -----------------------------------------------------------------------------------
@@ -500,129 +485,55 @@ absl::StatusOr<v1::DownloadSharedResponse> Client::DownloadShared(
     const std::string& name, const SharedMemory& memory, std::size_t offset, std::size_t size,
     std::uint64_t begin, std::uint64_t version) {
   if (absl::Status status = CheckShared(memory, offset, size); !status.ok()) return status;
-  v1::DownloadSharedRequest request;
-  request.set_name(name);
-  request.set_version(version);
+  auto request = BufferRequest<v1::DownloadSharedRequest>(name, version);
   request.set_offset(begin);
   request.mutable_target()->set_region(memory.region());
   request.mutable_target()->set_offset(offset);
   request.mutable_target()->set_size(size);
-  return impl().shared().Download(request, {});
+  return TransferLimit(impl(), {}, {}).Call(request);
 }
 
 namespace {
-
-absl::Status BufferChanged(const std::string& name, std::string_view how) {
-  return MakeError(absl::StatusCode::kAborted, "BUFFER_CHANGED",
-                   absl::StrCat("'", name, "'", Absl(how)));
-}
 
 absl::Status NoSink() {
   return MakeError(absl::StatusCode::kInvalidArgument, "BAD_OPTION", "the download's sink is null");
 }
 
-// The progress of a download, over any number of attempts.
-class Received {
- public:
-  // All arguments must outlive this object.
-  Received(const std::string& name, const Sink& sink, const DownloadOptions& options)
-      : name_(name), sink_(sink), options_(options) {}
-
-  // The buffer as described by the first message.
-  std::optional<v1::Buffer>& buffer() { return buffer_; }
-  std::uint64_t bytes() const { return bytes_; }
-
-  // Passes a message's content to the sink.
-  absl::Status Take(const v1::DownloadResponse& response) {
-    if (response.has_buffer()) {
-      if (!buffer_) {
-        buffer_ = response.buffer();
-        if (absl::Status status = sink_(*buffer_, {}); !status.ok()) return status;
-      } else if (buffer_->version() != response.buffer().version()) {
-        return Changed();
-      }
-    }
-    if (response.data().empty()) return absl::OkStatus();
-    if (!buffer_ || response.offset() != options_.offset + bytes_)
-      return absl::InternalError("the messages of a download are not contiguous");
-    if (options_.checksums) {
-      const std::uint32_t crc = Crc32c(response.data().data(), response.data().size());
-      if (response.has_crc32c() && crc != response.crc32c())
-        return BadChecksum(name_, "crc32c", response.crc32c(), crc);
-      checksum_ = Crc32cCombine(checksum_, crc, response.data().size());
-    }
-    bytes_ += response.data().size();
-    return sink_(*buffer_, response.data());
-  }
-
-  bool IsAll() const { return buffer_ && bytes_ == Wanted(); }
-
-  // Returns what is wrong with the download once the server has ended it, or OK.
-  absl::Status Check() const {
-    if (!buffer_) return absl::InternalError("the download ended without a response");
-    if (bytes_ != Wanted()) return absl::InternalError("the download ended early");
-    if (options_.checksums && bytes_ == buffer_->size_bytes() && buffer_->has_crc32c() &&
-        checksum_ != buffer_->crc32c())
-      return BadChecksum(name_, "buffer.crc32c", buffer_->crc32c(), checksum_);
-    return absl::OkStatus();
-  }
-
-  absl::Status Changed() const {
-    return BufferChanged(name_, " was replaced while its download was interrupted");
-  }
-  std::uint32_t checksum() const { return checksum_; }
-
- private:
-  std::uint64_t Wanted() const {
-    const std::uint64_t rest = buffer_->size_bytes() - options_.offset;
-    return options_.limit > 0 ? std::min(options_.limit, rest) : rest;
-  }
-
-  const std::string& name_;
-  const Sink& sink_;
-  const DownloadOptions& options_;
-  std::optional<v1::Buffer> buffer_;
-  std::uint64_t bytes_ = 0;
-  std::uint32_t checksum_ = 0;  // checksum of the bytes received so far
-};
-
 }  // namespace
 
-absl::StatusOr<v1::Buffer> Client::Impl::DownloadStream(const std::string& name, const Sink& sink,
-                                                        const DownloadOptions& download,
-                                                        std::optional<Place> place,
-                                                        std::uint32_t* checksum) {
-  v1::DownloadRequest request;
-  request.set_name(name);
-  request.set_version(download.version);
+absl::StatusOr<v1::Buffer> Client::Impl::Download(const std::string& name, const RangeSink& sink,
+                                                  const DownloadOptions& download,
+                                                  const Route& route, std::uint32_t* checksum) {
+  if (auto done = shared_.TryDownload(name, sink, download, checksum)) return *std::move(done);
+  auto request = BufferRequest<v1::DownloadRequest>(name, download.version);
   request.set_offset(download.offset);
   request.set_limit(download.limit);
   request.set_checksums(download.checksums);
   tessera::Received received(name, sink, download);
-  Attempts attempts(*this, {.timeout = download.timeout.value_or(absl::InfiniteDuration()),
-                            .patience = options().stall_timeout,
-                            .idempotent = true,
-                            .only = place ? std::optional(place->server) : std::nullopt,
-                            .cancel = download.cancel});
+  Attempts::Plan plan = PlanOfTransfer(name, download);
+  plan.idempotent = true;
+  plan.route = route;
+  Attempts attempts(*this, std::move(plan));
   for (;;) {
-    const absl::StatusOr<Lease> channel =
-        place ? Connect(place->server, place->channel, attempts.deadline(), download.cancel)
-              : Connect(attempts);
+    const absl::StatusOr<Lease> channel = Connect(attempts);
     if (!channel.ok()) return channel.status();
-    attempts.Begin(**channel);
     grpc::ClientContext context;
-    Authorize(context);
-    AddRoute(context, name);
+    attempts.Begin(**channel, context);
     context.set_deadline(attempts.deadline());
     CountSent(request.ByteSizeLong());
     StallGuard guard(&context, options().stall_timeout, download.cancel);
-    const auto reader = (*channel)->buffers->Download(&context, request);
+    const auto reader = (*channel)->stub<v1::BufferService>().Download(&context, request);
     v1::DownloadResponse response;
     absl::Status refused;  // the error of the sink or of a check
     while (refused.ok() && reader->Read(&response)) {
       CountReceived(response.ByteSizeLong());
       const std::uint64_t before = received.bytes();
-      refused = received.Take(response);
+      if (response.has_buffer()) refused = received.Take(response.buffer());
+      if (refused.ok() && !response.data().empty()) {
+        refused =
+            received.Take(response.offset(), response.data(),
+                          response.has_crc32c() ? std::optional(response.crc32c()) : std::nullopt);
+      }
       if (received.bytes() > before) attempts.Progress();
       guard.Progress();
     }
@@ -635,8 +546,8 @@ absl::StatusOr<v1::Buffer> Client::Impl::DownloadStream(const std::string& name,
       if (checksum != nullptr) *checksum = received.checksum();
       return *std::move(received.buffer());
     }
+    if (received.IsChange(status)) return received.Changed();
     const std::optional<v1::Buffer>& buffer = received.buffer();
-    if (buffer && ErrorReason(status) == "VERSION_MISMATCH") return received.Changed();
     if (buffer) attempts.Stay();
     if (!attempts.Wait(status)) return ExplainMissing(status, attempts.route().server);
     request.set_offset(download.offset + received.bytes());
@@ -648,45 +559,29 @@ absl::StatusOr<v1::Buffer> Client::Impl::DownloadStream(const std::string& name,
 absl::StatusOr<v1::Buffer> Client::Download(const std::string& name, const Sink& sink,
                                             const DownloadOptions& options) {
   if (!sink) return NoSink();
-  const Sink guarded = [&](const v1::Buffer& buffer, std::string_view bytes) {
-    return Guarded([&] { return sink(buffer, bytes); });
+  const auto next = [&](const v1::Buffer& buffer, std::uint64_t, std::string_view bytes) {
+    return sink(buffer, bytes);
   };
-  if (auto done = impl().shared().TryDownload(name, guarded, options, nullptr))
-    return *std::move(done);
-  return impl().DownloadStream(name, guarded, options, std::nullopt, nullptr);
+  return impl().Download(name, next, options);
 }
 
 absl::StatusOr<v1::Buffer> Client::DownloadRanges(const std::string& name, const RangeSink& sink,
                                                   const DownloadOptions& options) {
   if (!sink) return NoSink();
-  const auto place = [&](const v1::Buffer& buffer, std::uint64_t offset, std::string_view bytes) {
-    return Guarded([&] { return sink(buffer, offset, bytes); });
-  };
-  v1::GetBufferRequest find;
-  find.set_name(name);
-  find.set_version(options.version);
+  if (options.streams <= 1) return impl().Download(name, sink, options);
   Route route;
-  const auto found = impl().Call(find, {.cancel = options.cancel}, std::nullopt, &route);
+  const auto found = impl().Call(BufferRequest<v1::GetBufferRequest>(name, options.version),
+                                 {.cancel = options.cancel}, std::nullopt, &route);
   if (!found.ok()) return impl().ExplainMissing(found.status(), route.server);
   const v1::Buffer& buffer = found->buffer();
-  const std::uint64_t size = buffer.size_bytes();
-  const std::uint64_t begin = std::min(options.offset, size);
-  const std::uint64_t bytes =
-      options.limit > 0 ? std::min(options.limit, size - begin) : size - begin;
+  const std::uint64_t begin = std::min(options.offset, buffer.size_bytes());
+  const std::uint64_t bytes = WantedBytes(buffer, options);
   constexpr std::uint64_t kLeast = std::uint64_t{8} << 20;  // minimum bytes per stream
-  const std::uint64_t streams = std::min<std::uint64_t>(
-      static_cast<std::uint64_t>(StreamsOf(options.streams)), bytes / kLeast);
-  if (streams <= 1 || buffer.state() != v1::Buffer::STATE_READY) {
-    std::uint64_t done = options.offset;
-    return Download(
-        name,
-        [&](const v1::Buffer& from, std::string_view part) {
-          done += part.size();
-          return sink(from, done - part.size(), part);
-        },
-        options);
-  }
-  if (absl::Status status = place(buffer, begin, {}); !status.ok()) return status;
+  const std::uint64_t streams = std::min(StreamsOf(options.streams), bytes / kLeast);
+  if (streams <= 1 || buffer.state() != v1::Buffer::STATE_READY)
+    return impl().Download(name, sink, options);
+  if (absl::Status status = Guarded([&] { return sink(buffer, begin, {}); }); !status.ok())
+    return status;
 
   // Ends all streams when the caller cancels the download or one of them fails.
   std::stop_source end;
@@ -694,47 +589,34 @@ absl::StatusOr<v1::Buffer> Client::DownloadRanges(const std::string& name, const
   const auto bound = [&](std::uint64_t i) {
     return i == streams ? bytes : bytes / kLeast * i / streams * kLeast;
   };
-  std::mutex mutex;
-  absl::Status failure;                           // guarded by mutex
+  const auto place = [&](const v1::Buffer& from, std::uint64_t offset, std::string_view data) {
+    return data.empty() ? absl::OkStatus() : sink(from, offset, data);
+  };
   std::vector<std::uint32_t> checksums(streams);  // one per range
-  {
-    std::vector<std::jthread> threads;
-    for (std::uint64_t i = 0; i < streams; ++i) {
-      threads.emplace_back([&, i] {
+  const absl::Status failure = InParallel(
+      streams,
+      [&](std::uint64_t i) {
         DownloadOptions part = options;
         part.offset = begin + bound(i);
         part.limit = bound(i + 1) - bound(i);
         part.version = buffer.version();
         part.cancel = end.get_token();
-        std::uint64_t next = part.offset;
-        const Sink range = [&](const v1::Buffer& from, std::string_view data) {
-          if (data.empty()) return absl::OkStatus();
-          next += data.size();
-          return place(from, next - data.size(), data);
-        };
-        auto done = impl().shared().TryDownload(name, range, part, &checksums[i]);
-        if (!done)
-          done =
-              impl().DownloadStream(name, range, part, Impl::Place{route.server, i}, &checksums[i]);
-        const absl::Status& status = done->status();
-        if (status.ok()) return;
-        const std::lock_guard lock(mutex);
-        if (!end.request_stop()) return;
-        failure = status;
-      });
-    }
-  }
+        const Route only = {.only = route.server, .channel = i};
+        return impl().Download(name, place, part, only, &checksums[i]).status();
+      },
+      [&] { end.request_stop(); });
   if (options.cancel.stop_requested()) return Cancelled();
   if (!failure.ok()) {
     const std::string reason = ErrorReason(failure);
     if (options.version == 0 && (reason == "VERSION_MISMATCH" || reason == "BUFFER_NOT_FOUND"))
-      return BufferChanged(name, " was replaced during its download");
+      return Received(name, sink, options).Changed();
     return failure;
   }
   std::uint32_t checksum = 0;
   for (std::uint64_t i = 0; i < streams; ++i)
     checksum = Crc32cCombine(checksum, checksums[i], bound(i + 1) - bound(i));
-  if (options.checksums && bytes == size && buffer.has_crc32c() && checksum != buffer.crc32c())
+  if (options.checksums && bytes == buffer.size_bytes() && buffer.has_crc32c() &&
+      checksum != buffer.crc32c())
     return BadChecksum(name, "buffer.crc32c", buffer.crc32c(), checksum);
   return buffer;
 }
@@ -755,16 +637,7 @@ absl::StatusOr<v1::Buffer> Client::Download(const std::string& name, absl::Span<
     filled += bytes.size();
     return absl::OkStatus();
   };
-  std::uint64_t next = options.offset;
-  absl::StatusOr<v1::Buffer> buffer =
-      options.streams > 1 ? DownloadRanges(name, fill, options)
-                          : Download(
-                                name,
-                                [&](const v1::Buffer& from, std::string_view bytes) {
-                                  next += bytes.size();
-                                  return fill(from, next - bytes.size(), bytes);
-                                },
-                                options);
+  absl::StatusOr<v1::Buffer> buffer = DownloadRanges(name, fill, options);
   if (buffer.ok() && filled != out.size()) return mismatch(*buffer);
   return buffer;
 }
@@ -820,9 +693,7 @@ absl::StatusOr<v1::Buffer> Client::CreateBuffer(const std::string& name, const v
   v1::CreateBufferRequest request;
   request.set_name(name);
   *request.mutable_spec() = spec;
-  auto response = impl().Call(request, call);
-  if (!response.ok()) return response.status();
-  return std::move(*response->mutable_buffer());
+  return TakeBuffer(impl().Call(request, call));
 }
 
 absl::StatusOr<v1::GetBufferResponse> Client::GetBuffer(const std::string& name,
@@ -848,12 +719,7 @@ absl::StatusOr<std::vector<v1::Buffer>> Client::ListBuffers(const std::string& p
 
 absl::StatusOr<v1::Buffer> Client::SealBuffer(const std::string& name, std::uint64_t version,
                                               const CallOptions& call) {
-  v1::SealBufferRequest request;
-  request.set_name(name);
-  request.set_version(version);
-  auto response = impl().Call(request, call);
-  if (!response.ok()) return response.status();
-  return std::move(*response->mutable_buffer());
+  return TakeBuffer(impl().Call(BufferRequest<v1::SealBufferRequest>(name, version), call));
 }
 
 absl::StatusOr<v1::Buffer> Client::UpdateBuffer(const std::string& name,
@@ -862,9 +728,7 @@ absl::StatusOr<v1::Buffer> Client::UpdateBuffer(const std::string& name,
   v1::UpdateBufferRequest request;
   request.set_name(name);
   if (ttl) *request.mutable_ttl() = ToMessage(*ttl);
-  auto response = impl().Call(request, call);
-  if (!response.ok()) return response.status();
-  return std::move(*response->mutable_buffer());
+  return TakeBuffer(impl().Call(request, call));
 }
 
 absl::Status Client::DeleteBuffer(const std::string& name, std::uint64_t version,
@@ -877,23 +741,16 @@ absl::StatusOr<v1::Buffer> Client::CopyBuffer(const Operand& source, const Resul
                                               const CallOptions& call) {
   const auto request = CopyRequest(source, target, dtype, device);
   if (!request.ok()) return request.status();
-  auto response = impl().Call(*request, call);
-  if (!response.ok()) return response.status();
-  return std::move(*response->mutable_buffer());
+  return TakeBuffer(impl().Call(*request, call));
 }
 
 absl::StatusOr<v1::Buffer> Client::LinkBuffer(const std::string& source, const ResultBuffer& target,
                                               std::uint64_t version, const CallOptions& call) {
-  v1::CopyBufferRequest request;
-  request.set_source(source);
-  request.set_source_version(version);
-  request.set_name(target.name);
-  if (target.ttl) *request.mutable_ttl() = ToMessage(*target.ttl);
-  request.set_replace(target.replace);
-  request.set_link(true);
-  auto response = impl().Call(request, call);
-  if (!response.ok()) return response.status();
-  return std::move(*response->mutable_buffer());
+  Operand operand(source);
+  operand.version = version;
+  auto request = CopyRequest(operand, target, std::nullopt, {});
+  request->set_link(true);
+  return TakeBuffer(impl().Call(*request, call));
 }
 
 absl::StatusOr<v1::ImportBufferResponse> Client::ImportBuffer(
@@ -903,9 +760,7 @@ absl::StatusOr<v1::ImportBufferResponse> Client::ImportBuffer(
   request.set_source(server);
   request.set_source_name(source);
   request.set_source_version(version);
-  request.set_name(target.name);
-  if (target.ttl) *request.mutable_ttl() = ToMessage(*target.ttl);
-  request.set_replace(target.replace);
+  SetTarget(target, request);
   request.set_device(device);
   return impl().Call(
       request, {.timeout = call.timeout.value_or(absl::InfiniteDuration()), .cancel = call.cancel});
@@ -926,19 +781,13 @@ TESSERA_OPERATION_METHODS(TESSERA_SEND)
 
 absl::StatusOr<v1::ExecuteResponse> Client::Execute(const Program& program,
                                                     const CallOptions& call) {
-  auto response = impl().Call(program.request(), call);
-  absl::Status status = CheckAnswer(program.request().steps_size(), response);
-  if (!status.ok()) return status;
-  return response;
+  return impl().Call(program.request(), call);
 }
 
 absl::Status Client::StatusOf(const v1::StepResult& result) {
   if (!result.has_error()) return absl::OkStatus();
   const v1::StepError& error = result.error();
-  absl::Status status =
-      MakeError(static_cast<absl::StatusCode>(error.code()), error.reason(), error.message());
-  for (const auto& [key, value] : error.metadata()) SetErrorMetadata(status, key, value);
-  return status;
+  return ErrorOf(static_cast<absl::StatusCode>(error.code()), error.message(), error);
 }
 
 // --- The server ----------------------------------------------------------------------------------

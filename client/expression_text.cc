@@ -1,14 +1,13 @@
 #include "client/expression_text.h"
 
-#include <algorithm>
-#include <array>
-#include <cctype>
+#include <cstddef>
 #include <limits>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
@@ -17,36 +16,27 @@ namespace tessera {
 namespace {
 
 struct Operator {
+  std::size_t level;  // of precedence
   std::string_view text;
   MapOp op;
 };
 
-// Left-associative binary operators, grouped by precedence. If one operator is a prefix of another,
-// the longer one comes first.
-const std::array<std::vector<Operator>, 6>& Levels() {
-  static const auto& levels = *new std::array<std::vector<Operator>, 6>{{
-      {{"or", MapOp::kOr}},
-      {{"xor", MapOp::kXor}},
-      {{"and", MapOp::kAnd}},
-      {{"==", MapOp::kEqual},
-       {"!=", MapOp::kNotEqual},
-       {"<=", MapOp::kLessEqual},
-       {"<", MapOp::kLess},
-       {">=", MapOp::kGreaterEqual},
-       {">", MapOp::kGreater}},
-      {{"+", MapOp::kAdd}, {"-", MapOp::kSubtract}},
-      {{"//", MapOp::kFloorDivide},
-       {"*", MapOp::kMultiply},
-       {"/", MapOp::kDivide},
-       {"%", MapOp::kRemainder}},
-  }};
-  return levels;
-}
-constexpr std::size_t kComparisons = 3;
+// Left-associative binary operators. If one operator is a prefix of another, the longer one comes
+// first.
+constexpr Operator kOperators[] = {
+    {0, "or", MapOp::kOr},      {1, "xor", MapOp::kXor},         {2, "and", MapOp::kAnd},
+    {3, "==", MapOp::kEqual},   {3, "!=", MapOp::kNotEqual},     {3, "<=", MapOp::kLessEqual},
+    {3, "<", MapOp::kLess},     {3, ">=", MapOp::kGreaterEqual}, {3, ">", MapOp::kGreater},
+    {4, "+", MapOp::kAdd},      {4, "-", MapOp::kSubtract},      {5, "//", MapOp::kFloorDivide},
+    {5, "*", MapOp::kMultiply}, {5, "/", MapOp::kDivide},        {5, "%", MapOp::kRemainder},
+};
+constexpr std::size_t kComparisons = 3, kLevels = 6;
 
 bool IsWordCharacter(char c) {
-  return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
+  return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_';
 }
+
+bool IsDigit(char c) { return absl::ascii_isdigit(static_cast<unsigned char>(c)); }
 
 // A recursive-descent parser. It stops at the first error, which status_ reports with its position.
 class Parser {
@@ -78,7 +68,7 @@ class Parser {
   }
 
   void SkipSpace() {
-    while (at_ < text_.size() && std::isspace(static_cast<unsigned char>(text_[at_])) != 0) ++at_;
+    while (at_ < text_.size() && absl::ascii_isspace(static_cast<unsigned char>(text_[at_]))) ++at_;
   }
 
   // Consumes the token if it comes next. A word must match in full.
@@ -98,10 +88,10 @@ class Parser {
 
   Expr Level(std::size_t level) {
     if (level == kComparisons && Take("not")) return Nested([&] { return !Level(level); });
-    if (level == Levels().size()) return Negated();
+    if (level == kLevels) return Negated();
     Expr left = Level(level + 1);
     while (status_.ok()) {
-      const std::optional<MapOp> op = TakeOperator(Levels()[level]);
+      const std::optional<MapOp> op = TakeOperator(level);
       if (!op) break;
       left = Expr(*op, {left, Level(level + 1)});
       if (level == kComparisons) break;
@@ -109,9 +99,9 @@ class Parser {
     return left;
   }
 
-  std::optional<MapOp> TakeOperator(const std::vector<Operator>& operators) {
-    for (const Operator& candidate : operators)
-      if (Take(candidate.text)) return candidate.op;
+  std::optional<MapOp> TakeOperator(std::size_t level) {
+    for (const Operator& candidate : kOperators)
+      if (candidate.level == level && Take(candidate.text)) return candidate.op;
     return std::nullopt;
   }
 
@@ -152,7 +142,7 @@ class Parser {
     SkipSpace();
     if (at_ == text_.size()) return Fail("an operand is expected");
     const char c = text_[at_];
-    if (std::isdigit(static_cast<unsigned char>(c)) != 0 || c == '.') return Number();
+    if (IsDigit(c) || c == '.') return Number();
     if (IsWordCharacter(c)) return Word();
     return Fail("an operand or a number is expected");
   }
@@ -163,7 +153,7 @@ class Parser {
     while (at_ < text_.size()) {
       const char c = text_[at_];
       const bool exponent = c == 'e' || c == 'E';
-      if (std::isdigit(static_cast<unsigned char>(c)) == 0 && c != '.' && !exponent) break;
+      if (!IsDigit(c) && c != '.' && !exponent) break;
       real |= c == '.' || exponent;
       ++at_;
       if (exponent && at_ < text_.size() && (text_[at_] == '+' || text_[at_] == '-')) ++at_;

@@ -181,6 +181,18 @@ absl::Status ReadAt(int fd, std::string_view path, std::uint64_t offset, absl::S
   return absl::OkStatus();
 }
 
+// Writes all bytes by calls of write(data, size).
+template <class Write>
+absl::Status WriteAll(std::string_view path, std::string_view bytes, const Write& write) {
+  while (!bytes.empty()) {
+    const ssize_t n = write(bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return FileError(path, "write");
+    bytes.remove_prefix(static_cast<std::size_t>(n));
+  }
+  return absl::OkStatus();
+}
+
 // Copies the elements [first, first + count) in row-major order from a column-major array. Copies
 // one run along the last axis at a time; the elements of a run are strides[last] apart in the file.
 template <class T>
@@ -386,19 +398,13 @@ absl::Status NpyFile::Read(std::uint64_t offset, absl::Span<char> out) const {
   const std::uint64_t first = offset / element;
   const std::uint64_t count = out.size() / element;
   const bool read = ReadMap([&] {
-    switch (element) {
-      case 1:
-        GatherColumnMajor<std::uint8_t>(data, header_.shape, first, count, out.data());
-        break;
-      case 2:
-        GatherColumnMajor<std::uint16_t>(data, header_.shape, first, count, out.data());
-        break;
-      case 4:
-        GatherColumnMajor<std::uint32_t>(data, header_.shape, first, count, out.data());
-        break;
-      default:
-        GatherColumnMajor<std::uint64_t>(data, header_.shape, first, count, out.data());
-    }
+    const auto gather = [&]<class T>(T) {
+      GatherColumnMajor<T>(data, header_.shape, first, count, out.data());
+    };
+    element == 1   ? gather(std::uint8_t{})
+    : element == 2 ? gather(std::uint16_t{})
+    : element == 4 ? gather(std::uint32_t{})
+                   : gather(std::uint64_t{});
   });
   // Beyond the end of a file, the rest of its last page reads as zeros without an error, so the
   // size is checked as well.
@@ -474,25 +480,16 @@ NpyWriter::~NpyWriter() {
 }
 
 absl::Status NpyWriter::Append(std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t n = ::write(fd_, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return FileError(path_, "write");
-    bytes.remove_prefix(static_cast<std::size_t>(n));
-  }
-  return absl::OkStatus();
+  return WriteAll(path_, bytes,
+                  [this](const char* data, std::size_t size) { return ::write(fd_, data, size); });
 }
 
 absl::Status NpyWriter::WriteAt(std::uint64_t offset, std::string_view bytes) const {
-  offset += data_offset_;
-  while (!bytes.empty()) {
-    const ssize_t n = ::pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return FileError(path_, "write");
-    bytes.remove_prefix(static_cast<std::size_t>(n));
-    offset += static_cast<std::uint64_t>(n);
-  }
-  return absl::OkStatus();
+  return WriteAll(path_, bytes, [&](const char* data, std::size_t size) {
+    const std::uint64_t at =
+        data_offset_ + offset + static_cast<std::uint64_t>(data - bytes.data());
+    return ::pwrite(fd_, data, size, static_cast<off_t>(at));
+  });
 }
 
 absl::Status NpyWriter::Finish() {

@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "client/expression.h"
@@ -16,6 +17,7 @@
 #include "kernels/base/launch.h"
 #include "kernels/base/reduce_op.h"
 #include "kernels/client_and_server/operations.h"
+#include "tessera/v1/buffer.pb.h"
 #include "tessera/v1/compute.pb.h"
 
 namespace tessera {
@@ -76,18 +78,27 @@ struct OperationOptions {
   std::stop_token cancel = {};
 };
 
+// The calls of AsyncClient, as X(method, field).
+#define TESSERA_ASYNC_METHODS(X) \
+  TESSERA_OPERATION_METHODS(X)   \
+  X(Execute, execute)            \
+  X(GetBuffer, get_buffer)       \
+  X(CopyBuffer, copy_buffer)     \
+  X(DeleteBuffer, delete_buffer) \
+  X(GetServerInfo, get_server_info)
+
 template <class Request>
-struct OperationOf;
-#define TESSERA_OPERATION_OF(Name, field) \
-  template <>                             \
-  struct OperationOf<v1::Name##Request> { \
-    using Response = v1::Name##Response;  \
+struct CallOf;
+#define TESSERA_CALL(Name, field)        \
+  template <>                            \
+  struct CallOf<v1::Name##Request> {     \
+    using Response = v1::Name##Response; \
   };
-TESSERA_OPERATION_METHODS(TESSERA_OPERATION_OF)
-#undef TESSERA_OPERATION_OF
-// The response to an operation's request.
+TESSERA_ASYNC_METHODS(TESSERA_CALL)
+#undef TESSERA_CALL
+// The response to the request of an operation, or of another call of AsyncClient.
 template <class Request>
-using ResponseTo = typename OperationOf<Request>::Response;
+using ResponseTo = typename CallOf<Request>::Response;
 
 // Returns an operation's request with its operands and the fields that all operations have.
 template <class Request>
@@ -95,6 +106,19 @@ Request NewRequest(const OperationOptions& options, const Operand& first,
                    const Operand* second = nullptr);
 v1::MapRequest NewMapRequest(const OperationOptions& options, absl::Span<const Operand> operands,
                              const v1::Expression& expression);
+// Returns a request about the buffer or draft with this name and version.
+template <class Request>
+Request BufferRequest(const std::string& name, std::uint64_t version) {
+  Request request;
+  request.set_name(name);
+  request.set_version(version);
+  return request;
+}
+
+// Returns BAD_OPERAND if the source is not a resident buffer.
+absl::StatusOr<v1::CopyBufferRequest> CopyRequest(const Operand& source, const ResultBuffer& target,
+                                                  std::optional<DType> dtype,
+                                                  const std::string& device);
 
 // The operations as methods. The methods of Client return absl::StatusOr<v1::DotResponse> and so
 // on. Those of AsyncClient return Future<v1::DotResponse>, or an AsyncCall if the last argument is

@@ -1,5 +1,7 @@
 #include "client/program_results.h"
 
+#include <variant>
+
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
 
@@ -11,52 +13,46 @@ absl::Status OtherResult(const char* wanted) {
                    absl::StrCat("the step did not return ", wanted));
 }
 
-// Calls f with the array and the buffer in an operation's result. Each is null if the result does
-// not have it.
-template <class F>
-auto WithArray(const v1::StepResult& result, std::uint32_t output, F&& f) {
-  const auto of = [&](const auto& response) {
+// The array and the buffer in an operation's result. Each is null if the result does not have it.
+struct Arrays {
+  const v1::Tensor* tensor = nullptr;
+  const v1::Buffer* buffer = nullptr;
+};
+
+Arrays ArraysIn(const v1::StepResult& result, std::uint32_t output) {
+  const auto of = [&](const auto& response) -> Arrays {
     if constexpr (requires { response.tensor(); }) {
-      return f(response.has_tensor() ? &response.tensor() : nullptr,
-               response.has_buffer() ? &response.buffer() : nullptr);
+      return {response.has_tensor() ? &response.tensor() : nullptr,
+              response.has_buffer() ? &response.buffer() : nullptr};
     } else if constexpr (requires { response.indices(); }) {
       if (output != 0) {
-        return f(response.has_indices() ? &response.indices() : nullptr,
-                 response.has_indices_buffer() ? &response.indices_buffer() : nullptr);
+        return {response.has_indices() ? &response.indices() : nullptr,
+                response.has_indices_buffer() ? &response.indices_buffer() : nullptr};
       }
-      return f(response.has_values() ? &response.values() : nullptr,
-               response.has_values_buffer() ? &response.values_buffer() : nullptr);
+      return {response.has_values() ? &response.values() : nullptr,
+              response.has_values_buffer() ? &response.values_buffer() : nullptr};
     } else {
-      return f(static_cast<const v1::Tensor*>(nullptr), static_cast<const v1::Buffer*>(nullptr));
+      return {};
     }
   };
-  return VisitOperation(result, of, [&] { return of(v1::DotResponse::default_instance()); });
+  return VisitOperation(result, of, [] { return Arrays(); });
 }
 
 }  // namespace
 
-absl::StatusOr<ProgramResults::Found> ProgramResults::Find(const StepKey& step) const {
-  std::string text;
-  std::int64_t number = -1;
-  std::uint32_t output = 0;
-  if (const auto* name = std::get_if<std::string>(&step.key)) {
-    text = *name;
-    if (const auto it = names_.find(*name); it != names_.end()) {
-      number = it->second.number;
-      output = it->second.output;
-    }
-  } else {
-    number = std::get<ProgramStep>(step.key).number;
-    output = std::get<ProgramStep>(step.key).output;
-    text = absl::StrCat(number);
-  }
-  if (number < 0 || number >= response_.results_size()) {
+absl::StatusOr<ProgramResults::Found> ProgramResults::Find(const StepKey& key) const {
+  const auto* name = std::get_if<std::string>(&key.key);
+  const auto* step = std::get_if<ProgramStep>(&key.key);
+  if (name != nullptr)
+    if (const auto it = names_.find(*name); it != names_.end()) step = &it->second;
+  if (step == nullptr || step->number >= static_cast<std::uint32_t>(response_.results_size())) {
+    const std::string text = name != nullptr ? *name : absl::StrCat(step->number);
     return MakeError(absl::StatusCode::kInvalidArgument, "UNKNOWN_STEP",
                      absl::StrCat("the program has no step '", text, "'"), {{"step", text}});
   }
-  const v1::StepResult& result = response_.results(static_cast<int>(number));
+  const v1::StepResult& result = response_.results(static_cast<int>(step->number));
   if (absl::Status status = Client::StatusOf(result); !status.ok()) return status;
-  return Found{&result, output};
+  return Found{&result, step->output};
 }
 
 absl::Status ProgramResults::StatusOf(const StepKey& step) const { return Find(step).status(); }
@@ -93,27 +89,24 @@ absl::StatusOr<std::int64_t> ProgramResults::Index(const StepKey& step) const {
 absl::StatusOr<v1::Tensor> ProgramResults::Tensor(const StepKey& step) const {
   const auto result = Find(step);
   if (!result.ok()) return result.status();
-  return WithArray(*result->result, result->output,
-                   [](const v1::Tensor* tensor, const v1::Buffer*) -> absl::StatusOr<v1::Tensor> {
-                     if (tensor == nullptr) return OtherResult("an inline array");
-                     return *tensor;
-                   });
+  const v1::Tensor* tensor = ArraysIn(*result->result, result->output).tensor;
+  if (tensor == nullptr) return OtherResult("an inline array");
+  return *tensor;
 }
 
 absl::StatusOr<v1::Buffer> ProgramResults::Buffer(const StepKey& step) const {
   const auto result = Find(step);
   if (!result.ok()) return result.status();
-  return WithArray(*result->result, result->output,
-                   [](const v1::Tensor*, const v1::Buffer* buffer) -> absl::StatusOr<v1::Buffer> {
-                     if (buffer == nullptr) return OtherResult("a buffer");
-                     return *buffer;
-                   });
+  const v1::Buffer* buffer = ArraysIn(*result->result, result->output).buffer;
+  if (buffer == nullptr) return OtherResult("a buffer");
+  return *buffer;
 }
 
-absl::StatusOr<v1::Tensor> ProgramResults::TensorOf(const StepKey& step, v1::Dtype dtype) const {
+absl::StatusOr<v1::Tensor> ProgramResults::TensorOf(const StepKey& step, DType dtype) const {
   absl::StatusOr<v1::Tensor> tensor = Tensor(step);
-  if (!tensor.ok() || tensor->dtype() == dtype) return tensor;
-  return OtherResult("elements of this type");
+  if (tensor.ok() && static_cast<DType>(tensor->dtype()) != dtype)
+    return OtherResult("elements of this type");
+  return tensor;
 }
 
 absl::StatusOr<ProgramResults> ProgramResults::Execute(Client& client, const Program& program,

@@ -8,20 +8,19 @@
 //   absl::StatusOr<double> best = results->Real("best");
 #pragma once
 
-#include <concepts>
 #include <cstdint>
-#include <cstring>
 #include <map>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/arrays.h"
 #include "client/client.h"
 #include "kernels/base/dtype.h"
+#include "kernels/base/element.h"
 
 namespace tessera {
 
@@ -60,10 +59,14 @@ class ProgramResults {
   absl::StatusOr<v1::Tensor> Tensor(const StepKey& step) const;
   // Returns the new buffer of a step with a target.
   absl::StatusOr<v1::Buffer> Buffer(const StepKey& step) const;
-  // Returns the elements of an array in the response, row-major. T must be the array's type: float,
-  // double, std::int32_t or std::int64_t.
+  // Returns the elements of an array in the response, row-major. T must be the array's type: one of
+  // client/arrays.h.
   template <class T>
-  absl::StatusOr<std::vector<T>> Values(const StepKey& step) const;
+  absl::StatusOr<std::vector<T>> Values(const StepKey& step) const {
+    const absl::StatusOr<v1::Tensor> tensor = TensorOf(step, DTypeOf<T>());
+    if (!tensor.ok()) return tensor.status();
+    return Elements<T>(*tensor);
+  }
 
  private:
   // The response for a step, and which of the step's results is meant.
@@ -73,27 +76,10 @@ class ProgramResults {
   };
   absl::StatusOr<Found> Find(const StepKey& step) const;
   absl::StatusOr<v1::Scalar> Scalar(const StepKey& step) const;
-  absl::StatusOr<v1::Tensor> TensorOf(const StepKey& step, v1::Dtype dtype) const;
+  absl::StatusOr<v1::Tensor> TensorOf(const StepKey& step, DType dtype) const;
 
   std::map<std::string, ProgramStep> names_;
   v1::ExecuteResponse response_;
 };
-
-template <class T>
-absl::StatusOr<std::vector<T>> ProgramResults::Values(const StepKey& step) const {
-  static_assert(std::is_same_v<T, float> || std::is_same_v<T, double> ||
-                std::is_same_v<T, std::int32_t> || std::is_same_v<T, std::int64_t>);
-  constexpr v1::Dtype kDtype = std::is_same_v<T, float>          ? v1::DTYPE_F32
-                               : std::is_same_v<T, double>       ? v1::DTYPE_F64
-                               : std::is_same_v<T, std::int32_t> ? v1::DTYPE_I32
-                                                                 : v1::DTYPE_I64;
-  const absl::StatusOr<v1::Tensor> tensor = TensorOf(step, kDtype);
-  if (!tensor.ok()) return tensor.status();
-  std::vector<T> values(tensor->data().size() / sizeof(T));
-  if (!values.empty()) {
-    std::memcpy(values.data(), tensor->data().data(), values.size() * sizeof(T));
-  }
-  return values;
-}
 
 }  // namespace tessera

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstring>
 #include <numbers>
-#include <type_traits>
 
 #include "kernels/base/element.h"
 
@@ -81,40 +80,32 @@ Source RandomArray(Distribution distribution, DType dtype, std::uint64_t seed) {
     const std::size_t count = out.size() / SizeOf(dtype);
     const auto fill = [&]<class T, class Real>(T, Real, auto convert) {
       Fill<T, Real>(distribution, seed, first, count, out.data(), convert);
+      return absl::OkStatus();
     };
     const bool constant =
         distribution == Distribution::kOnes || distribution == Distribution::kZeros;
     const auto integer = [constant](double x) { return std::llround(constant ? x : 100 * x); };
     switch (dtype) {
       case DType::kF32:
-        fill(float{}, float{}, [](float x) { return x; });
-        break;
+        return fill(float{}, float{}, [](float x) { return x; });
       case DType::kF64:
-        fill(double{}, double{}, [](double x) { return x; });
-        break;
+        return fill(double{}, double{}, [](double x) { return x; });
       case DType::kF16:
-        fill(Half{}, float{}, [](float x) { return Half(x); });
-        break;
+        return fill(Half{}, float{}, [](float x) { return Half(x); });
       case DType::kBF16:
-        fill(BFloat16{}, float{}, [](float x) { return BFloat16(x); });
-        break;
+        return fill(BFloat16{}, float{}, [](float x) { return BFloat16(x); });
       case DType::kI32:
-        fill(std::int32_t{}, double{}, integer);
-        break;
+        return fill(std::int32_t{}, double{}, integer);
       case DType::kI64:
-        fill(std::int64_t{}, double{}, integer);
-        break;
+        return fill(std::int64_t{}, double{}, integer);
       case DType::kU8:
-        fill(std::uint8_t{}, double{},
-             [&](double x) { return std::min(std::llabs(integer(x)), 255LL); });
-        break;
+        return fill(std::uint8_t{}, double{},
+                    [&](double x) { return std::min(std::llabs(integer(x)), 255LL); });
       case DType::kI8:
-        fill(std::int8_t{}, double{},
-             [&](double x) { return std::clamp(integer(x), -128LL, 127LL); });
-        break;
+        return fill(std::int8_t{}, double{},
+                    [&](double x) { return std::clamp(integer(x), -128LL, 127LL); });
       case DType::kBool:
-        fill(bool{}, float{}, [](float x) { return x > 0; });
-        break;
+        return fill(bool{}, float{}, [](float x) { return x > 0; });
     }
     return absl::OkStatus();
   };

@@ -12,13 +12,6 @@ namespace {
 
 constexpr absl::Duration kDeleteTimeout = absl::Seconds(5);
 
-v1::DeleteBufferRequest DeleteRequest(const v1::Buffer& buffer) {
-  v1::DeleteBufferRequest request;
-  request.set_name(buffer.name());
-  request.set_version(buffer.version());
-  return request;
-}
-
 }  // namespace
 
 ResidentBuffer::ResidentBuffer(std::shared_ptr<Connection> connection, v1::Buffer buffer,
@@ -50,7 +43,7 @@ void ResidentBuffer::End() {
   if (connection == nullptr || !delete_ || version() == 0) return;
   // Servers without this version respond that they do not have it.
   for (std::size_t server = 0; server < connection->channels().servers(); ++server) {
-    StartCall(*connection, connection->events(), DeleteRequest(buffer_),
+    StartCall(*connection, BufferRequest<v1::DeleteBufferRequest>(name(), version()),
               {.timeout = kDeleteTimeout, .only = server, .must_end = true},
               [](const absl::StatusOr<v1::DeleteBufferResponse>&) {});
   }
@@ -68,7 +61,9 @@ absl::Status ResidentBuffer::Delete(const CallOptions& call) {
   }
   absl::Status status;
   for (std::size_t server = 0; server < connection_->channels().servers(); ++server) {
-    status = connection_->Call(DeleteRequest(buffer_), call, server).status();
+    status =
+        connection_->Call(BufferRequest<v1::DeleteBufferRequest>(name(), version()), call, server)
+            .status();
     if (status.ok()) {
       connection_ = nullptr;
       return status;

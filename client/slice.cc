@@ -1,46 +1,31 @@
 #include "client/slice.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstddef>
+#include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "kernels/base/error.h"
 
 namespace tessera {
 namespace {
 
-std::string_view Trim(std::string_view text) {
-  const std::size_t begin = text.find_first_not_of(" \t");
-  if (begin == std::string_view::npos) return {};
-  return text.substr(begin, text.find_last_not_of(" \t") - begin + 1);
-}
+using absl::string_view;
+using Parts = std::vector<string_view>;
 
-std::optional<std::int64_t> ParseInteger(std::string_view text) {
-  text = Trim(text);
-  if (!text.empty() && text.front() == '+') text.remove_prefix(1);
+std::optional<std::int64_t> ParseInteger(string_view text) {
   std::int64_t value = 0;
-  const char* end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc() || rest != end) return std::nullopt;
-  return value;
+  return absl::SimpleAtoi(text, &value) ? std::optional(value) : std::nullopt;
 }
 
-// Splits the text at every separator. "" yields one empty part.
-std::vector<std::string_view> Split(std::string_view text, char separator) {
-  std::vector<std::string_view> parts;
-  for (std::size_t end; (end = text.find(separator)) != std::string_view::npos;) {
-    parts.push_back(text.substr(0, end));
-    text.remove_prefix(end + 1);
-  }
-  parts.push_back(text);
-  return parts;
-}
-
-absl::Status BadOperand(std::string_view operand, std::string_view what) {
+absl::Status BadOperand(string_view operand, string_view what) {
   return MakeError(absl::StatusCode::kInvalidArgument, "BAD_OPERAND",
-                   absl::StrCat("operand '", Absl(operand), "': ", Absl(what)),
+                   absl::StrCat("operand '", operand, "': ", what),
                    {{"operand", std::string(operand)}});
 }
 
@@ -48,10 +33,10 @@ absl::Status BadView(std::string_view what) {
   return MakeError(absl::StatusCode::kInvalidArgument, "BAD_VIEW", what);
 }
 
-std::optional<Subscript> ParseSubscript(std::string_view text) {
-  text = Trim(text);
+std::optional<Subscript> ParseSubscript(string_view text) {
+  text = absl::StripAsciiWhitespace(text);
   if (text == "...") return Ellipsis{};
-  const std::vector<std::string_view> parts = Split(text, ':');
+  const Parts parts = absl::StrSplit(text, ':');
   if (parts.size() == 1) {
     const std::optional<std::int64_t> at = ParseInteger(text);
     if (!at) return std::nullopt;
@@ -61,7 +46,7 @@ std::optional<Subscript> ParseSubscript(std::string_view text) {
   Slice slice;
   std::optional<std::int64_t>* const bounds[] = {&slice.start, &slice.stop, &slice.step};
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    if (Trim(parts[i]).empty()) continue;
+    if (absl::StripAsciiWhitespace(parts[i]).empty()) continue;
     *bounds[i] = ParseInteger(parts[i]);
     if (!*bounds[i]) return std::nullopt;
   }
@@ -97,8 +82,8 @@ Range Indices(const Slice& slice, std::int64_t extent) {
 
 std::optional<std::vector<std::int64_t>> ParseExtents(std::string_view text) {
   std::vector<std::int64_t> extents;
-  if (Trim(text).empty()) return extents;
-  for (std::string_view part : Split(text, 'x')) {
+  if (absl::StripAsciiWhitespace(Absl(text)).empty()) return extents;
+  for (const string_view part : absl::StrSplit(Absl(text), 'x')) {
     const std::optional<std::int64_t> extent = ParseInteger(part);
     if (!extent) return std::nullopt;
     extents.push_back(*extent);
@@ -106,28 +91,24 @@ std::optional<std::vector<std::int64_t>> ParseExtents(std::string_view text) {
   return extents;
 }
 
-absl::StatusOr<ParsedOperand> ParseOperand(std::string_view text) {
-  constexpr std::string_view kFile = "file:", kStep = "step:", kIndices = ".indices";
+absl::StatusOr<ParsedOperand> ParseOperand(std::string_view operand_text) {
+  const string_view text = Absl(operand_text);
   ParsedOperand operand;
-  if (text.substr(0, kFile.size()) == kFile) {
+  if (string_view path = text; absl::ConsumePrefix(&path, "file:")) {
     operand.kind = ParsedOperand::Kind::kFile;
-    operand.name = std::string(text.substr(kFile.size()));
-    if (operand.name.empty()) return BadOperand(text, "no path after 'file:'");
+    operand.name = std::string(path);
+    if (path.empty()) return BadOperand(text, "no path after 'file:'");
     return operand;
   }
   const std::size_t end = std::min(text.find_first_of("[@"), text.size());
-  operand.name = std::string(Trim(text.substr(0, end)));
-  if (operand.name.empty()) return BadOperand(text, "no buffer name");
-  if (std::string_view(operand.name).substr(0, kStep.size()) == kStep) {
-    std::string_view number = std::string_view(operand.name).substr(kStep.size());
-    operand.indices = number.size() > kIndices.size() &&
-                      number.substr(number.size() - kIndices.size()) == kIndices;
-    if (operand.indices) number.remove_suffix(kIndices.size());
-    const auto step = ParseInteger(number);
-    if (!step || *step < 0 || *step > UINT32_MAX)
-      return BadOperand(text, "the step has no valid number");
+  string_view name = absl::StripAsciiWhitespace(text.substr(0, end));
+  operand.name = std::string(name);
+  if (name.empty()) return BadOperand(text, "no buffer name");
+  if (absl::ConsumePrefix(&name, "step:")) {
     operand.kind = ParsedOperand::Kind::kStep;
-    operand.step = static_cast<std::uint32_t>(*step);
+    operand.indices = absl::ConsumeSuffix(&name, ".indices");
+    if (!absl::SimpleAtoi(name, &operand.step))
+      return BadOperand(text, "the step has no valid number");
     if (end < text.size() && text[end] == '[') {
       return BadOperand(text, "the shape of a step's result is not known here: use a raw view");
     }
@@ -135,25 +116,25 @@ absl::StatusOr<ParsedOperand> ParseOperand(std::string_view text) {
   if (end == text.size()) return operand;
 
   if (text[end] == '[') {
-    std::string_view inside = Trim(text.substr(end + 1));
-    if (inside.empty() || inside.back() != ']') return BadOperand(text, "no ']' at the end");
-    inside = Trim(inside.substr(0, inside.size() - 1));
-    if (!inside.empty() && inside.back() == ',') inside.remove_suffix(1);
-    for (std::string_view part : Split(inside, ',')) {
+    string_view inside = absl::StripAsciiWhitespace(text.substr(end + 1));
+    if (!absl::ConsumeSuffix(&inside, "]")) return BadOperand(text, "no ']' at the end");
+    inside = absl::StripAsciiWhitespace(inside);
+    absl::ConsumeSuffix(&inside, ",");
+    for (const string_view part : absl::StrSplit(inside, ',')) {
       const std::optional<Subscript> subscript = ParseSubscript(part);
       if (!subscript) {
-        return BadOperand(
-            text, absl::StrCat("'", Absl(Trim(part)), "' is not an index, start:stop:step or ..."));
+        return BadOperand(text, absl::StrCat("'", absl::StripAsciiWhitespace(part),
+                                             "' is not an index, start:stop:step or ..."));
       }
       operand.subscripts.push_back(*subscript);
     }
     return operand;
   }
 
-  const std::vector<std::string_view> parts = Split(text.substr(end + 1), ':');
+  const Parts parts = absl::StrSplit(text.substr(end + 1), ':');
   const std::optional<std::int64_t> offset = ParseInteger(parts[0]);
   const auto extents = [&](std::size_t i) {
-    return ParseExtents(i < parts.size() ? parts[i] : std::string_view());
+    return ParseExtents(i < parts.size() ? std::string(parts[i]) : std::string());
   };
   const auto shape = extents(1);
   const auto strides = extents(2);

@@ -419,9 +419,11 @@ TEST(RetryTest, PausesAsLongAsTheServerAsksForWithinBounds) {
   ClientOptions options;
   options.retry_refused = true;
   const auto pause = [&](std::string_view delay_ms) {
-    return Retry(options, /*idempotent=*/false, absl::InfiniteDuration())
-        .Pause(MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL", "",
-                         {{Retry::kRetryDelay, std::string(delay_ms)}}));
+    Connection connection(options);
+    absl::Status refusal = MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL", "",
+                                     {{Attempts::kRetryDelay, std::string(delay_ms)}});
+    const absl::Duration forever = absl::InfiniteDuration();
+    return Attempts(connection, {.timeout = forever, .patience = forever}).Pause(refusal);
   };
   const auto short_pause = pause("3000"), long_pause = pause("3600000");
   ASSERT_TRUE(short_pause.has_value() && long_pause.has_value());

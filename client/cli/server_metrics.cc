@@ -40,14 +40,14 @@ absl::Status NoMetrics(std::string_view why) {
 }
 
 // A TCP connection with one deadline for all waits.
-class Connection {
+class HttpConnection {
  public:
-  explicit Connection(absl::Time end) : end_(end) {}
-  ~Connection() {
+  explicit HttpConnection(absl::Time end) : end_(end) {}
+  ~HttpConnection() {
     if (socket_ >= 0) close(socket_);
   }
-  Connection(const Connection&) = delete;
-  Connection& operator=(const Connection&) = delete;
+  HttpConnection(const HttpConnection&) = delete;
+  HttpConnection& operator=(const HttpConnection&) = delete;
 
   absl::Status Open(const MetricsAddress& address) {
     const addrinfo hints = {.ai_flags = AI_ADDRCONFIG,
@@ -269,7 +269,7 @@ absl::StatusOr<MetricsAddress> ParseMetricsAddress(std::string_view url) {
 }
 
 absl::StatusOr<std::string> FetchMetrics(const MetricsAddress& address, absl::Duration limit) {
-  Connection connection(absl::Now() + limit);
+  HttpConnection connection(absl::Now() + limit);
   if (absl::Status status = connection.Open(address); !status.ok()) return status;
   const bool brackets = absl::StrContains(address.host, ':');
   const absl::Status sent =

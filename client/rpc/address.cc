@@ -25,15 +25,11 @@ namespace {
 // An IP address. IPv4 addresses are stored as IPv4-mapped IPv6 addresses.
 using Bits = std::array<std::uint8_t, 16>;
 
-std::optional<Bits> ParseV4(absl::string_view text) {
-  Bits bits = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
-  if (::inet_pton(AF_INET, std::string(text).c_str(), &bits[12]) != 1) return std::nullopt;
-  return bits;
-}
-
-std::optional<Bits> ParseV6(absl::string_view text) {
-  Bits bits{};
-  if (::inet_pton(AF_INET6, std::string(text).c_str(), bits.data()) != 1) return std::nullopt;
+std::optional<Bits> Parse(absl::string_view text, bool v6) {
+  Bits bits = {};
+  if (!v6) bits[10] = bits[11] = 0xff;
+  if (::inet_pton(v6 ? AF_INET6 : AF_INET, std::string(text).c_str(), &bits[v6 ? 0 : 12]) != 1)
+    return std::nullopt;
   return bits;
 }
 
@@ -87,9 +83,9 @@ bool IsLoopback(absl::string_view address) {
   if (!parts || !IsPort(parts->port)) return false;
   if (parts->bracketed ? v4 : v6) return false;
   if (parts->host == "localhost") return !parts->bracketed && !v4;
-  const std::optional<Bits> bits = parts->bracketed ? ParseV6(parts->host) : ParseV4(parts->host);
-  static const Bits v4_loopback = *ParseV4("127.0.0.0");
-  static const Bits v6_loopback = *ParseV6("::1");
+  const std::optional<Bits> bits = Parse(parts->host, parts->bracketed);
+  static const Bits v4_loopback = *Parse("127.0.0.0", false);
+  static const Bits v6_loopback = *Parse("::1", true);
   return bits && (Within(*bits, v4_loopback, 96 + 8) || *bits == v6_loopback);
 }
 
@@ -106,7 +102,8 @@ absl::string_view WrongWith(absl::string_view address) {
   if (std::all_of(parts->port.begin(), parts->port.end(), [](char c) { return c == '0'; }))
     return "it has port 0";
   // An IPv6 zone follows a percent sign.
-  if (parts->bracketed) return ParseV6(parts->host.substr(0, parts->host.find('%'))) ? "" : kForms;
+  if (parts->bracketed)
+    return Parse(parts->host.substr(0, parts->host.find('%')), true) ? "" : kForms;
   const bool name = std::all_of(parts->host.begin(), parts->host.end(), [](unsigned char c) {
     return absl::ascii_isalnum(c) || c == '.' || c == '-' || c == '_' || c >= 0x80;
   });
@@ -192,14 +189,14 @@ std::optional<Proxy> ProxyFor(std::string_view text) {
   if (exceptions.empty()) exceptions = Variable("no_proxy");
   const std::optional<HostPort> parts = Split(address);
   if (!parts) return proxy;
-  const std::optional<Bits> bits = parts->bracketed ? ParseV6(parts->host) : ParseV4(parts->host);
+  const std::optional<Bits> bits = Parse(parts->host, parts->bracketed);
   for (absl::string_view entry : absl::StrSplit(exceptions, ',', absl::SkipWhitespace())) {
     entry = absl::StripAsciiWhitespace(entry);
     if (absl::EndsWithIgnoreCase(parts->host, entry)) return std::nullopt;  // as gRPC does
     const std::pair<absl::string_view, absl::string_view> network =
         absl::StrSplit(entry, absl::MaxSplits('/', 1));
-    const std::optional<Bits> v4 = ParseV4(network.first);
-    const std::optional<Bits> from = v4 ? v4 : ParseV6(network.first);
+    const std::optional<Bits> v4 = Parse(network.first, false);
+    const std::optional<Bits> from = v4 ? v4 : Parse(network.first, true);
     int prefix = 0;
     if (!bits || !from || !absl::SimpleAtoi(network.second, &prefix)) continue;
     const int longest = v4 ? 32 : 128;

@@ -38,7 +38,11 @@ PooledChannel& Channels::channel(std::size_t server, std::size_t i) {
   return Open(server, i);
 }
 
-PooledChannel* Channels::LeastBusy(std::size_t server) {
+PooledChannel* Channels::Ready(const Route& route, std::size_t server) {
+  if (route.channel) {
+    PooledChannel& only = Open(server, *route.channel);
+    return only.channel->GetState(false) == GRPC_CHANNEL_READY ? &only : nullptr;
+  }
   PooledChannel* best = nullptr;
   bool pending = false;
   const std::size_t open = std::min(servers_[server]->channels.size(), connections_);
@@ -66,7 +70,7 @@ std::optional<Lease> Channels::Pick(const Route& route, bool last_resort) {
     const std::size_t server = (current_ + k) % servers_.size();
     if (!Allowed(route, server)) continue;
     if (choice && route.failed == server && !last_resort) continue;
-    PooledChannel* const channel = LeastBusy(server);
+    PooledChannel* const channel = Ready(route, server);
     if (channel == nullptr) continue;
     if (choice && (route.failed == server || now < servers_[server]->avoid_until)) {
       if (second_choice == nullptr) second_choice = channel;
@@ -81,7 +85,7 @@ std::optional<Lease> Channels::Pick(const Route& route, bool last_resort) {
 
 std::shared_ptr<grpc::Channel> Channels::Awaited(const Route& route, std::size_t turn) {
   const std::size_t server = route.only.value_or((current_ + turn) % servers_.size());
-  return channel(server, 0).channel;
+  return channel(server, route.channel.value_or(0)).channel;
 }
 
 void Channels::Failed(std::size_t server) {

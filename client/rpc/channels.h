@@ -13,7 +13,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <type_traits>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -27,30 +27,22 @@ struct PooledChannel {
   PooledChannel(std::size_t number, std::shared_ptr<grpc::Channel> connection)
       : server(number),
         channel(std::move(connection)),
-        buffers(v1::BufferService::NewStub(channel)),
-        compute(v1::ComputeService::NewStub(channel)),
-        shared_memory(v1::SharedMemoryService::NewStub(channel)),
-        health(grpc::health::v1::Health::NewStub(channel)) {}
+        stubs(v1::BufferService::NewStub(channel), v1::ComputeService::NewStub(channel),
+              v1::SharedMemoryService::NewStub(channel),
+              grpc::health::v1::Health::NewStub(channel)) {}
 
-  template <class Stub>
-  Stub& stub() const {
-    if constexpr (std::is_same_v<Stub, v1::BufferService::StubInterface>) {
-      return *buffers;
-    } else if constexpr (std::is_same_v<Stub, v1::ComputeService::StubInterface>) {
-      return *compute;
-    } else if constexpr (std::is_same_v<Stub, v1::SharedMemoryService::StubInterface>) {
-      return *shared_memory;
-    } else {
-      return *health;
-    }
+  template <class Service>
+  typename Service::StubInterface& stub() const {
+    return *std::get<std::unique_ptr<typename Service::StubInterface>>(stubs);
   }
 
   const std::size_t server;
   const std::shared_ptr<grpc::Channel> channel;
-  const std::unique_ptr<v1::BufferService::StubInterface> buffers;
-  const std::unique_ptr<v1::ComputeService::StubInterface> compute;
-  const std::unique_ptr<v1::SharedMemoryService::StubInterface> shared_memory;
-  const std::unique_ptr<grpc::health::v1::Health::StubInterface> health;
+  const std::tuple<std::unique_ptr<v1::BufferService::StubInterface>,
+                   std::unique_ptr<v1::ComputeService::StubInterface>,
+                   std::unique_ptr<v1::SharedMemoryService::StubInterface>,
+                   std::unique_ptr<grpc::health::v1::Health::StubInterface>>
+      stubs;
   std::atomic<int> calls{0};  // the number of calls under way
 };
 
@@ -70,9 +62,10 @@ class Lease {
 
 // Where a call may go, and where it has gone so far. Servers are numbered in the order of the list.
 struct Route {
-  std::optional<std::size_t> only;  // the only server allowed, if any
+  std::optional<std::size_t> only = {};     // the only server allowed, if any
+  std::optional<std::size_t> channel = {};  // the only one of its channels allowed, if any
   // The server at which the last attempt failed. It is tried again only as a last resort.
-  std::optional<std::size_t> failed;
+  std::optional<std::size_t> failed = {};
   std::size_t server = 0;  // the server of the last attempt
   int attempts = 0;
 };
@@ -99,11 +92,9 @@ class Channels {
   // Reports a failed attempt at a server. For a second, new calls prefer other servers.
   void Failed(std::size_t server);
 
-  // Returns channel number i of a server. The channel is made on first use. Transfers use as many
+  // Returns channel number i of a server, which is made on first use. Transfers use as many
   // channels as they have streams.
   PooledChannel& channel(std::size_t server, std::size_t i);
-  // The server to which the next call goes.
-  std::size_t current() const { return current_; }
   std::size_t servers() const { return servers_.size(); }
   // Returns the address of a route's only server, or all addresses, for messages.
   std::string Describe(const Route& route) const;
@@ -124,7 +115,8 @@ class Channels {
   };
 
   PooledChannel& Open(std::size_t server, std::size_t i);  // mutex_ is held
-  PooledChannel* LeastBusy(std::size_t server);            // mutex_ is held
+  // Returns the channel of a server that a call of this route uses, or nullptr if none is ready.
+  PooledChannel* Ready(const Route& route, std::size_t server);  // mutex_ is held
   bool Allowed(const Route& route, std::size_t server) const {
     return !route.only || *route.only == server;
   }

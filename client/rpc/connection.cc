@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <climits>
+#include <condition_variable>
+#include <mutex>
 #include <random>
 #include <string>
 #include <string_view>
@@ -53,7 +55,7 @@ absl::Duration Backoff(int failures) {
 // Returns the delay in the RetryInfo of a refusal.
 std::optional<absl::Duration> RetryDelay(const absl::Status& status) {
   const auto metadata = ErrorMetadata(status);
-  const auto it = metadata.find(std::string(Retry::kRetryDelay));
+  const auto it = metadata.find(std::string(Attempts::kRetryDelay));
   std::int64_t ms = 0;
   if (it == metadata.end() || !absl::SimpleAtoi(it->second, &ms)) return std::nullopt;
   return absl::Milliseconds(ms);
@@ -72,12 +74,12 @@ bool IsTransient(const absl::Status& status) {
   return absl::IsDataLoss(status) && reason == "BAD_CHECKSUM";
 }
 
-// Sleeps until the duration has passed or a stop is requested.
-void SleepFor(absl::Duration duration, const std::stop_token& stop) {
+// Sleeps until the given time or until a stop is requested.
+void SleepUntil(std::chrono::steady_clock::time_point time, const std::stop_token& stop) {
   std::mutex mutex;
   std::condition_variable_any none;
   std::unique_lock lock(mutex);
-  none.wait_for(lock, stop, absl::ToChronoNanoseconds(duration), [] { return false; });
+  none.wait_until(lock, stop, time, [] { return false; });
 }
 
 // Returns gRPC's explanation of why a channel does not connect, or "" if the channel has not
@@ -88,7 +90,8 @@ std::string CauseOf(const PooledChannel& channel) {
   grpc::ClientContext context;
   context.set_deadline(After(kCancelGlance));
   grpc::health::v1::HealthCheckResponse response;
-  const grpc::Status status = channel.health->Check(&context, {}, &response);
+  const grpc::Status status =
+      channel.stub<grpc::health::v1::Health>().Check(&context, {}, &response);
   return status.error_code() == grpc::StatusCode::UNAVAILABLE ? status.error_message() : "";
 }
 
@@ -130,23 +133,19 @@ absl::Status FromGrpc(const grpc::Status& status) {
   absl::Status error(code, status.error_message());
 
   google::rpc::Status details;
+  google::rpc::ErrorInfo info;
+  google::rpc::RetryInfo retry;
+  bool delayed = false;
   if (!status.error_details().empty() && details.ParseFromString(status.error_details())) {
-    google::rpc::ErrorInfo info;
-    google::rpc::RetryInfo retry;
     for (const google::protobuf::Any& detail : details.details()) {
-      if (detail.UnpackTo(&info)) {
-        error = MakeError(code, info.reason(), status.error_message());
-        for (const auto& [key, value] : info.metadata()) SetErrorMetadata(error, key, value);
-      }
+      if (detail.UnpackTo(&info)) error = ErrorOf(code, status.error_message(), info);
+      delayed |= detail.UnpackTo(&retry);
     }
-    for (const google::protobuf::Any& detail : details.details()) {
-      if (detail.UnpackTo(&retry)) {
-        const absl::Duration delay = absl::Seconds(retry.retry_delay().seconds()) +
-                                     absl::Nanoseconds(retry.retry_delay().nanos());
-        SetErrorMetadata(error, Retry::kRetryDelay,
-                         std::to_string(absl::ToInt64Milliseconds(delay)));
-      }
-    }
+  }
+  if (delayed) {
+    const absl::Duration delay = absl::Seconds(retry.retry_delay().seconds()) +
+                                 absl::Nanoseconds(retry.retry_delay().nanos());
+    SetErrorMetadata(error, Attempts::kRetryDelay, absl::StrCat(absl::ToInt64Milliseconds(delay)));
   }
   // The server gives each of its refusals a reason. If there is none, the connection has failed.
   if (code == absl::StatusCode::kUnavailable && ErrorReason(error).empty()) {
@@ -191,44 +190,13 @@ gpr_timespec After(absl::Duration duration) {
                       gpr_time_from_nanos(absl::ToInt64Nanoseconds(duration), GPR_TIMESPAN));
 }
 
-void Retry::Progress() {
-  failures_ = 0;
-  Moved();
-}
-
-std::optional<absl::Duration> Retry::Pause(const absl::Status& failure) {
-  ++failures_;
-  absl::Duration pause = Backoff(failures_);
-  const std::optional<absl::Duration> delay = RetryDelay(failure);
-  if (absl::IsResourceExhausted(failure) && delay) {
-    // The server did nothing, so any call is safe to repeat.
-    if (!options_.retry_refused) return std::nullopt;
-    pause = std::max(pause, std::min(*delay, kLongestDelay) * Random(1, 1.25));
-  } else {
-    // A draining server has done nothing either, and its successor may be ready by the next
-    // attempt. A server that received damaged bytes has discarded them.
-    const bool safe =
-        idempotent_ || ErrorReason(failure) == "DRAINING" || absl::IsDataLoss(failure);
-    if (!safe || !IsTransient(failure) || failures_ >= kMaxFailures) return std::nullopt;
-  }
-  if (absl::FromChrono(Clock::now() - since_) + pause >= patience_) return std::nullopt;
-  return pause;
-}
-
-bool Retry::Wait(const absl::Status& failure, const std::stop_token& stop) {
-  const std::optional<absl::Duration> pause = Pause(failure);
-  if (pause.has_value()) SleepFor(*pause, stop);
-  return pause.has_value();
-}
-
 // --- Attempts ------------------------------------------------------------------------------------
 
-Attempts::Attempts(Connection& connection, const Plan& plan)
+Attempts::Attempts(Connection& connection, Plan plan)
     : connection_(connection),
-      plan_(plan),
-      deadline_(After(plan.timeout)),
-      retry_(connection.options(), plan.idempotent, plan.patience) {
-  route_.only = plan.only;
+      plan_(std::move(plan)),
+      deadline_(After(plan_.timeout)),
+      route_(plan_.route) {
   AwaitConnection();
 }
 
@@ -237,10 +205,21 @@ void Attempts::AwaitConnection() {
   last_resort_ = After(kOtherServers);
 }
 
-std::optional<Lease> Attempts::Pick() {
-  if (!connection_.refused().ok()) return std::nullopt;
-  const bool last_resort = gpr_time_cmp(gpr_now(GPR_CLOCK_MONOTONIC), last_resort_) >= 0;
-  return connection_.channels().Pick(route_, last_resort);
+absl::StatusOr<std::optional<Lease>> Attempts::Pick() {
+  if (plan_.cancel.stop_requested()) return Cancelled();
+  if (!plan_.refused.ok()) return plan_.refused;
+  if (!connection_.refused().ok()) return connection_.refused();
+  Channels& channels = connection_.channels();
+  const gpr_timespec now = gpr_now(GPR_CLOCK_MONOTONIC);
+  std::optional<Lease> channel = channels.Pick(route_, gpr_time_cmp(now, last_resort_) >= 0);
+  if (channel) return channel;
+  const bool late = gpr_time_cmp(now, connect_limit_) >= 0;
+  // A refused certificate is unlikely to change soon, so the call need not wait.
+  if (late || (!connection_.options().tls_ca.empty() && !channels.HasChoice(route_))) {
+    absl::Status why = connection_.WhyUnreachable(route_);
+    if (late || ErrorReason(why) == "CERTIFICATE_REFUSED") return why;
+  }
+  return std::nullopt;
 }
 
 std::shared_ptr<grpc::Channel> Attempts::Awaited() {
@@ -252,43 +231,50 @@ gpr_timespec Attempts::WaitLimit() const {
   return gpr_time_min(connect_limit_, After(kTurn));
 }
 
-absl::Status Attempts::Unreachable() const {
-  if (!connection_.refused().ok()) return connection_.refused();
-  const bool now = gpr_time_cmp(gpr_now(GPR_CLOCK_MONOTONIC), connect_limit_) >= 0;
-  // A refused certificate is unlikely to change soon, so the call need not wait.
-  if (!now && (connection_.options().tls_ca.empty() || connection_.channels().HasChoice(route_)))
-    return absl::OkStatus();
-  absl::Status why = connection_.WhyUnreachable(route_);
-  return now || ErrorReason(why) == "CERTIFICATE_REFUSED" ? why : absl::OkStatus();
+bool Attempts::HasAlternative() const {
+  return plan_.idempotent && connection_.channels().HasChoice(route_);
 }
 
-void Attempts::Begin(const PooledChannel& channel) {
+void Attempts::Begin(const PooledChannel& channel, grpc::ClientContext& context) {
   route_.server = channel.server;
   ++route_.attempts;
   if (plan_.stay) Stay();
-}
-
-gpr_timespec Attempts::AttemptDeadline() const {
-  if (!plan_.idempotent || !connection_.channels().HasChoice(route_)) return deadline_;
-  return gpr_time_min(deadline_, After(connection_.options().attempt_timeout));
+  connection_.Authorize(context);
+  if (!plan_.buffer_route.empty()) context.AddMetadata("tessera-route", plan_.buffer_route);
+  context.set_deadline(HasAlternative()
+                           ? gpr_time_min(deadline_, After(connection_.options().attempt_timeout))
+                           : deadline_);
 }
 
 std::optional<absl::Duration> Attempts::Pause(absl::Status& status) {
-  if (absl::IsDeadlineExceeded(status) && plan_.idempotent &&
-      connection_.channels().HasChoice(route_) &&
+  if (absl::IsDeadlineExceeded(status) && HasAlternative() &&
       gpr_time_cmp(gpr_now(GPR_CLOCK_MONOTONIC), deadline_) < 0) {
     status = MakeError(absl::StatusCode::kUnavailable, "SERVER_SILENT",
                        absl::StrCat("no answer for ",
                                     absl::FormatDuration(connection_.options().attempt_timeout)));
   }
-  const std::optional<absl::Duration> pause = retry_.Pause(status);
+  absl::Duration pause = Backoff(++failures_);
+  bool repeat = false;
+  const std::optional<absl::Duration> delay = RetryDelay(status);
+  if (absl::IsResourceExhausted(status) && delay) {
+    // The server did nothing, so any call is safe to repeat.
+    repeat = connection_.options().retry_refused;
+    pause = std::max(pause, std::min(*delay, kLongestDelay) * Random(1, 1.25));
+  } else {
+    // A draining server has done nothing either, and its successor may be ready by the next
+    // attempt. A server that received damaged bytes has discarded them.
+    const bool safe =
+        plan_.idempotent || ErrorReason(status) == "DRAINING" || absl::IsDataLoss(status);
+    repeat = safe && IsTransient(status) && failures_ < kMaxFailures;
+  }
+  repeat &= absl::FromChrono(Clock::now() - since_) + pause < plan_.patience;
   status = WithDeadline(std::move(status), plan_.timeout);
   if (absl::IsUnavailable(status)) {
     connection_.channels().Failed(route_.server);
     route_.failed = route_.server;
   }
   AwaitConnection();
-  return pause;
+  return repeat ? std::optional(pause) : std::nullopt;
 }
 
 bool Attempts::Wait(absl::Status& status) {
@@ -297,20 +283,25 @@ bool Attempts::Wait(absl::Status& status) {
     return false;
   }
   const std::optional<absl::Duration> pause = Pause(status);
-  if (pause.has_value()) SleepFor(*pause, plan_.cancel);
+  if (pause) SleepUntil(Clock::now() + absl::ToChronoNanoseconds(*pause), plan_.cancel);
   return pause.has_value();
+}
+
+void Attempts::Progress() {
+  failures_ = 0;
+  Moved();
 }
 
 // --- Connections ---------------------------------------------------------------------------------
 
-void Connection::AddRoute(grpc::ClientContext& context, std::string_view buffer) const {
-  if (!options_.send_route || buffer.empty()) return;
+std::string Connection::RouteOfBuffer(std::string_view buffer) const {
   // A value that is not a valid buffer name may not be a valid header either. The server reports
   // what is wrong with it.
   const bool valid = std::all_of(buffer.begin(), buffer.end(), [](unsigned char c) {
     return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '/' || c == '-';
   });
-  if (valid) context.AddMetadata("tessera-route", std::string(RouteOf(buffer)));
+  if (!options_.send_route || !valid || buffer.empty()) return "";
+  return std::string(RouteOf(buffer));
 }
 
 Connection::Connection(ClientOptions options, absl::Status refused)
@@ -374,10 +365,10 @@ absl::Status Connection::WithRestart(const absl::Status& status, std::size_t ser
                                      absl::Time start) const {
   if (start <= *channels_.first_buffer(server)) return status;
   const std::string since = absl::FormatTime(start, absl::UTCTimeZone());
-  absl::Status explained = MakeError(status.code(), ErrorReason(status),
-                                     absl::StrCat(status.message(), "; the server restarted at ",
-                                                  since, " and lost its earlier buffers"));
-  for (const auto& [key, value] : ErrorMetadata(status)) SetErrorMetadata(explained, key, value);
+  absl::Status explained(status.code(), absl::StrCat(status.message(), "; the server restarted at ",
+                                                     since, " and lost its earlier buffers"));
+  status.ForEachPayload(
+      [&](absl::string_view url, const absl::Cord& value) { explained.SetPayload(url, value); });
   SetErrorMetadata(explained, "server_start", since);
   return explained;
 }
@@ -413,25 +404,11 @@ absl::Status Connection::WhyUnreachable(const Route& route) {
   return status;
 }
 
-absl::StatusOr<Lease> Connection::Connect(std::size_t server, std::size_t i, gpr_timespec deadline,
-                                          const std::stop_token& cancel) {
-  if (!refused_.ok()) return refused_;
-  PooledChannel& channel = channels_.channel(server, i);
-  const gpr_timespec limit = gpr_time_min(deadline, After(options_.connect_timeout));
-  do {
-    if (cancel.stop_requested()) return Cancelled();
-    const gpr_timespec glance =
-        cancel.stop_possible() ? gpr_time_min(limit, After(kCancelGlance)) : limit;
-    if (channel.channel->WaitForConnected(glance)) return Lease(&channel);
-  } while (gpr_time_cmp(gpr_now(GPR_CLOCK_MONOTONIC), limit) < 0);
-  return WhyUnreachable({.only = server});
-}
-
 absl::StatusOr<Lease> Connection::Connect(Attempts& attempts) {
   for (;;) {
-    if (attempts.cancel().stop_requested()) return Cancelled();
-    if (std::optional<Lease> channel = attempts.Pick()) return *std::move(channel);
-    if (absl::Status status = attempts.Unreachable(); !status.ok()) return status;
+    absl::StatusOr<std::optional<Lease>> channel = attempts.Pick();
+    if (!channel.ok()) return channel.status();
+    if (*channel) return **std::move(channel);
     gpr_timespec limit = attempts.WaitLimit();
     if (attempts.cancel().stop_possible()) limit = gpr_time_min(limit, After(kCancelGlance));
     const std::shared_ptr<grpc::Channel> awaited = attempts.Awaited();
@@ -444,23 +421,14 @@ StallGuard::StallGuard(grpc::ClientContext* context, absl::Duration timeout,
     : timeout_(timeout),
       token_(cancel),
       cancel_(token_, [context] { context->TryCancel(); }),
-      thread_([this, context] { Watch(context); }) {}
+      watch_([this, context](const std::stop_token& end) { Watch(end, context); }) {}
 
-StallGuard::~StallGuard() {
-  {
-    const std::lock_guard lock(mutex_);
-    ended_ = true;
-  }
-  end_.notify_one();
-  thread_.join();
-}
-
-void StallGuard::Watch(grpc::ClientContext* context) {
+void StallGuard::Watch(const std::stop_token& end, grpc::ClientContext* context) {
   // Longer than any transfer, but short enough to be added to a point in time without overflow.
   const auto timeout = absl::ToChronoNanoseconds(std::min(timeout_, absl::Hours(24 * 36500)));
-  std::unique_lock lock(mutex_);
   for (Clock::time_point last = last_;; last = last_) {
-    if (end_.wait_until(lock, last + timeout, [this] { return ended_; })) return;
+    SleepUntil(last + timeout, end);
+    if (end.stop_requested()) return;
     if (last != last_.load()) continue;
     stalled_ = true;
     context->TryCancel();

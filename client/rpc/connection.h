@@ -6,12 +6,10 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <stop_token>
 #include <string>
@@ -54,74 +52,45 @@ inline constexpr absl::Duration kExplainTimeout = absl::Seconds(2);
 // Returns the time this long from now, by the monotonic clock.
 gpr_timespec After(absl::Duration duration);
 
-// Decides whether a call or a transfer is repeated after a failure. A call that the server refused
+class Connection;
+class EventLoop;
+
+// Guides one call or transfer through its attempts: chooses the next channel, and decides how long
+// to wait for one, and whether the call is repeated after a failure. A call that the server refused
 // for lack of memory or queue space (with a RetryInfo) is repeated until `patience` has passed. A
 // call that broke (no connection, damaged bytes) is repeated only if that is safe
-// (client/rpc/methods.h), and until it has failed kMaxFailures times in a row without progress. Not
-// thread safe.
-class Retry {
+// (client/rpc/methods.h), and until it has failed kMaxFailures times in a row without progress.
+// Blocking and asynchronous calls differ only in how they wait. Not thread safe.
+class Attempts {
  public:
   // FromGrpc stores the delay that a server requests in the error's metadata, under this key.
   static constexpr std::string_view kRetryDelay = "retry_delay_ms";
   static constexpr int kMaxFailures = 5;
 
-  Retry(const ClientOptions& options, bool idempotent, absl::Duration patience)
-      : options_(options), idempotent_(idempotent), patience_(patience), since_(Clock::now()) {}
-
-  // Restarts the time that `patience` limits.
-  void Moved() { since_ = Clock::now(); }
-  // Restarts the time that `patience` limits, and resets the count of failures.
-  void Progress();
-  // Returns how long to wait before the next attempt, or nothing if the failure is final.
-  std::optional<absl::Duration> Pause(const absl::Status& failure);
-  // Sleeps for the duration that Pause returns, or until a stop is requested. Returns false
-  // immediately if the failure is final.
-  bool Wait(const absl::Status& failure, const std::stop_token& stop = {});
-
- private:
-  using Clock = std::chrono::steady_clock;
-
-  const ClientOptions& options_;
-  const bool idempotent_;
-  const absl::Duration patience_;
-  Clock::time_point since_;
-  int failures_ = 0;
-};
-
-class Connection;
-class EventLoop;
-
-// Guides one call through its attempts: chooses the next channel, and decides how long to wait for
-// one and whether a failure is final. Blocking and asynchronous calls differ only in how they wait.
-// Not thread safe.
-class Attempts {
- public:
   struct Plan {
     absl::Duration timeout;   // for all attempts together
-    absl::Duration patience;  // the longest time without progress, as in Retry
+    absl::Duration patience;  // the longest time without progress
     bool idempotent = false;
-    bool stay = false;                               // whether all attempts go to the same server
-    std::optional<std::size_t> only = std::nullopt;  // the only server allowed, if any
-    std::stop_token cancel = {};                     // used only by blocking calls
+    bool stay = false;              // whether all attempts go to the same server
+    Route route = {};               // where attempts may go
+    std::string buffer_route = {};  // from Connection::RouteOfBuffer
+    std::stop_token cancel = {};    // used only by blocking calls
+    absl::Status refused = {};      // unless OK, the error that the call fails with
   };
 
-  Attempts(Connection& connection, const Plan& plan);
+  Attempts(Connection& connection, Plan plan);
 
-  // Returns a channel for the next attempt. If there is none, the caller must return the error of
-  // Unreachable() if there is one. Otherwise, the caller must wait until the state of Awaited()
-  // changes or WaitLimit() passes, and then call Pick again.
-  std::optional<Lease> Pick();
+  // Returns a channel for the next attempt, or the error that ends the call: CANCELLED, the error
+  // of Connection::refused, or UNAVAILABLE / UNREACHABLE once connect_timeout or the deadline has
+  // passed. If there is only one server, also returns UNAVAILABLE / CERTIFICATE_REFUSED
+  // immediately. Otherwise, returns nothing. The caller must then wait until the state of Awaited()
+  // changes or WaitLimit() passes, and call Pick again.
+  absl::StatusOr<std::optional<Lease>> Pick();
   std::shared_ptr<grpc::Channel> Awaited();
   gpr_timespec WaitLimit() const;
-  // Returns UNAVAILABLE / UNREACHABLE once connect_timeout or the deadline has passed. Returns the
-  // error of Connection::refused immediately. If there is only one server, also returns UNAVAILABLE
-  // / CERTIFICATE_REFUSED immediately. Returns OK otherwise.
-  absl::Status Unreachable() const;
 
-  // Must be called before an attempt through the channel.
-  void Begin(const PooledChannel& channel);
-  // Returns the deadline for the next attempt of a unary call.
-  gpr_timespec AttemptDeadline() const;
+  // Prepares the context of an attempt through the channel. Must be called before the attempt.
+  void Begin(const PooledChannel& channel, grpc::ClientContext& context);
   // Must be called after an attempt that failed. Returns how long to pause before the next one, or
   // nothing if `status` is final.
   std::optional<absl::Duration> Pause(absl::Status& status);
@@ -129,7 +98,10 @@ class Attempts {
   // immediately if the failure is final.
   bool Wait(absl::Status& status);
   const std::stop_token& cancel() const { return plan_.cancel; }
-  void Progress() { retry_.Progress(); }
+  // Restarts the time that `patience` limits.
+  void Moved() { since_ = Clock::now(); }
+  // Restarts the time that `patience` limits, and resets the count of failures.
+  void Progress();
   // Restricts further attempts to the server of the last one.
   void Stay() { route_.only = route_.server; }
 
@@ -137,14 +109,19 @@ class Attempts {
   gpr_timespec deadline() const { return deadline_; }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   void AwaitConnection();
+  // Whether an attempt may be given up in favour of one at another server.
+  bool HasAlternative() const;
 
   Connection& connection_;
   const Plan plan_;
   const gpr_timespec deadline_;
-  Retry retry_;
   Route route_;
   std::size_t turn_ = 0;
+  int failures_ = 0;
+  Clock::time_point since_ = Clock::now();
   gpr_timespec connect_limit_{};
   gpr_timespec last_resort_{};  // when the server that failed becomes allowed again
 };
@@ -162,38 +139,17 @@ class Connection {
   const absl::Status& refused() const { return refused_; }
   // Adds the caller's token to the call.
   void Authorize(grpc::ClientContext& context) { authorization_.AddTo(context); }
-  // Adds the route of the buffer that a call is about, for proxies, if ClientOptions::send_route is
-  // set.
-  void AddRoute(grpc::ClientContext& context, std::string_view buffer) const;
+  // Returns the route of a buffer, for proxies, or "" if ClientOptions::send_route is not set.
+  std::string RouteOfBuffer(std::string_view buffer) const;
   Channels& channels() { return channels_; }
   // The event loop of the asynchronous calls.
   EventLoop& events() { return *events_; }
 
-  // Waits until channel i of a server is connected. Fails with the errors of Attempts::Unreachable,
-  // or with CANCELLED.
-  absl::StatusOr<Lease> Connect(std::size_t server, std::size_t i, gpr_timespec deadline,
-                                const std::stop_token& cancel);
   // Returns why the servers of a route do not respond: UNAVAILABLE / CERTIFICATE_REFUSED or
   // UNREACHABLE {server, cause}.
   absl::Status WhyUnreachable(const Route& route);
-  // Waits until any server that the attempts may go to is connected.
+  // Waits for the next channel that Attempts::Pick returns.
   absl::StatusOr<Lease> Connect(Attempts& attempts);
-
-  // Runs attempt(context, channel) until it succeeds, fails permanently, or the deadline passes.
-  template <class Attempt>
-  absl::Status Repeat(Attempts& attempts, Attempt&& attempt) {
-    for (;;) {
-      absl::StatusOr<Lease> channel = Connect(attempts);
-      if (!channel.ok()) return channel.status();
-      grpc::ClientContext context;
-      Authorize(context);
-      attempts.Begin(**channel);
-      context.set_deadline(attempts.AttemptDeadline());
-      const std::stop_callback cancel(attempts.cancel(), [&] { context.TryCancel(); });
-      absl::Status status = OfUncancelled(FromGrpc(attempt(&context, **channel)));
-      if (status.ok() || !attempts.Wait(status)) return status;
-    }
-  }
 
   template <class Request>
   Attempts::Plan PlanOf(const Request& request, const CallOptions& call,
@@ -203,7 +159,8 @@ class Connection {
             .patience = limit,
             .idempotent = IsSafeToRepeat(request),
             .stay = Method<Request>::kRepeatable == Repeatable::kWithVersion,
-            .only = only,
+            .route = {.only = only},
+            .buffer_route = RouteOfBuffer(BufferOf(request)),
             .cancel = call.cancel};
   }
 
@@ -216,17 +173,26 @@ class Connection {
     using Unary = Method<Request>;
     Attempts attempts(*this, PlanOf(request, call, only));
     ResponseOf<Request> response;
-    const absl::Status status =
-        Repeat(attempts, [&](grpc::ClientContext* context, PooledChannel& channel) {
-          CountSent(request.ByteSizeLong());
-          AddRoute(*context, BufferOf(request));
-          return (channel.stub<typename Unary::Stub>().*Unary::kCall)(context, request, &response);
-        });
+    const absl::Status status = [&] {
+      for (;;) {
+        const absl::StatusOr<Lease> channel = Connect(attempts);
+        if (!channel.ok()) return channel.status();
+        grpc::ClientContext context;
+        attempts.Begin(**channel, context);
+        CountSent(request.ByteSizeLong());
+        const std::stop_callback cancel(call.cancel, [&] { context.TryCancel(); });
+        auto& stub = (*channel)->template stub<typename Unary::Service>();
+        absl::Status ended =
+            OfUncancelled(FromGrpc((stub.*Unary::kCall)(&context, request, &response)));
+        if (ended.ok() || !attempts.Wait(ended)) return ended;
+      }
+    }();
     if (route != nullptr) *route = attempts.route();
     if (!status.ok()) {
       return kReadsBuffers<Request> ? ExplainMissing(status, attempts.route().server) : status;
     }
     Received(attempts.route().server, response);
+    if (absl::Status wrong = CheckResponse(request, response); !wrong.ok()) return wrong;
     return response;
   }
 
@@ -271,7 +237,6 @@ class Connection {
 class StallGuard {
  public:
   StallGuard(grpc::ClientContext* context, absl::Duration timeout, const std::stop_token& cancel);
-  ~StallGuard();
   void Progress() { last_ = Clock::now(); }
   // Returns `status`, or DEADLINE_EXCEEDED / STALLED or CANCELLED if the guard has ended the
   // stream.
@@ -280,17 +245,14 @@ class StallGuard {
  private:
   using Clock = std::chrono::steady_clock;
 
-  void Watch(grpc::ClientContext* context);
+  void Watch(const std::stop_token& end, grpc::ClientContext* context);
 
   const absl::Duration timeout_;
   const std::stop_token token_;
   const std::stop_callback<std::function<void()>> cancel_;
   std::atomic<Clock::time_point> last_{Clock::now()};
   std::atomic<bool> stalled_{false};
-  std::mutex mutex_;
-  std::condition_variable end_;
-  bool ended_ = false;  // guarded by mutex_
-  std::thread thread_;
+  std::jthread watch_;  // ends before the other members
 };
 
 }  // namespace tessera

@@ -82,9 +82,10 @@ absl::Status CheckPem(const ClientOptions& options, const grpc::SslCredentialsOp
 constexpr std::size_t kLongestToken = 1024;
 constexpr std::chrono::seconds kTokenAge{1};
 
-// Returns the metadata value for a token. file: the file that the token comes from; may be empty.
-absl::StatusOr<std::string> Bearer(absl::string_view token, const std::string& file) {
-  token = absl::StripAsciiWhitespace(Absl(BehindByteOrderMark({token.data(), token.size()})));
+// Returns the metadata value for a token, which comes from the file if one is given.
+absl::StatusOr<std::string> Bearer(std::string text, const std::string& file) {
+  if (absl::Status status = ReadFile(file, text); !status.ok()) return status;
+  const absl::string_view token = absl::StripAsciiWhitespace(Absl(BehindByteOrderMark(text)));
   if (token.empty() || token.size() > kLongestToken ||
       !std::all_of(token.begin(), token.end(), absl::ascii_isgraph))
     return Bad("a token is 1 to 1024 characters of ASCII without spaces", file);
@@ -93,18 +94,15 @@ absl::StatusOr<std::string> Bearer(absl::string_view token, const std::string& f
 
 }  // namespace
 
-Authorization::Authorization(const ClientOptions& options) : file_(options.token_file) {
-  std::string token = options.token;
-  if (!file_.empty()) status_ = ReadFile(file_, token);
-  has_token_ = !token.empty() || !file_.empty();
-  if (!has_token_ || !status_.ok()) return;
-  if (options.tls_ca.empty() && !StaysHere(options.server)) {
-    status_ = Bad(absl::StrCat("a token would be sent unencrypted to ", options.server,
-                               ": no CA for the server's certificate is given"),
-                  file_);
-    return;
+Authorization::Authorization(const ClientOptions& options)
+    : file_(options.token_file), has_token_(!options.token.empty() || !file_.empty()) {
+  if (!has_token_) return;
+  absl::StatusOr<std::string> value = Bearer(options.token, file_);
+  if (value.ok() && options.tls_ca.empty() && !StaysHere(options.server)) {
+    value = Bad(absl::StrCat("a token would be sent unencrypted to ", options.server,
+                             ": no CA for the server's certificate is given"),
+                file_);
   }
-  absl::StatusOr<std::string> value = Bearer(token, file_);
   status_ = value.status();
   if (value.ok()) value_ = *std::move(value);
   read_ = std::chrono::steady_clock::now();
@@ -116,13 +114,10 @@ void Authorization::AddTo(grpc::ClientContext& context) {
   const auto now = std::chrono::steady_clock::now();
   if (!file_.empty() && now - read_ >= kTokenAge) {
     read_ = now;
-    std::string token;
     // If the file is just being replaced, it may be unreadable or incomplete. The previous token
     // then stays.
-    if (ReadFile(file_, token).ok()) {
-      if (absl::StatusOr<std::string> value = Bearer(token, file_); value.ok())
-        value_ = *std::move(value);
-    }
+    if (absl::StatusOr<std::string> value = Bearer("", file_); value.ok())
+      value_ = *std::move(value);
   }
   context.AddMetadata("authorization", value_);
 }

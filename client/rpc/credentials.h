@@ -34,8 +34,8 @@ class Authorization {
 
  private:
   const std::string file_;
+  const bool has_token_;
   absl::Status status_;
-  bool has_token_ = false;
   std::mutex mutex_;
   std::string value_;                           // the metadata value; guarded by mutex_
   std::chrono::steady_clock::time_point read_;  // when the file was read; guarded by mutex_

@@ -9,16 +9,9 @@ constexpr absl::Duration kGlance = absl::Milliseconds(50);
 
 }  // namespace
 
-void AsyncCallBase::Start(absl::Status refused) {
+void AsyncCallBase::Start() {
   const std::lock_guard lock(mutex_);
-  std::optional<absl::Status> end;
-  if (!refused.ok()) {
-    end = std::move(refused);
-  } else if (cancelled_) {
-    end = Cancelled();
-  } else {
-    end = Connect();
-  }
+  std::optional<absl::Status> end = Connect();
   if (!end) return;
   // The callback must run on the loop's thread, where all callbacks run.
   end_ = *std::move(end);
@@ -39,17 +32,16 @@ void AsyncCallBase::SetAlarm(State state, absl::Duration delay) {
 }
 
 std::optional<absl::Status> AsyncCallBase::Connect() {
-  channel_ = attempts_.Pick();
+  if (cancelled_) return Cancelled();
+  absl::StatusOr<std::optional<Lease>> channel = attempts_.Pick();
+  if (!channel.ok()) return channel.status();
+  channel_ = *std::move(channel);
   if (channel_) {
     state_ = State::kCalling;
-    attempts_.Begin(**channel_);
-    context_.emplace();
-    connection_.Authorize(*context_);
-    context_->set_deadline(attempts_.AttemptDeadline());
+    attempts_.Begin(**channel_, context_.emplace());
     Send(&*context_, **channel_);
     return std::nullopt;
   }
-  if (absl::Status status = attempts_.Unreachable(); !status.ok()) return status;
   state_ = State::kConnecting;
   const std::shared_ptr<grpc::Channel> awaited = attempts_.Awaited();
   // The limit bounds how long a cancelled call takes to end.
@@ -79,8 +71,6 @@ void AsyncCallBase::Proceed(bool) {
       end = Answered();
     } else if (state_ == State::kEnding) {
       end = std::move(end_);
-    } else if (cancelled_) {
-      end = Cancelled();
     } else {
       end = Connect();
     }

@@ -27,12 +27,14 @@ class EventLoop;
 class AsyncCallBase : public std::enable_shared_from_this<AsyncCallBase> {
  public:
   // must_end: whether CancelAll waits for the call's response instead of cancelling the call.
-  AsyncCallBase(Connection& connection, EventLoop& loop, const Attempts::Plan& plan, bool must_end)
-      : connection_(connection), loop_(loop), must_end_(must_end), attempts_(connection, plan) {}
+  AsyncCallBase(Connection& connection, Attempts::Plan plan, bool must_end)
+      : connection_(connection),
+        loop_(connection.events()),
+        must_end_(must_end),
+        attempts_(connection, std::move(plan)) {}
   virtual ~AsyncCallBase() = default;
 
-  // refused: unless OK, the call makes no attempt and ends with this status.
-  void Start(absl::Status refused = absl::OkStatus());
+  void Start();
   // Ends the call with CANCELLED, unless it has just ended in another way.
   void Cancel();
   bool must_end() const { return must_end_; }
@@ -100,9 +102,9 @@ class AsyncUnaryCall final : public AsyncCallBase {
  public:
   using Callback = std::function<void(absl::StatusOr<ResponseOf<Request>>)>;
 
-  AsyncUnaryCall(Connection& connection, EventLoop& loop, Request request,
-                 const Attempts::Plan& plan, bool must_end, Callback done)
-      : AsyncCallBase(connection, loop, plan, must_end),
+  AsyncUnaryCall(Connection& connection, Request request, Attempts::Plan plan, bool must_end,
+                 Callback done)
+      : AsyncCallBase(connection, std::move(plan), must_end),
         request_(std::move(request)),
         done_(std::move(done)) {}
 
@@ -111,9 +113,8 @@ class AsyncUnaryCall final : public AsyncCallBase {
 
   void Send(grpc::ClientContext* context, PooledChannel& channel) override {
     connection_.CountSent(request_.ByteSizeLong());
-    connection_.AddRoute(*context, BufferOf(request_));
-    reader_ =
-        (channel.stub<typename Unary::Stub>().*Unary::kPrepare)(context, request_, loop_.queue());
+    reader_ = (channel.stub<typename Unary::Service>().*Unary::kPrepare)(context, request_,
+                                                                         loop_.queue());
     reader_->StartCall();
     reader_->Finish(&response_, &answer_, this);
   }
@@ -125,6 +126,9 @@ class AsyncUnaryCall final : public AsyncCallBase {
     }
     if (status.ok()) {
       connection_.Received(server, response_);
+      status = CheckResponse(request_, response_);
+    }
+    if (status.ok()) {
       Tell(done_, std::move(response_));
     } else {
       Tell(done_, std::move(status));
@@ -155,27 +159,27 @@ struct AsyncOptions {
 
 // Starts a call. done runs on the loop's thread, exactly once.
 template <class Request>
-std::weak_ptr<AsyncCallBase> StartCall(Connection& connection, EventLoop& loop, Request request,
+std::weak_ptr<AsyncCallBase> StartCall(Connection& connection, Request request,
                                        const AsyncOptions& options,
                                        typename AsyncUnaryCall<Request>::Callback done) {
-  const Attempts::Plan plan =
-      connection.PlanOf(request, {.timeout = options.timeout}, options.only);
-  auto call = std::make_shared<AsyncUnaryCall<Request>>(connection, loop, std::move(request), plan,
-                                                        options.must_end, std::move(done));
-  loop.Add(call);
-  call->Start(options.refused);
+  Attempts::Plan plan = connection.PlanOf(request, {.timeout = options.timeout}, options.only);
+  plan.refused = options.refused;
+  auto call = std::make_shared<AsyncUnaryCall<Request>>(
+      connection, std::move(request), std::move(plan), options.must_end, std::move(done));
+  connection.events().Add(call);
+  call->Start();
   return call;
 }
 
 template <class Request>
 void AsyncUnaryCall<Request>::Explain(absl::Status status, std::size_t server) {
-  StartCall(
-      connection_, loop_, v1::GetServerInfoRequest(), {.timeout = kExplainTimeout, .only = server},
-      [&connection = connection_, done = std::move(done_), status = std::move(status),
-       server](const absl::StatusOr<v1::GetServerInfoResponse>& info) {
-        Tell(done, info.ok() ? connection.WithRestart(status, server, ToTime(info->start_time()))
+  StartCall(connection_, v1::GetServerInfoRequest(), {.timeout = kExplainTimeout, .only = server},
+            [&connection = connection_, done = std::move(done_), status = std::move(status),
+             server](const absl::StatusOr<v1::GetServerInfoResponse>& info) {
+              Tell(done, info.ok()
+                             ? connection.WithRestart(status, server, ToTime(info->start_time()))
                              : status);
-      });
+            });
 }
 
 }  // namespace tessera

@@ -2,7 +2,7 @@
 // response type, and whether the request may be sent again when it is unknown whether the server
 // executed it. Internal to the library.
 //
-// When a request is sent again (decided by Retry in client/rpc/connection.h, after AIP-194):
+// When a request is sent again (decided by Attempts in client/rpc/connection.h, after AIP-194):
 //   UNAVAILABLE (a broken connection, a server that stops)        only if it is safe to repeat
 //   UNAVAILABLE / DRAINING, DATA_LOSS / BAD_CHECKSUM               always: the server did nothing
 //   RESOURCE_EXHAUSTED with a RetryInfo                            always: the server did nothing
@@ -33,15 +33,17 @@ enum class Repeatable {
 template <class Request>
 struct Method;
 
-#define TESSERA_METHOD(NAMESPACE, SERVICE, NAME, REPEATABLE)          \
-  template <>                                                         \
-  struct Method<NAMESPACE::NAME##Request> {                           \
-    using Stub = NAMESPACE::SERVICE::StubInterface;                   \
-    using Response = NAMESPACE::NAME##Response;                       \
-    static constexpr auto kCall = &Stub::NAME;                        \
-    static constexpr auto kPrepare = &Stub::PrepareAsync##NAME;       \
-    static constexpr Repeatable kRepeatable = Repeatable::REPEATABLE; \
+#define TESSERA_METHOD_OF(NAMESPACE, SERVICE, CALL, MESSAGE, REPEATABLE)          \
+  template <>                                                                     \
+  struct Method<NAMESPACE::MESSAGE##Request> {                                    \
+    using Service = NAMESPACE::SERVICE;                                           \
+    using Response = NAMESPACE::MESSAGE##Response;                                \
+    static constexpr auto kCall = &Service::StubInterface::CALL;                  \
+    static constexpr auto kPrepare = &Service::StubInterface::PrepareAsync##CALL; \
+    static constexpr Repeatable kRepeatable = Repeatable::REPEATABLE;             \
   };
+#define TESSERA_METHOD(NAMESPACE, SERVICE, NAME, REPEATABLE) \
+  TESSERA_METHOD_OF(NAMESPACE, SERVICE, NAME, NAME, REPEATABLE)
 
 TESSERA_METHOD(v1, BufferService, CreateBuffer, kNever)
 TESSERA_METHOD(v1, BufferService, GetBuffer, kAlways)
@@ -60,17 +62,9 @@ TESSERA_METHOD(v1, ComputeService, GetServerInfo, kAlways)
 TESSERA_METHOD(v1, SharedMemoryService, GetSharedMemory, kAlways)
 TESSERA_METHOD(v1, SharedMemoryService, UploadShared, kUnlessSpec)
 TESSERA_METHOD(v1, SharedMemoryService, DownloadShared, kAlways)
+TESSERA_METHOD_OF(grpc::health::v1, Health, Check, HealthCheck, kAlways)
 #undef TESSERA_METHOD
-
-// The messages of this service do not follow the naming pattern.
-template <>
-struct Method<grpc::health::v1::HealthCheckRequest> {
-  using Stub = grpc::health::v1::Health::StubInterface;
-  using Response = grpc::health::v1::HealthCheckResponse;
-  static constexpr auto kCall = &Stub::Check;
-  static constexpr auto kPrepare = &Stub::PrepareAsyncCheck;
-  static constexpr Repeatable kRepeatable = Repeatable::kAlways;
-};
+#undef TESSERA_METHOD_OF
 
 template <class Request>
 using ResponseOf = typename Method<Request>::Response;
@@ -78,7 +72,7 @@ using ResponseOf = typename Method<Request>::Response;
 // Whether the call reads buffers by name. They may have been lost in a restart of the server.
 template <class Request>
 inline constexpr bool kReadsBuffers =
-    std::is_same_v<typename Method<Request>::Stub, v1::ComputeService::StubInterface> ||
+    std::is_same_v<typename Method<Request>::Service, v1::ComputeService> ||
     std::is_same_v<Request, v1::CopyBufferRequest>;
 
 template <class Request>

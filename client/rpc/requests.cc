@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <variant>
 
 #include "kernels/base/error.h"
@@ -13,11 +15,7 @@ namespace {
 template <class Field>
 void SetResult(const std::optional<ResultBuffer>& buffer, bool scratch, const Field& result) {
   if (buffer) {
-    v1::BufferTarget& target = *result()->mutable_buffer();
-    target.set_name(buffer->name);
-    if (buffer->ttl) *target.mutable_ttl() = ToMessage(*buffer->ttl);
-    target.set_replace(buffer->replace);
-    for (const std::string& device : buffer->placement) target.add_placement(device);
+    SetTarget(*buffer, *result()->mutable_buffer());
   } else if (scratch) {
     result()->set_scratch(true);
   }
@@ -104,19 +102,10 @@ absl::StatusOr<v1::CopyBufferRequest> CopyRequest(const Operand& source, const R
   request.set_source(*name);
   request.set_source_version(source.version);
   if (source.view) *request.mutable_view() = *source.view;
-  request.set_name(target.name);
+  SetTarget(target, request);
   if (dtype) request.set_dtype(ToMessage(*dtype));
-  if (target.ttl) *request.mutable_ttl() = ToMessage(*target.ttl);
-  request.set_replace(target.replace);
   request.set_device(device);
-  for (const std::string& one : target.placement) request.add_placement(one);
   return request;
-}
-
-absl::Status CheckAnswer(int steps, const absl::StatusOr<v1::ExecuteResponse>& response) {
-  if (!response.ok()) return response.status();
-  if (response->results_size() == steps) return absl::OkStatus();
-  return absl::InternalError("the server's response does not have a result for every step");
 }
 
 bool Stores(const v1::ExecuteRequest& request) {
@@ -138,20 +127,14 @@ std::string_view BufferOf(const v1::ExecuteRequest& request) {
 
 // --- Programs ---
 
-namespace {
-
-#define TESSERA_SET(Name, field)                                   \
-  void SetOperation(v1::Step& step, v1::Name##Request&& request) { \
-    *step.mutable_##field() = std::move(request);                  \
-  }
-TESSERA_OPERATION_METHODS(TESSERA_SET)
-#undef TESSERA_SET
-
-}  // namespace
-
 template <class Request>
 ProgramStep Program::Send(Request request, const OperationOptions&) {
-  SetOperation(*request_.add_steps(), std::move(request));
+  v1::Step& step = *request_.add_steps();
+#define TESSERA_SET(Name, field)                            \
+  if constexpr (std::is_same_v<Request, v1::Name##Request>) \
+    *step.mutable_##field() = std::move(request);
+  TESSERA_OPERATION_METHODS(TESSERA_SET)
+#undef TESSERA_SET
   return {static_cast<std::uint32_t>(request_.steps_size() - 1)};
 }
 #define TESSERA_SEND(Name, field)                                                                 \

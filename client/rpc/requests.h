@@ -12,6 +12,7 @@
 #include "absl/types/span.h"
 #include "client/client.h"
 #include "google/protobuf/duration.pb.h"
+#include "kernels/base/error.h"
 
 namespace tessera {
 
@@ -19,13 +20,40 @@ inline v1::Dtype ToMessage(DType dtype) { return static_cast<v1::Dtype>(dtype); 
 google::protobuf::Duration ToMessage(absl::Duration duration);
 v1::Operand ToMessage(const Operand& operand);
 
-// Returns BAD_OPERAND if the source is not a resident buffer.
-absl::StatusOr<v1::CopyBufferRequest> CopyRequest(const Operand& source, const ResultBuffer& target,
-                                                  std::optional<DType> dtype,
-                                                  const std::string& device);
+// Sets the fields of a new buffer that ResultBuffer and UploadOptions share.
+template <class Options, class Message>
+void SetTarget(const Options& options, Message& message) {
+  if (options.ttl) *message.mutable_ttl() = ToMessage(*options.ttl);
+  message.set_replace(options.replace);
+  if constexpr (requires { options.name; }) message.set_name(options.name);
+  if constexpr (requires { message.placement(); })
+    message.mutable_placement()->Add(options.placement.begin(), options.placement.end());
+}
 
-// Returns the error of a failed call, or INTERNAL if a response lacks a result for some step.
-absl::Status CheckAnswer(int steps, const absl::StatusOr<v1::ExecuteResponse>& response);
+// Returns the buffer in a response, or the error of the call.
+template <class Response>
+absl::StatusOr<v1::Buffer> TakeBuffer(absl::StatusOr<Response> response) {
+  if (!response.ok()) return response.status();
+  return std::move(*response->mutable_buffer());
+}
+
+// Returns the error that a message describes. details: has a reason and metadata.
+template <class Details>
+absl::Status ErrorOf(absl::StatusCode code, std::string_view message, const Details& details) {
+  absl::Status status = MakeError(code, details.reason(), message);
+  for (const auto& [key, value] : details.metadata()) SetErrorMetadata(status, key, value);
+  return status;
+}
+
+// Returns what is wrong with the response to a request.
+template <class Request, class Response>
+absl::Status CheckResponse(const Request& request, const Response& response) {
+  if constexpr (requires { request.steps(); }) {
+    if (response.results_size() != request.steps_size())
+      return absl::InternalError("the server's response does not have a result for every step");
+  }
+  return absl::OkStatus();
+}
 
 // Returns the first buffer name in a request's operands or, if there is none, in its results.
 // Returns "" if there is no name at all.

@@ -12,8 +12,8 @@
 #include "absl/time/clock.h"
 #include "client/rpc/address.h"
 #include "client/rpc/guarded.h"
+#include "client/transfers/received.h"
 #include "kernels/base/error.h"
-#include "kernels/client_and_server/crc32c.h"
 
 namespace tessera {
 namespace {
@@ -32,22 +32,12 @@ constexpr absl::Duration kAskAgain = absl::Minutes(1);
 // How long a server may take to share its memory.
 constexpr absl::Duration kHandshake = absl::Seconds(10);
 
-// Whether the list has only one server, which is on this host. With several servers, parts of a
-// transfer could go to different ones.
-bool IsSameHost(const std::string& server) {
-  return !absl::StrContains(server, ',') && StaysHere(server);
-}
-
 bool IsUnreachable(const absl::Status& status) { return ErrorReason(status) == "UNREACHABLE"; }
 
 // Whether the transfer fails with this error, because a stream would only wait for the same thing
 // again.
 bool IsEnd(const absl::Status& status) {
   return IsUnreachable(status) || absl::IsDeadlineExceeded(status) || absl::IsCancelled(status);
-}
-
-absl::Status Unavailable(std::string_view why) {
-  return MakeError(absl::StatusCode::kUnavailable, "SHARED_MEMORY_UNAVAILABLE", why);
 }
 
 }  // namespace
@@ -84,76 +74,14 @@ class SharedTransfers::Slots {
   const std::vector<std::size_t> parts_;
 };
 
-class SharedTransfers::Limit {
- public:
-  // timeout: if absent, there is no limit as long as every call ends within stall_timeout.
-  Limit(Connection& connection, std::optional<absl::Duration> timeout,
-        const std::stop_token& cancel)
-      : connection_(connection),
-        timeout_(timeout.value_or(absl::InfiniteDuration())),
-        cancel_(cancel) {}
-
-  absl::Duration Left() const { return timeout_ - absl::FromChrono(Clock::now() - since_); }
-  // Returns why the transfer has to end now, or OK.
-  absl::Status Check() const {
-    if (cancel_.stop_requested()) return Cancelled();
-    if (Left() > absl::ZeroDuration()) return absl::OkStatus();
-    return WithDeadline(absl::DeadlineExceededError(""), timeout_);
-  }
-  template <class Request>
-  absl::StatusOr<ResponseOf<Request>> Call(const Request& request,
-                                           absl::Duration most = absl::InfiniteDuration()) const {
-    // A call whose deadline has already passed might still succeed, so the limits are checked
-    // first.
-    if (absl::Status ended = Check(); !ended.ok()) return ended;
-    // Connects first, so that the time to connect does not count toward the call's timeout.
-    Attempts attempts(connection_, {.timeout = Left(), .patience = Left(), .cancel = cancel_});
-    if (const auto channel = connection_.Connect(attempts); !channel.ok()) return channel.status();
-    const absl::Duration left = Left(), stall = connection_.options().stall_timeout;
-    auto response =
-        connection_.Call(request, {.timeout = std::min({left, stall, most}), .cancel = cancel_});
-    const absl::Status& status = response.status();
-    if (!absl::IsDeadlineExceeded(status) || !ErrorReason(status).empty()) return response;
-    if (most < std::min(left, stall)) return Unavailable(std::string(status.message()));
-    return stall < left ? Stalled(stall) : WithDeadline(status, timeout_);
-  }
-
- private:
-  using Clock = std::chrono::steady_clock;
-
-  Connection& connection_;
-  const absl::Duration timeout_;
-  const std::stop_token cancel_;
-  const Clock::time_point since_ = Clock::now();
-};
-
 SharedTransfers::SharedTransfers(Connection& connection)
-    : connection_(connection), same_host_(IsSameHost(connection.options().server)) {}
+    : connection_(connection),
+      allowed_(connection.options().shared_memory &&
+               !absl::StrContains(connection.options().server, ',') &&
+               StaysHere(connection.options().server)) {}
 
-// --- One call each -------------------------------------------------------------------------------
-
-absl::StatusOr<v1::Buffer> SharedTransfers::Upload(const v1::UploadSharedRequest& request,
-                                                   const Limit& limit) {
-  auto response = limit.Call(request);
-  if (!response.ok()) return response.status();
-  return std::move(*response->mutable_buffer());
-}
-
-absl::StatusOr<v1::Buffer> SharedTransfers::Upload(const v1::UploadSharedRequest& request,
-                                                   const std::stop_token& cancel) {
-  return Upload(request, Limit(connection_, std::nullopt, cancel));
-}
-
-absl::StatusOr<v1::DownloadSharedResponse> SharedTransfers::Download(
-    const v1::DownloadSharedRequest& request, const std::stop_token& cancel) {
-  return Limit(connection_, std::nullopt, cancel).Call(request);
-}
-
-absl::StatusOr<SharedMemory> SharedTransfers::MakeMemory(std::size_t bytes) {
-  return MakeMemory(bytes, Limit(connection_, std::nullopt, {}));
-}
-
-absl::StatusOr<SharedMemory> SharedTransfers::MakeMemory(std::size_t bytes, const Limit& limit) {
+absl::StatusOr<SharedMemory> SharedTransfers::MakeMemory(std::size_t bytes,
+                                                         const TransferLimit& limit) {
   const auto answer = limit.Call(v1::GetSharedMemoryRequest(), kHandshake);
   if (!answer.ok()) return answer.status();
   // Checked here, because the memory is allocated before the server could refuse it.
@@ -172,10 +100,10 @@ absl::StatusOr<SharedMemory> SharedTransfers::MakeMemory(std::size_t bytes, cons
 
 // --- Slots ---------------------------------------------------------------------------------------
 
-absl::Status SharedTransfers::Prepare(const Limit& limit) {
+absl::Status SharedTransfers::Prepare(const TransferLimit& limit) {
   if (memory_ != nullptr && memory_->connected()) return absl::OkStatus();
   memory_ = nullptr;
-  if (absl::Now() < next_attempt_) return Unavailable("the server shares no memory");
+  if (absl::Now() < next_attempt_) return SharedMemoryUnavailable("the server shares no memory");
   absl::StatusOr<SharedMemory> memory = MakeMemory(kSlots * kSlotBytes, limit);
   if (!memory.ok()) {
     if (IsUnreachable(memory.status())) return memory.status();
@@ -191,13 +119,13 @@ absl::Status SharedTransfers::Prepare(const Limit& limit) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<SharedTransfers::Slots>> SharedTransfers::Take(std::uint64_t size,
-                                                                              const Limit& limit) {
-  if (!connection_.options().shared_memory || !same_host_ || size < kLeast)
-    return Unavailable("shared memory is not worthwhile here");
+absl::StatusOr<std::unique_ptr<SharedTransfers::Slots>> SharedTransfers::Take(
+    std::uint64_t size, const TransferLimit& limit) {
+  if (!allowed_ || size < kLeast)
+    return SharedMemoryUnavailable("shared memory is not worthwhile here");
   const std::lock_guard lock(mutex_);
   if (absl::Status status = Prepare(limit); !status.ok()) return status;
-  if (free_.empty()) return Unavailable("other transfers use all of the shared memory");
+  if (free_.empty()) return SharedMemoryUnavailable("other transfers use all of the shared memory");
   const std::size_t count = size <= kSlotBytes ? 1 : std::min(kSlotsATransfer, free_.size());
   std::vector<std::size_t> parts(free_.end() - static_cast<std::ptrdiff_t>(count), free_.end());
   free_.resize(free_.size() - count);
@@ -221,7 +149,7 @@ bool SharedTransfers::Lost(const absl::Status& status, const Slots& slots) {
 std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryUpload(
     const v1::CreateBufferRequest& create, std::uint64_t size, const Source& source,
     const UploadOptions& options) {
-  const Limit limit(connection_, options.timeout, options.cancel);
+  const TransferLimit limit(connection_, options.timeout, options.cancel);
   const auto slots = Take(size, limit);
   if (!slots.ok()) {
     if (IsEnd(slots.status())) return slots.status();
@@ -235,7 +163,7 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryUpload(
     request.set_name(create.name());
     *request.mutable_spec() = create.spec();
     *request.mutable_source() = (*slots)->Range(0, size);
-    buffer = Upload(request, limit);
+    buffer = TakeBuffer(limit.Call(request));
   } else {
     buffer = Fill(create, size, source, options, limit, **slots);
   }
@@ -245,8 +173,8 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryUpload(
 
 absl::StatusOr<v1::Buffer> SharedTransfers::Fill(const v1::CreateBufferRequest& create,
                                                  std::uint64_t size, const Source& source,
-                                                 const UploadOptions& options, const Limit& limit,
-                                                 Slots& slots) {
+                                                 const UploadOptions& options,
+                                                 const TransferLimit& limit, Slots& slots) {
   const auto created = limit.Call(create);
   if (!created.ok()) return created.status();
   const std::uint64_t version = created->buffer().version();
@@ -257,9 +185,7 @@ absl::StatusOr<v1::Buffer> SharedTransfers::Fill(const v1::CreateBufferRequest& 
   absl::Status failure;
   const auto lane = [&](std::size_t i) {
     for (;;) {
-      v1::UploadSharedRequest request;
-      request.set_name(create.name());
-      request.set_version(version);
+      auto request = BufferRequest<v1::UploadSharedRequest>(create.name(), version);
       std::uint64_t part = 0;
       {
         const std::lock_guard lock(mutex);
@@ -287,52 +213,43 @@ absl::StatusOr<v1::Buffer> SharedTransfers::Fill(const v1::CreateBufferRequest& 
     lane(0);
   }
   if (failure.ok()) {
-    v1::SealBufferRequest seal;
-    seal.set_name(create.name());
-    seal.set_version(version);
-    auto sealed = limit.Call(seal);
-    if (sealed.ok()) return std::move(*sealed->mutable_buffer());
+    auto sealed =
+        TakeBuffer(limit.Call(BufferRequest<v1::SealBufferRequest>(create.name(), version)));
+    if (sealed.ok()) return sealed;
     failure = sealed.status();
   }
-  v1::DeleteBufferRequest doomed;
-  doomed.set_name(create.name());
-  doomed.set_version(version);
-  connection_.Call(doomed, {.timeout = absl::Seconds(5)}).status().IgnoreError();
+  connection_
+      .Call(BufferRequest<v1::DeleteBufferRequest>(create.name(), version),
+            {.timeout = absl::Seconds(5)})
+      .status()
+      .IgnoreError();
   return failure;
 }
 
 // --- Downloads -----------------------------------------------------------------------------------
 
 std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryDownload(
-    const std::string& name, const Sink& sink, const DownloadOptions& options,
+    const std::string& name, const RangeSink& sink, const DownloadOptions& options,
     std::uint32_t* checksum) {
-  if (!connection_.options().shared_memory || !same_host_ ||
-      (options.limit != 0 && options.limit < kLeast)) {
-    return std::nullopt;
-  }
+  if (!allowed_ || (options.limit != 0 && options.limit < kLeast)) return std::nullopt;
   {
     const std::lock_guard lock(mutex_);
     if (memory_ == nullptr && absl::Now() < next_attempt_) return std::nullopt;
   }
-  v1::GetBufferRequest find;
-  find.set_name(name);
-  find.set_version(options.version);
-  const Limit limit(connection_, options.timeout, options.cancel);
-  const auto found = limit.Call(find);
+  const TransferLimit limit(connection_, options.timeout, options.cancel);
+  const auto found = limit.Call(BufferRequest<v1::GetBufferRequest>(name, options.version));
   if (IsEnd(found.status())) return found.status();
   // The download over a stream will report what is wrong.
   if (!found.ok() || options.offset > found->buffer().size_bytes()) return std::nullopt;
-  const std::uint64_t rest = found->buffer().size_bytes() - options.offset;
-  const auto slots = Take(options.limit != 0 ? std::min(options.limit, rest) : rest, limit);
+  const auto slots = Take(WantedBytes(found->buffer(), options), limit);
   if (IsEnd(slots.status())) return slots.status();
   if (!slots.ok()) return std::nullopt;
 
+  Received received(name, sink, options);
   // Fetches the bytes from `begin` on into slot i.
   std::uint64_t version = options.version;
   const auto fetch = [&](std::size_t i, std::uint64_t begin) {
-    v1::DownloadSharedRequest request;
-    request.set_name(name);
-    request.set_version(version);
+    auto request = BufferRequest<v1::DownloadSharedRequest>(name, version);
     request.set_offset(options.offset + begin);
     const std::uint64_t most = options.limit != 0 ? options.limit - begin : kSlotBytes;
     *request.mutable_target() = (*slots)->Range(i, std::min<std::uint64_t>(most, kSlotBytes));
@@ -346,45 +263,27 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryDownload(
     if (Lost(part.status(), **slots)) return std::nullopt;
     return part.status();
   }
-  const v1::Buffer buffer = part->buffer();
-  version = buffer.version();
-  std::uint64_t size = buffer.size_bytes() - std::min(options.offset, buffer.size_bytes());
-  if (options.limit != 0) size = std::min(size, options.limit);
-  if (absl::Status status = sink(buffer, {}); !status.ok()) return status;
-  std::uint32_t crc = 0;
-  std::uint64_t received = 0;
-  for (std::size_t i = 0; received < size; i = (i + 1) % (*slots)->count()) {
-    const std::uint64_t got = part->size();
-    if (got == 0 || got > size - received)
+  version = part->buffer().version();
+  const std::uint64_t size = WantedBytes(part->buffer(), options);
+  if (absl::Status status = received.Take(part->buffer()); !status.ok()) return status;
+  for (std::size_t i = 0; received.bytes() < size; i = (i + 1) % (*slots)->count()) {
+    const std::uint64_t begin = received.bytes(), end = begin + part->size();
+    if (end == begin || end > size)
       return absl::InternalError("the parts of a download are not contiguous");
     std::future<absl::StatusOr<v1::DownloadSharedResponse>> next;
-    const bool ahead = (*slots)->count() > 1 && received + got < size;
-    if (ahead) next = std::async(std::launch::async, fetch, 1 - i, received + got);
-    const absl::Span<char> bytes = (*slots)->Bytes(i, got);
-    if (options.checksums) crc = Crc32cExtend(crc, bytes.data(), bytes.size());
-    if (absl::Status status = sink(buffer, {bytes.data(), bytes.size()}); !status.ok())
+    const bool ahead = (*slots)->count() > 1 && end < size;
+    if (ahead) next = std::async(std::launch::async, fetch, 1 - i, end);
+    const absl::Span<char> bytes = (*slots)->Bytes(i, end - begin);
+    if (absl::Status status = received.Take(options.offset + begin, {bytes.data(), bytes.size()});
+        !status.ok())
       return status;  // waits for `next` first
-    received += got;
-    if (received == size) break;
-    part = ahead ? next.get() : fetch(0, received);
-    if (!part.ok()) {
-      // If the caller specified a version, the server's error says what is wrong.
-      if (options.version != 0 || ErrorReason(part.status()) != "VERSION_MISMATCH")
-        return part.status();
-      return MakeError(absl::StatusCode::kAborted, "BUFFER_CHANGED",
-                       absl::StrCat("'", name, "' was replaced during its download"));
-    }
+    if (end == size) break;
+    part = ahead ? next.get() : fetch(0, end);
+    if (!part.ok()) return received.IsChange(part.status()) ? received.Changed() : part.status();
   }
-  if (options.checksums && buffer.has_crc32c() && received == buffer.size_bytes() &&
-      crc != buffer.crc32c()) {
-    return MakeError(absl::StatusCode::kDataLoss, "BAD_CHECKSUM",
-                     absl::StrCat("bytes of '", name, "' were damaged in transit"),
-                     {{"field", "buffer.crc32c"},
-                      {"expected", absl::StrCat(absl::Hex(buffer.crc32c(), absl::kZeroPad8))},
-                      {"actual", absl::StrCat(absl::Hex(crc, absl::kZeroPad8))}});
-  }
-  if (checksum != nullptr) *checksum = crc;
-  return buffer;
+  if (absl::Status wrong = received.Check(); !wrong.ok()) return wrong;
+  if (checksum != nullptr) *checksum = received.checksum();
+  return *std::move(received.buffer());
 }
 
 }  // namespace tessera

@@ -19,17 +19,62 @@
 
 namespace tessera {
 
+// Returns UNAVAILABLE / SHARED_MEMORY_UNAVAILABLE.
+inline absl::Status SharedMemoryUnavailable(std::string_view why) {
+  return MakeError(absl::StatusCode::kUnavailable, "SHARED_MEMORY_UNAVAILABLE", why);
+}
+
+// The time limits of a transfer and its calls, and the token that cancels them.
+class TransferLimit {
+ public:
+  // timeout: if absent, there is no limit as long as every call ends within stall_timeout.
+  TransferLimit(Connection& connection, std::optional<absl::Duration> timeout,
+                const std::stop_token& cancel)
+      : connection_(connection),
+        timeout_(timeout.value_or(absl::InfiniteDuration())),
+        cancel_(cancel) {}
+
+  absl::Duration Left() const { return timeout_ - absl::FromChrono(Clock::now() - since_); }
+  // Returns why the transfer has to end now, or OK.
+  absl::Status Check() const {
+    if (cancel_.stop_requested()) return Cancelled();
+    if (Left() > absl::ZeroDuration()) return absl::OkStatus();
+    return WithDeadline(absl::DeadlineExceededError(""), timeout_);
+  }
+  template <class Request>
+  absl::StatusOr<ResponseOf<Request>> Call(const Request& request,
+                                           absl::Duration most = absl::InfiniteDuration()) const {
+    // A call whose deadline has already passed might still succeed, so the limits are checked
+    // first.
+    if (absl::Status ended = Check(); !ended.ok()) return ended;
+    // Connects first, so that the time to connect does not count toward the call's timeout.
+    Attempts attempts(connection_, {.timeout = Left(), .patience = Left(), .cancel = cancel_});
+    if (const auto channel = connection_.Connect(attempts); !channel.ok()) return channel.status();
+    const absl::Duration left = Left(), stall = connection_.options().stall_timeout;
+    auto response =
+        connection_.Call(request, {.timeout = std::min({left, stall, most}), .cancel = cancel_});
+    const absl::Status& status = response.status();
+    if (!absl::IsDeadlineExceeded(status) || !ErrorReason(status).empty()) return response;
+    if (most < std::min(left, stall)) return SharedMemoryUnavailable(std::string(status.message()));
+    return stall < left ? Stalled(stall) : WithDeadline(status, timeout_);
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  Connection& connection_;
+  const absl::Duration timeout_;
+  const std::stop_token cancel_;
+  const Clock::time_point since_ = Clock::now();
+};
+
 // Thread safe.
 class SharedTransfers {
  public:
   explicit SharedTransfers(Connection& connection);
 
-  // These implement Client::UploadShared, DownloadShared and MakeSharedMemory.
-  absl::StatusOr<v1::Buffer> Upload(const v1::UploadSharedRequest& request,
-                                    const std::stop_token& cancel);
-  absl::StatusOr<v1::DownloadSharedResponse> Download(const v1::DownloadSharedRequest& request,
-                                                      const std::stop_token& cancel);
-  absl::StatusOr<SharedMemory> MakeMemory(std::size_t bytes);
+  // Implements Client::MakeSharedMemory.
+  absl::StatusOr<SharedMemory> MakeMemory(std::size_t bytes, const TransferLimit& limit);
 
   // These implement Client::Upload and Download through memory that this class owns. They return
   // nothing if that is impossible or not worthwhile. The caller must then use a stream.
@@ -37,7 +82,8 @@ class SharedTransfers {
                                                       std::uint64_t size, const Source& source,
                                                       const UploadOptions& options);
   // checksum: unless null, receives the CRC-32C of the bytes if the options request checksums.
-  std::optional<absl::StatusOr<v1::Buffer>> TryDownload(const std::string& name, const Sink& sink,
+  std::optional<absl::StatusOr<v1::Buffer>> TryDownload(const std::string& name,
+                                                        const RangeSink& sink,
                                                         const DownloadOptions& options,
                                                         std::uint32_t* checksum);
 
@@ -45,16 +91,12 @@ class SharedTransfers {
   // One or two slots of the memory, which a transfer holds until it ends. No transfer waits for a
   // slot, because sources and sinks may use the client themselves.
   class Slots;
-  // The time limits of a transfer and its calls, and the token that cancels them.
-  class Limit;
 
-  absl::StatusOr<v1::Buffer> Upload(const v1::UploadSharedRequest& request, const Limit& limit);
-  absl::StatusOr<SharedMemory> MakeMemory(std::size_t bytes, const Limit& limit);
   // Creates the shared memory if there is none. Returns UNAVAILABLE / SHARED_MEMORY_UNAVAILABLE,
   // and the errors of SharedMemory::Make and of the limit.
-  absl::Status Prepare(const Limit& limit);  // mutex_ is held
+  absl::Status Prepare(const TransferLimit& limit);  // mutex_ is held
   // Takes slots for a transfer of `size` bytes, if shared memory is worthwhile and slots are free.
-  absl::StatusOr<std::unique_ptr<Slots>> Take(std::uint64_t size, const Limit& limit);
+  absl::StatusOr<std::unique_ptr<Slots>> Take(std::uint64_t size, const TransferLimit& limit);
   // Returns whether a call failed because the server does not know the memory. Abandons such
   // memory, and also memory that the server may still be using after the call has ended here. New
   // memory replaces it.
@@ -63,10 +105,12 @@ class SharedTransfers {
   // Fills a draft through the slots.
   absl::StatusOr<v1::Buffer> Fill(const v1::CreateBufferRequest& create, std::uint64_t size,
                                   const Source& source, const UploadOptions& options,
-                                  const Limit& limit, Slots& slots);
+                                  const TransferLimit& limit, Slots& slots);
 
   Connection& connection_;
-  const bool same_host_;
+  // Whether the options allow shared memory, and there is only one server, which is on this host.
+  // With several servers, parts of a transfer could go to different ones.
+  const bool allowed_;
 
   std::mutex mutex_;
   // When the next attempt to make the memory may start.
