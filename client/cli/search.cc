@@ -331,10 +331,9 @@ class Searcher {
             std::size_t count, const F& value) {
     const std::vector<long double> scores = NumbersOf(OrThrow(results.Tensor(best)));
     const auto places = OrThrow(results.Values<std::int64_t>(best.indices()));
-    for (std::size_t j = 0; j < scores.size(); ++j) {
-      const std::size_t i = j / (scores.size() / count);
-      found_[begin + i].push_back({value(scores[j], i), first + places[j]});
-    }
+    const std::size_t k = count == 0 ? 0 : std::min(scores.size(), places.size()) / count;
+    for (std::size_t j = 0; j < k * count; ++j)
+      found_[begin + j / k].push_back({value(scores[j], j / k), first + places[j]});
   }
 
   // Returns the largest possible error of a squared distance, or infinity if integers may have
