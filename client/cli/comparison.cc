@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/types/span.h"
 #include "client/cli/command.h"
@@ -356,12 +357,9 @@ std::string ChartText(const BenchReport& report, std::size_t columns, bool utf8)
   }
   std::stringstream figures;
   table.Print(figures);
-  std::vector<std::string> lines;
+  const std::vector<std::string> lines = absl::StrSplit(figures.str(), '\n', absl::SkipEmpty());
   std::size_t width = 0;
-  for (std::string line; std::getline(figures, line);) {
-    width = std::max(width, line.size());
-    lines.push_back(std::move(line));
-  }
+  for (const std::string& line : lines) width = std::max(width, line.size());
   constexpr std::size_t kLeastBar = 8;
   constexpr std::size_t kWidestBar = 72;
   const std::size_t left = columns > width + 2 ? columns - width - 2 : 0;
@@ -375,13 +373,9 @@ std::string ChartText(const BenchReport& report, std::size_t columns, bool utf8)
     text += '\n';
   }
   // Strategies that were skipped for the same reason share a line.
-  std::vector<std::pair<std::string, std::vector<std::string>>> reasons;
-  for (const BenchReport::Skipped& skipped : report.skipped) {
-    auto it = std::find_if(reasons.begin(), reasons.end(),
-                           [&](const auto& entry) { return entry.first == skipped.reason; });
-    if (it == reasons.end()) it = reasons.insert(reasons.end(), {skipped.reason, {}});
-    it->second.push_back(skipped.strategy);
-  }
+  std::map<std::string, std::vector<std::string>> reasons;
+  for (const BenchReport::Skipped& skipped : report.skipped)
+    reasons[skipped.reason].push_back(skipped.strategy);
   for (const auto& [reason, names] : reasons) {
     absl::StrAppend(&text, "\nnot run: ", Printable(reason), ": ",
                     Printable(absl::StrJoin(names, ", ")));

@@ -41,12 +41,12 @@ absl::string_view ToAbsl(std::string_view text) { return {text.data(), text.size
 }
 
 // A TCP connection with one deadline for all waits. Its methods throw NO_METRICS.
-class Connection {
+class HttpConnection {
  public:
-  explicit Connection(absl::Time end) : end_(end) {}
-  ~Connection() { Close(); }
-  Connection(const Connection&) = delete;
-  Connection& operator=(const Connection&) = delete;
+  explicit HttpConnection(absl::Time end) : end_(end) {}
+  ~HttpConnection() { Close(); }
+  HttpConnection(const HttpConnection&) = delete;
+  HttpConnection& operator=(const HttpConnection&) = delete;
 
   void Open(const MetricsAddress& address) {
     addrinfo hints{};
@@ -198,6 +198,13 @@ bool ParseSample(std::string_view line, Sample& sample) {
 
 // --- Differences ---------------------------------------------------------------------------------
 
+// Returns the value of a key, or a default one if the map lacks it.
+template <class Map>
+typename Map::mapped_type At(const Map& map, const typename Map::key_type& key) {
+  const auto found = map.find(key);
+  return found == map.end() ? typename Map::mapped_type() : found->second;
+}
+
 // Interpolates linearly within a bucket, like Prometheus's histogram_quantile. until: maps a time
 // to the number of calls that took at most that long.
 double Quantile(double q, const std::map<double, double>& until) {
@@ -244,7 +251,7 @@ MetricsAddress ParseMetricsAddress(std::string_view url) {
 }
 
 std::string FetchMetrics(const MetricsAddress& address, absl::Duration limit) {
-  Connection connection(absl::Now() + limit);
+  HttpConnection connection(absl::Now() + limit);
   connection.Open(address);
   const bool brackets = absl::StrContains(address.host, ':');
   connection.Send(absl::StrCat("GET ", address.path, " HTTP/1.1\r\nHost: ", brackets ? "[" : "",
@@ -288,27 +295,21 @@ MetricsSample ParseMetrics(std::string_view text) {
 MetricsRates RatesBetween(const MetricsSample& before, const MetricsSample& after) {
   const double seconds =
       std::max(std::chrono::duration<double>(after.time - before.time).count(), 1e-9);
-  const bool same = before.start_time == after.start_time;
+  const MetricsSample fresh;
+  const MetricsSample& past = before.start_time == after.start_time ? before : fresh;
   MetricsRates rates;
-  for (const auto& [method, calls] : after.calls) {
+  for (auto [method, calls] : after.calls) {
     if (calls.all == 0) continue;
-    MetricsSample::Calls grown = calls;
-    if (const auto old = before.calls.find(method); same && old != before.calls.end()) {
-      grown.all -= old->second.all;
-      grown.failed -= old->second.failed;
-      for (auto& [bound, count] : grown.until) {
-        const auto known = old->second.until.find(bound);
-        if (known != old->second.until.end()) count -= known->second;
-      }
-    }
-    rates.calls.push_back({method, grown.all / seconds, grown.failed / seconds,
-                           Quantile(0.5, grown.until), Quantile(0.99, grown.until)});
+    const MetricsSample::Calls old = At(past.calls, method);
+    for (auto& [bound, count] : calls.until) count -= At(old.until, bound);
+    rates.calls.push_back({method, (calls.all - old.all) / seconds,
+                           (calls.failed - old.failed) / seconds, Quantile(0.5, calls.until),
+                           Quantile(0.99, calls.until)});
   }
   for (const auto& [refusal, total] : after.refusals) {
     if (total == 0) continue;
-    const auto old = before.refusals.find(refusal);
-    const double past = same && old != before.refusals.end() ? old->second : 0;
-    rates.refusals.push_back({refusal.first, refusal.second, (total - past) / seconds, total});
+    rates.refusals.push_back(
+        {refusal.first, refusal.second, (total - At(past.refusals, refusal)) / seconds, total});
   }
   std::stable_sort(rates.calls.begin(), rates.calls.end(),
                    [](const auto& a, const auto& b) { return a.per_second > b.per_second; });
