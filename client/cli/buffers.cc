@@ -1,15 +1,12 @@
-// put, get, ls, rm and cp.
+// put, get, ls, rm, cp and import.
 #include <filesystem>
 #include <iostream>
-#include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "client/cli/command.h"
 #include "client/cli/operands.h"
 #include "client/cli/results.h"
@@ -25,21 +22,45 @@ namespace {
 // Returns the file's stem, in which '_' replaces every character that is not allowed in a name.
 std::string NameOfFile(const std::string& path) {
   std::string name = std::filesystem::path(path).stem().string();
-  for (char& c : name) {
-    const bool allowed = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
-                         (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-';
-    if (!allowed) c = '_';
-  }
+  for (char& c : name)
+    if (!absl::ascii_isalnum(static_cast<unsigned char>(c)) && !absl::StrContains("._-", c))
+      c = '_';
   return name;
 }
 
-struct PutFlags {
-  std::string file;
+// Flags that several commands have.
+struct TargetFlags {
   std::string name;
   std::string ttl;
   bool replace = false;
   std::string device;
   std::vector<std::string> placement;
+
+  ResultBuffer Target() const { return {name, ParseDuration(ttl), replace, placement}; }
+
+  CLI::Option* AddDevice(CLI::App& command, const std::string& help) {
+    return command.add_option("--device", device, help)->type_name("DEVICE");
+  }
+  // Adds --device and --placement, which are mutually exclusive.
+  void AddWhere(CLI::App& command, const std::string& device_help) {
+    auto* one = AddDevice(command, device_help);
+    command
+        .add_option(
+            "--placement", placement,
+            "Devices among which the array is divided, such as cuda:0,cuda:1; all: every device")
+        ->type_name("DEVICES")
+        ->delimiter(',')
+        ->excludes(one);
+  }
+  // Adds --ttl and --replace.
+  void AddLife(CLI::App& command) {
+    AddTtl(command, ttl, "How long it lives, such as 10m; default: the server's");
+    command.add_flag("--replace", replace, "Replace a buffer of this name");
+  }
+};
+
+struct PutFlags : TargetFlags {
+  std::string file;
   int streams = 0;
   bool no_checksums = false;
   std::string random;
@@ -48,17 +69,15 @@ struct PutFlags {
   std::uint64_t seed = 0;
 };
 
-absl::Status Put(Session& session, const PutFlags& flags) {
+void Put(Session& session, const PutFlags& flags) {
   DType dtype;
   std::vector<std::int64_t> shape;
   Source source = nullptr;
   std::optional<NpyFile> file;
   std::string name = flags.name;
   if (flags.random.empty()) {
-    if (flags.file.empty()) return BadOption("give a FILE, or --random with --shape and --name");
-    auto opened = NpyFile::Open(flags.file);
-    if (!opened.ok()) return opened.status();
-    file.emplace(*std::move(opened));
+    if (flags.file.empty()) ThrowBadOption("give a FILE, or --random with --shape and --name");
+    file.emplace(OrThrow(NpyFile::Open(flags.file)));
     dtype = file->header().dtype;
     shape = file->header().shape;
     source = Source(
@@ -67,306 +86,200 @@ absl::Status Put(Session& session, const PutFlags& flags) {
     if (name.empty()) name = NameOfFile(flags.file);
   } else {
     const auto extents = ParseExtents(flags.shape);
-    if (!extents) return BadOption("'" + flags.shape + "' is not a shape such as 1000x1000");
-    if (name.empty()) return BadOption("--random needs a --name");
+    if (!extents) ThrowBadOption("'" + flags.shape + "' is not a shape such as 1000x1000");
+    if (name.empty()) ThrowBadOption("--random needs a --name");
     dtype = Parse(kArrayDTypes, flags.dtype);
     shape = *extents;
     source = RandomArray(*ParseDistribution(flags.random), dtype, flags.seed);
   }
-  const auto bytes = ArrayBytes(dtype, shape);
-  if (!bytes.ok()) return bytes.status();
-
-  UploadOptions options;
-  if (!flags.ttl.empty()) options.ttl = ParseDuration(flags.ttl);
-  options.replace = flags.replace;
-  options.device = flags.device;
-  options.placement = flags.placement;
-  options.checksums = !flags.no_checksums;
+  const std::uint64_t bytes = OrThrow(ArrayBytes(dtype, shape));
   // Several connections are worthwhile for large arrays.
   constexpr std::uint64_t kLarge = std::uint64_t{64} << 20;
   constexpr int kStreams = 4;
-  options.streams = flags.streams > 0 ? flags.streams : *bytes >= kLarge ? kStreams : 1;
+  UploadOptions options{.ttl = ParseDuration(flags.ttl),
+                        .replace = flags.replace,
+                        .device = flags.device,
+                        .placement = flags.placement,
+                        .streams = flags.streams > 0 ? flags.streams
+                                   : bytes >= kLarge ? kStreams
+                                                     : 1,
+                        .checksums = !flags.no_checksums,
+                        .cancel = InterruptScope::token()};
   const auto start = Clock::now();
   absl::StatusOr<v1::Buffer> buffer;
   {
     const InterruptScope interrupts;
-    ProgressBar progress(name, *bytes);
+    ProgressBar progress(name, bytes);
     options.progress = [&](std::uint64_t sent) { progress.Update(sent); };
-    options.cancel = InterruptScope::token();
     buffer = session.client.Upload(name, dtype, shape, source, options);
   }
-  if (!buffer.ok()) return buffer.status();
   const absl::Duration wall = Since(start);
-  const double seconds = std::max(absl::ToDoubleSeconds(wall), 1e-9);
-  if (session.json) {
-    session.document["wall_us"] = absl::ToDoubleMicroseconds(wall);
-    ReportBuffer(session, *buffer);
-    return absl::OkStatus();
+  session.document["wall_us"] = absl::ToDoubleMicroseconds(wall);
+  ReportBuffer(session, OrThrow(std::move(buffer)));
+  if (!session.json && wall >= absl::Seconds(1)) {
+    const double rate = static_cast<double>(bytes) / absl::ToDoubleSeconds(wall);
+    std::cerr << HumanDuration(wall) << ", " << HumanBytes(static_cast<std::uint64_t>(rate))
+              << "/s\n";
   }
-  ReportBuffer(session, *buffer);
-  if (wall >= absl::Seconds(1)) {
-    const auto rate = static_cast<std::uint64_t>(static_cast<double>(*bytes) / seconds);
-    std::cerr << HumanDuration(wall) << ", " << HumanBytes(rate) << "/s\n";
-  }
-  return absl::OkStatus();
 }
 
-// Adds --device and --placement, which are mutually exclusive.
-template <class Flags>
-void AddWhere(CLI::App& command, const std::string& device_help, Flags& flags) {
-  auto* device = command.add_option("--device", flags.device, device_help)->type_name("DEVICE");
-  command
-      .add_option(
-          "--placement", flags.placement,
-          "Devices among which the array is divided, such as cuda:0,cuda:1; all: every device")
-      ->type_name("DEVICES")
-      ->delimiter(',')
-      ->excludes(device);
+struct GetFlags {
+  std::string name;
+  std::string file;
+  bool no_checksums = false;
+};
+
+void Get(Session& session, const GetFlags& flags) {
+  CheckOutputs(session, flags.file);
+  const v1::Buffer buffer =
+      SaveBuffer(session, flags.name, flags.file, {.checksums = !flags.no_checksums});
+  ReportFile(session, flags.file, buffer.size_bytes());
 }
 
-}  // namespace
-
-void AddPut(CLI::App& app, Command& chosen) {
-  auto flags = std::make_shared<PutFlags>();
-  CLI::App* command = app.add_subcommand("put", "Upload an array");
-  auto* file = command->add_option("file", flags->file, "A .npy file")->type_name("FILE");
-  command->add_option("--name", flags->name, "Name of the buffer; default: the file's")
-      ->type_name("BUFFER");
-  command->add_option("--ttl", flags->ttl, "How long it lives, such as 10m; default: the server's")
-      ->check(DurationCheck());
-  command->add_flag("--replace", flags->replace, "Replace a buffer of this name");
-  AddWhere(*command, "Device that holds it; default: the server's first", *flags);
-  command
-      ->add_option("--streams", flags->streams, "Connections to use; default: 1, 4 from 64 MiB on")
-      ->check(CLI::Range(1, 64));
-  command->add_flag("--no-checksums", flags->no_checksums,
-                    "Do not send CRC-32C checksums for the server to check");
-  auto* random =
-      command->add_option("--random", flags->random, "Upload random numbers instead of a file")
-          ->check(CLI::IsMember({"normal", "uniform", "ones", "zeros"}))
-          ->excludes(file);
-  command->add_option("--shape", flags->shape, "Shape of --random, such as 1000x1000")
-      ->needs(random);
-  random->needs("--shape");
-  command->add_option("--dtype", flags->dtype, "Type of --random")
-      ->check(CLI::IsMember(NamesOf(kArrayDTypes)))
-      ->needs(random)
-      ->capture_default_str();
-  command->add_option("--seed", flags->seed, "Seed of --random")
-      ->needs(random)
-      ->check(Fits<std::uint64_t>())
-      ->capture_default_str();
-  command->callback([flags, &chosen] { chosen = [flags](Session& s) { return Put(s, *flags); }; });
-}
-
-void AddGet(CLI::App& app, Command& chosen) {
-  struct Flags {
-    std::string name;
-    std::string file;
-    bool no_checksums = false;
-  };
-  auto flags = std::make_shared<Flags>();
-  CLI::App* command = app.add_subcommand("get", "Download a buffer into a .npy file");
-  command->add_option("name", flags->name, "Name of the buffer")->type_name("BUFFER")->required();
-  command->add_option("-o,--output", flags->file, "The file to write; - is standard output")
-      ->type_name("FILE")
-      ->required();
-  command->add_flag("--no-checksums", flags->no_checksums,
-                    "Do not request or check a CRC-32C of the bytes");
-  command->callback([flags, &chosen] {
-    chosen = [flags](Session& session) {
-      if (absl::Status status = CheckOutput(session, flags->file); !status.ok()) return status;
-      DownloadOptions options;
-      options.checksums = !flags->no_checksums;
-      const auto buffer = SaveBuffer(session, flags->name, flags->file, options);
-      if (!buffer.ok()) return buffer.status();
-      ReportFile(session, flags->file, buffer->size_bytes());
-      return absl::OkStatus();
-    };
-  });
-}
-
-namespace {
-
-absl::Status List(Session& session, const std::string& prefix) {
-  const auto buffers = session.client.ListBuffers(prefix);
-  if (!buffers.ok()) return buffers.status();
-  if (session.json) {
-    Json& list = session.document["buffers"] = Json::array();
-    for (const v1::Buffer& buffer : *buffers) list.push_back(ToJson(buffer));
-    return absl::OkStatus();
-  }
-  if (buffers->empty()) {
+void List(Session& session, const std::string& prefix) {
+  const std::vector<v1::Buffer> buffers = OrThrow(session.client.ListBuffers(prefix));
+  session.document["buffers"] = ListJson(buffers);
+  if (session.json) return;
+  if (buffers.empty()) {
     std::cerr << (prefix.empty() ? "no buffers"
                                  : "no buffers begin with '" + Printable(prefix) + "'")
               << '\n';
-    return absl::OkStatus();
+    return;
   }
-  Table table({"NAME", "DTYPE", "SHAPE", ">SIZE", "DEVICE", "STATE", "EXPIRES"});
+  WriteBuffers("NAME", buffers, std::cout);
   std::uint64_t total = 0;
-  for (const v1::Buffer& buffer : *buffers) {
-    table.Add({buffer.name(), DtypeText(buffer.dtype()), BufferShapeText(buffer),
-               HumanBytes(buffer.size_bytes()), PlaceText(buffer), StateText(buffer),
-               ExpiryText(buffer)});
-    total += buffer.size_bytes();
-  }
-  table.Print(std::cout);
-  std::cerr << buffers->size() << (buffers->size() == 1 ? " buffer, " : " buffers, ")
+  for (const v1::Buffer& buffer : buffers) total += buffer.size_bytes();
+  std::cerr << buffers.size() << (buffers.size() == 1 ? " buffer, " : " buffers, ")
             << HumanBytes(total) << '\n';
-  return absl::OkStatus();
 }
 
-}  // namespace
+struct RemoveFlags {
+  std::vector<std::string> names;
+  std::uint64_t version = 0;  // 0 means all versions of each name
+};
 
-void AddLs(CLI::App& app, Command& chosen) {
-  auto prefix = std::make_shared<std::string>();
-  CLI::App* command = app.add_subcommand("ls", "List buffers");
-  command->add_option("prefix", *prefix, "Only names with this prefix")->type_name("BUFFER");
-  command->callback(
-      [prefix, &chosen] { chosen = [prefix](Session& s) { return List(s, *prefix); }; });
-}
-
-namespace {
-
-// Removes as many buffers as possible and returns the first error. version: 0 means all versions of
-// each name.
-absl::Status Remove(Session& session, const std::vector<std::string>& names,
-                    std::uint64_t version) {
-  if (version != 0 && names.size() > 1) return BadOption("--version takes exactly one name");
+// Removes as many buffers as possible and throws the first error.
+void Remove(Session& session, const RemoveFlags& flags) {
+  if (flags.version != 0 && flags.names.size() > 1)
+    ThrowBadOption("--version takes exactly one name");
   absl::Status first;
   Json& removed = session.document["removed"] = Json::array();
-  for (const std::string& name : names) {
-    absl::Status status = session.client.DeleteBuffer(name, version);
-    if (status.ok()) {
-      removed.push_back(name);
-    } else {
-      first.Update(status);
-    }
+  for (const std::string& name : flags.names) {
+    const absl::Status status = session.client.DeleteBuffer(name, flags.version);
+    if (status.ok()) removed.push_back(name);
+    first.Update(status);
   }
-  return first;
+  OrThrow(first);
 }
 
-}  // namespace
-
-void AddRm(CLI::App& app, Command& chosen) {
-  struct Flags {
-    std::vector<std::string> names;
-    std::uint64_t version = 0;
-  };
-  auto flags = std::make_shared<Flags>();
-  CLI::App* command =
-      app.add_subcommand("rm", "Delete buffers, including uploads that have not ended");
-  command->add_option("names", flags->names, "Names of the buffers")
-      ->type_name("BUFFER")
-      ->required();
-  command
-      ->add_option("--version", flags->version,
-                   "Delete only this version, a buffer or a draft; 'tessera info NAME' lists them")
-      ->check(CLI::PositiveNumber)
-      ->check(Fits<std::uint64_t>());
-  command->callback([flags, &chosen] {
-    chosen = [flags](Session& s) { return Remove(s, flags->names, flags->version); };
-  });
-}
-
-namespace {
-
-struct CopyFlags {
+struct CopyFlags : TargetFlags {
   std::string source;
-  std::string name;
   std::string dtype;
-  std::string device;
-  std::vector<std::string> placement;
-  std::string ttl;
-  bool replace = false;
   bool link = false;
 };
 
-absl::Status Copy(Session& session, const CopyFlags& flags) {
-  const auto source = ResolveOperand(session, flags.source);
-  if (!source.ok()) return source.status();
-  ResultBuffer target{flags.name, std::nullopt, flags.replace, flags.placement};
-  if (!flags.ttl.empty()) target.ttl = *ParseDuration(flags.ttl);
+void Copy(Session& session, const CopyFlags& flags) {
+  const Operand source = ResolveOperand(session, flags.source);
   std::optional<DType> dtype;
   if (!flags.dtype.empty()) dtype = Parse(kArrayDTypes, flags.dtype);
-  if (flags.link && source->view) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_LINK",
-                     "--link gives a whole buffer another name, not a part of one");
+  if (flags.link && source.view) {
+    ThrowInvalid("BAD_LINK", "--link gives a whole buffer another name, not a part of one");
   }
-  const std::string* name = std::get_if<std::string>(&source->source);
-  const auto buffer = flags.link && name != nullptr
-                          ? session.client.LinkBuffer(*name, target, source->version)
-                          : session.client.CopyBuffer(*source, target, dtype, flags.device);
-  if (!buffer.ok()) return buffer.status();
-  ReportBuffer(session, *buffer);
-  return absl::OkStatus();
+  const std::string* name = std::get_if<std::string>(&source.source);
+  ReportBuffer(
+      session,
+      OrThrow(flags.link && name != nullptr
+                  ? session.client.LinkBuffer(*name, flags.Target(), source.version)
+                  : session.client.CopyBuffer(source, flags.Target(), dtype, flags.device)));
 }
 
-}  // namespace
-
-void AddCp(CLI::App& app, Command& chosen) {
-  auto flags = std::make_shared<CopyFlags>();
-  CLI::App* command =
-      app.add_subcommand("cp", "Copy a buffer, or a window of it, without leaving the server");
-  command->add_option("source", flags->source, "NAME, NAME[slices] or NAME@OFFSET:SHAPE:STRIDES")
-      ->type_name("OPERAND")
-      ->required();
-  command->add_option("name", flags->name, "The new buffer")->type_name("BUFFER")->required();
-  command->add_option("--dtype", flags->dtype, "Cast to this type; default: the source's")
-      ->check(CLI::IsMember(NamesOf(kArrayDTypes)));
-  AddWhere(*command, "Where it goes; default: where the source is", *flags);
-  command->add_option("--ttl", flags->ttl, "How long it lives, such as 10m")
-      ->check(DurationCheck());
-  command->add_flag("--replace", flags->replace, "Replace a buffer of that name");
-  command
-      ->add_flag("--link", flags->link,
-                 "Give the source's memory another name instead of copying it")
-      ->excludes("--dtype", "--device", "--placement");
-  command->callback([flags, &chosen] { chosen = [flags](Session& s) { return Copy(s, *flags); }; });
-}
-
-namespace {
-
-struct ImportFlags {
+struct ImportFlags : TargetFlags {
   std::string server;
   std::string source;
-  std::string name;
-  std::string device;
-  std::string ttl;
-  bool replace = false;
 };
 
-absl::Status Import(Session& session, const ImportFlags& flags) {
-  ResultBuffer target{flags.name.empty() ? flags.source : flags.name, std::nullopt, flags.replace};
-  if (!flags.ttl.empty()) target.ttl = *ParseDuration(flags.ttl);
-  const auto answer =
-      session.client.ImportBuffer(flags.server, flags.source, target, 0, flags.device);
-  if (!answer.ok()) return answer.status();
-  ReportBuffer(session, answer->buffer());
-  return absl::OkStatus();
+void Import(Session& session, const ImportFlags& flags) {
+  ResultBuffer target = flags.Target();
+  if (target.name.empty()) target.name = flags.source;
+  ReportBuffer(session, OrThrow(session.client.ImportBuffer(flags.server, flags.source, target, 0,
+                                                            flags.device))
+                            .buffer());
 }
 
 }  // namespace
 
-void AddImport(CLI::App& app, Command& chosen) {
-  auto flags = std::make_shared<ImportFlags>();
-  CLI::App* command = app.add_subcommand(
-      "import",
-      "Have the server fetch a buffer from another server, if its --import-from allows that");
-  command->add_option("from", flags->server, "The other server, as seen from the server")
+void AddBuffers(CLI::App& app, Command& chosen) {
+  const auto [put, put_flags] = AddCommand(app, chosen, "put", "Upload an array", Put);
+  auto* file = put->add_option("file", put_flags->file, "A .npy file")->type_name("FILE");
+  put->add_option("--name", put_flags->name, "Name of the buffer; default: the file's")
+      ->type_name("BUFFER");
+  put_flags->AddLife(*put);
+  put_flags->AddWhere(*put, "Device that holds it; default: the server's first");
+  put->add_option("--streams", put_flags->streams,
+                  "Connections to use; default: 1, 4 from 64 MiB on")
+      ->check(CLI::Range(1, 64));
+  put->add_flag("--no-checksums", put_flags->no_checksums,
+                "Do not send CRC-32C checksums for the server to check");
+  auto* random =
+      put->add_option("--random", put_flags->random, "Upload random numbers instead of a file")
+          ->check(CLI::IsMember({"normal", "uniform", "ones", "zeros"}))
+          ->excludes(file);
+  put->add_option("--shape", put_flags->shape, "Shape of --random, such as 1000x1000")
+      ->needs(random);
+  random->needs("--shape");
+  put->add_option("--dtype", put_flags->dtype, "Type of --random")
+      ->check(CLI::IsMember(NamesOf(kArrayDTypes)))
+      ->needs(random)
+      ->capture_default_str();
+  put->add_option("--seed", put_flags->seed, "Seed of --random")
+      ->needs(random)
+      ->check(Fits<std::uint64_t>())
+      ->capture_default_str();
+
+  const auto [get, get_flags] =
+      AddCommand(app, chosen, "get", "Download a buffer into a .npy file", Get);
+  get->add_option("name", get_flags->name, "Name of the buffer")->type_name("BUFFER")->required();
+  get->add_option("-o,--output", get_flags->file, "The file to write; - is standard output")
+      ->type_name("FILE")
+      ->required();
+  get->add_flag("--no-checksums", get_flags->no_checksums,
+                "Do not request or check a CRC-32C of the bytes");
+
+  const auto [ls, prefix] = AddCommand(app, chosen, "ls", "List buffers", List);
+  ls->add_option("prefix", *prefix, "Only names with this prefix")->type_name("BUFFER");
+
+  const auto [rm, rm_flags] = AddCommand(
+      app, chosen, "rm", "Delete buffers, including uploads that have not ended", Remove);
+  rm->add_option("names", rm_flags->names, "Names of the buffers")->type_name("BUFFER")->required();
+  rm->add_option("--version", rm_flags->version,
+                 "Delete only this version, a buffer or a draft; 'tessera info NAME' lists them")
+      ->check(CLI::PositiveNumber)
+      ->check(Fits<std::uint64_t>());
+
+  const auto [cp, cp_flags] = AddCommand(
+      app, chosen, "cp", "Copy a buffer, or a window of it, without leaving the server", Copy);
+  AddOperand(*cp, "source", cp_flags->source, "NAME, NAME[slices] or NAME@OFFSET:SHAPE:STRIDES");
+  cp->add_option("name", cp_flags->name, "The new buffer")->type_name("BUFFER")->required();
+  cp->add_option("--dtype", cp_flags->dtype, "Cast to this type; default: the source's")
+      ->check(CLI::IsMember(NamesOf(kArrayDTypes)));
+  cp_flags->AddWhere(*cp, "Where it goes; default: where the source is");
+  cp_flags->AddLife(*cp);
+  cp->add_flag("--link", cp_flags->link,
+               "Give the source's memory another name instead of copying it")
+      ->excludes("--dtype", "--device", "--placement");
+
+  const auto [import, import_flags] = AddCommand(
+      app, chosen, "import",
+      "Have the server fetch a buffer from another server, if its --import-from allows that",
+      Import);
+  import->add_option("from", import_flags->server, "The other server, as seen from the server")
       ->type_name("HOST:PORT")
       ->required();
-  command->add_option("source", flags->source, "Its buffer")->type_name("NAME")->required();
-  command->add_option("name", flags->name, "The new buffer; default: the same name")
+  import->add_option("source", import_flags->source, "Its buffer")->type_name("NAME")->required();
+  import->add_option("name", import_flags->name, "The new buffer; default: the same name")
       ->type_name("NAME");
-  command
-      ->add_option("--device", flags->device, "Where it goes; default: the server's first device")
-      ->type_name("DEVICE");
-  command->add_option("--ttl", flags->ttl, "How long it lives, such as 10m")
-      ->check(DurationCheck());
-  command->add_flag("--replace", flags->replace, "Replace a buffer of that name");
-  command->callback(
-      [flags, &chosen] { chosen = [flags](Session& s) { return Import(s, *flags); }; });
+  import_flags->AddDevice(*import, "Where it goes; default: the server's first device");
+  import_flags->AddLife(*import);
 }
 
 }  // namespace tessera

@@ -8,9 +8,11 @@
 
 namespace tessera {
 
-absl::Status BadOption(std::string_view what) {
-  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_OPTION", what);
+void ThrowInvalid(std::string_view reason, std::string_view message) {
+  throw CommandError(MakeError(absl::StatusCode::kInvalidArgument, reason, message));
 }
+
+void ThrowBadOption(std::string_view what) { ThrowInvalid("BAD_OPTION", what); }
 
 std::optional<absl::Duration> ParseDuration(const std::string& text) {
   absl::Duration duration;
@@ -34,6 +36,10 @@ CLI::Validator DurationCheck(bool endless) {
                (endless ? ", or inf" : "");
       },
       "DURATION");
+}
+
+CLI::Option* AddTtl(CLI::App& command, std::string& ttl, const std::string& description) {
+  return command.add_option("--ttl", ttl, description)->check(DurationCheck());
 }
 
 std::string OperationName(const std::string& command) {

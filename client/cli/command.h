@@ -1,8 +1,7 @@
-// Code that the subcommands of `tessera` share: sessions, option values and interrupts.
+// Code that the subcommands of `tessera` share: errors, sessions, options and interrupts.
 #pragma once
 
-#include <fcntl.h>
-#include <unistd.h>
+#include <semaphore.h>
 
 #include <csignal>
 
@@ -12,13 +11,16 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
+#include <exception>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <stop_token>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -29,6 +31,22 @@
 
 namespace tessera {
 
+// An error that ends a subcommand. main.cc catches and prints it.
+struct CommandError : std::exception {
+  explicit CommandError(absl::Status error) : status(std::move(error)) {}
+  absl::Status status;
+};
+
+// Returns the value, or throws the error as a CommandError.
+inline void OrThrow(const absl::Status& status) {
+  if (!status.ok()) throw CommandError(status);
+}
+template <class T>
+T OrThrow(absl::StatusOr<T> result) {
+  OrThrow(result.status());
+  return *std::move(result);
+}
+
 // The state of a subcommand. If json is set, the subcommand prints nothing and fills the document
 // instead.
 struct Session {
@@ -37,12 +55,8 @@ struct Session {
   Json document = Json::object();
 
   // Returns the server's limits. They are requested only once.
-  absl::StatusOr<v1::Limits> Limits() {
-    if (!limits) {
-      const auto info = client.GetServerInfo();
-      if (!info.ok()) return info.status();
-      limits = info->limits();
-    }
+  const v1::Limits& Limits() {
+    if (!limits) limits = OrThrow(client.GetServerInfo()).limits();
     return *limits;
   }
   std::optional<v1::Limits> limits = std::nullopt;
@@ -54,10 +68,28 @@ inline absl::Duration Since(Clock::time_point start) {
   return absl::FromChrono(Clock::now() - start);
 }
 
-using Command = std::function<absl::Status(Session&)>;
+// Runs the chosen subcommand. Throws CommandError.
+using Command = std::function<void(Session&)>;
 
-// Returns the error for a combination of options that the parser cannot reject.
-absl::Status BadOption(std::string_view what);
+// Adds a subcommand that calls `run` with the flags, to which the caller adds options. prepare: is
+// called after the command line has been parsed, before there is a session.
+template <class Flags>
+std::pair<CLI::App*, Flags*> AddCommand(CLI::App& app, Command& chosen, const std::string& name,
+                                        const std::string& description,
+                                        void (*run)(Session&, const Flags&),
+                                        const std::function<void(const Flags&)>& prepare = {}) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* command = app.add_subcommand(name, description);
+  command->callback([=, &chosen] {
+    if (prepare) prepare(*flags);
+    chosen = [=](Session& session) { run(session, *flags); };
+  });
+  return {command, flags.get()};
+}
+
+[[noreturn]] void ThrowInvalid(std::string_view reason, std::string_view message);
+// Throws the error for a combination of options that the parser cannot reject.
+[[noreturn]] void ThrowBadOption(std::string_view what);
 
 // Returns the protocol's name for a command's operation, such as "top_k" for "topk".
 std::string OperationName(const std::string& command);
@@ -71,6 +103,9 @@ absl::Duration TemporaryTtl(const v1::Limits& limits);
 // Parses a duration such as "90" (seconds), "90s", "10m", "1h30m" or "inf". Returns nullopt unless
 // it is above 0.
 std::optional<absl::Duration> ParseDuration(const std::string& text);
+
+// Adds --ttl, the time for which a buffer lives.
+CLI::Option* AddTtl(CLI::App& command, std::string& ttl, const std::string& description);
 
 // Checks that a text is a duration. endless: whether "inf" is accepted.
 CLI::Validator DurationCheck(bool endless = false);
@@ -123,16 +158,14 @@ inline void SetOption(CLI::Option& option, const std::string& value) {
 class InterruptScope {
  public:
   InterruptScope() {
-    if (::pipe2(pipe_.data(), O_CLOEXEC) != 0) pipe_ = {-1, -1};
-    signalled_ = pipe_[1];
-    watcher_ = std::thread([this] { Watch(); });
-    struct sigaction action {};
-    action.sa_handler = [](int) {
-      const int error = errno;
-      if (::write(signalled_, "s", 1) < 0) {  // a handler has no way to report this
+    ::sem_init(&woken_, 0, 0);
+    watcher_ = std::jthread([](const std::stop_token& ended) {
+      while (::sem_wait(&woken_) != 0) {  // interrupted by a signal
       }
-      errno = error;
-    };
+      if (!ended.stop_requested()) interrupted_.request_stop();
+    });
+    struct sigaction action {};
+    action.sa_handler = [](int) { ::sem_post(&woken_); };
     action.sa_flags = static_cast<int>(SA_RESETHAND);
     for (std::size_t i = 0; i < kSignals.size(); ++i) {
       ::sigaction(kSignals[i], nullptr, &before_[i]);
@@ -141,12 +174,12 @@ class InterruptScope {
     }
   }
   ~InterruptScope() {
-    for (std::size_t i = 0; i < kSignals.size(); ++i) {
+    for (std::size_t i = 0; i < kSignals.size(); ++i)
       ::sigaction(kSignals[i], &before_[i], nullptr);
-    }
-    ::close(pipe_[1]);
+    watcher_.request_stop();
+    ::sem_post(&woken_);
     watcher_.join();
-    ::close(pipe_[0]);
+    ::sem_destroy(&woken_);
   }
   InterruptScope(const InterruptScope&) = delete;
   InterruptScope& operator=(const InterruptScope&) = delete;
@@ -158,18 +191,9 @@ class InterruptScope {
   }
 
  private:
-  void Watch() {
-    char signal = 0;
-    ssize_t n = 0;
-    do n = ::read(pipe_[0], &signal, 1);
-    while (n < 0 && errno == EINTR);
-    if (n > 0) interrupted_.request_stop();
-  }
-
-  static inline volatile std::sig_atomic_t signalled_ = -1;  // the write end of the pipe
-  std::array<int, 2> pipe_{};
+  static inline sem_t woken_;  // a signal handler may post it
   static inline std::stop_source interrupted_;
-  std::thread watcher_;
+  std::jthread watcher_;
   static constexpr std::array<int, 3> kSignals = {SIGINT, SIGTERM, SIGHUP};
   std::array<struct sigaction, kSignals.size()> before_{};
 };
@@ -178,16 +202,10 @@ class InterruptScope {
 
 // Each of these functions adds one or more subcommands. The subcommand on the command line sets
 // `chosen` to the function to run.
-void AddPut(CLI::App& app, Command& chosen);
-void AddGet(CLI::App& app, Command& chosen);
-void AddLs(CLI::App& app, Command& chosen);
-void AddRm(CLI::App& app, Command& chosen);
-void AddCp(CLI::App& app, Command& chosen);
-void AddImport(CLI::App& app, Command& chosen);
+void AddBuffers(CLI::App& app, Command& chosen);
 void AddInfo(CLI::App& app, Command& chosen);
 void AddOperations(CLI::App& app, Command& chosen);
 void AddSearch(CLI::App& app, Command& chosen);
-void AddMap(CLI::App& app, Command& chosen);
 void AddRun(CLI::App& app, Command& chosen);
 void AddStrategies(CLI::App& app, Command& chosen);
 void AddBench(CLI::App& app, Command& chosen);

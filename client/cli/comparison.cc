@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/types/span.h"
 #include "client/cli/command.h"
@@ -35,36 +36,18 @@ std::string Refusal(const absl::Status& error) {
   const std::string reason = ErrorReason(error);
   if (reason == "STRATEGY_UNSUPPORTED") return "needs " + ErrorMetadata(error)["needs"];
   if (reason == "BAD_LAUNCH") {
-    const auto metadata = ErrorMetadata(error);
-    const auto figure = [&](const char* key) {
-      const auto it = metadata.find(key);
-      return it == metadata.end() ? std::string("?") : it->second;
-    };
-    return figure("field") + " of " + figure("value") + ": takes " + figure("range");
+    auto metadata = ErrorMetadata(error);
+    return metadata["field"] + " of " + metadata["value"] + ": takes " + metadata["range"];
   }
   if (error.code() == absl::StatusCode::kDeadlineExceeded) return "takes longer than --timeout";
   return "";
 }
 
-// The unit roundoff of a type, and the spacing of its subnormal numbers.
-struct Rounding {
-  long double unit;
-  long double least;
-};
-
-Rounding RoundingOf(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return {0x1p-24L, 0x1p-149L};
-    case DType::kF16:
-      return {0x1p-11L, 0x1p-24L};
-    case DType::kBF16:
-      return {0x1p-8L, 0x1p-133L};
-    case DType::kF64:
-      return {0x1p-53L, 0x1p-1074L};
-    default:
-      return {0, 0};
-  }
+// Returns the spacing of a type's subnormal numbers.
+long double SpacingOf(DType dtype) {
+  if (dtype == DType::kF16) return 0x1p-24L;
+  if (dtype == DType::kBF16) return 0x1p-133L;
+  return dtype == DType::kF32 ? 0x1p-149L : 0x1p-1074L;
 }
 
 // Whether the values of two strategies with these roundoffs may both be correct.
@@ -77,10 +60,9 @@ bool Agree(long double a, long double b, double roundoff_a, double roundoff_b, l
     const long double largest = dtype == DType::kF16 ? 65504.0L : 0x1p127L;
     return !(scale < largest);
   }
-  const Rounding rounding = RoundingOf(dtype);
   const long double bound =
       (static_cast<long double>(roundoff_a) + static_cast<long double>(roundoff_b)) * scale +
-      2 * rounding.unit * std::max(std::abs(a), std::abs(b)) + 2 * rounding.least;
+      2 * UnitRoundoff(dtype) * std::max(std::abs(a), std::abs(b)) + 2 * SpacingOf(dtype);
   return !(std::abs(a - b) > bound);
 }
 
@@ -213,14 +195,7 @@ absl::StatusOr<BenchValues> BenchScratch::Fetch(const v1::Buffer& buffer) {
   std::string bytes(count * SizeOf(dtype), '\0');
   const auto fetched = client_.Download(name, absl::MakeSpan(bytes.data(), bytes.size()));
   if (!fetched.ok()) return fetched.status();
-  BenchValues values(count);
-  DispatchDType(dtype, [&]<class T>(T element) {
-    for (std::size_t i = 0; i < count; ++i) {
-      std::memcpy(&element, bytes.data() + i * sizeof(T), sizeof(T));
-      values[i] = static_cast<long double>(static_cast<ValueOf<T>>(element));
-    }
-  });
-  return values;
+  return ToValues(dtype, bytes);
 }
 
 BenchSample SampleOf(std::uint64_t elements) {
@@ -236,40 +211,42 @@ BenchValues ToValues(const v1::Scalar& value) {
   return {static_cast<long double>(value.real())};
 }
 
+BenchValues ToValues(DType dtype, std::string_view elements) {
+  BenchValues values(elements.size() / SizeOf(dtype));
+  DispatchDType(dtype, [&]<class T>(T element) {
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      std::memcpy(&element, elements.data() + i * sizeof(T), sizeof(T));
+      values[i] = static_cast<long double>(static_cast<ValueOf<T>>(element));
+    }
+  });
+  return values;
+}
+
 // --- Ceilings ------------------------------------------------------------------------------------
 
 namespace {
 
 constexpr int kCeilingCalls = 9;
 
-absl::StatusOr<double> MeasureRate(Client& client, BenchScratch& scratch, const v1::Device& device,
-                                   std::int64_t elements) {
+double MeasureRate(Client& client, BenchScratch& scratch, const v1::Device& device,
+                   std::int64_t elements) {
   const float one = 1;
-  UploadOptions upload;
   const ResultBuffer seed = scratch.Target("one");
-  upload.ttl = seed.ttl;
-  upload.device = device.name();
-  const auto uploaded = client.Upload(
-      seed.name, DType::kF32, {},
-      FromMemory(std::string_view(reinterpret_cast<const char*>(&one), sizeof(one))), upload);
-  if (!uploaded.ok()) return uploaded.status();
+  OrThrow(
+      client.Upload(seed.name, DType::kF32, {},
+                    FromMemory(std::string_view(reinterpret_cast<const char*>(&one), sizeof(one))),
+                    {.ttl = seed.ttl, .device = device.name()}));
   std::vector<Operand> operands;
   for (const char* name : {"a", "b"}) {
     Operand repeated(seed.name);
-    repeated.view.emplace();
-    repeated.view->add_shape(elements);
+    repeated.view.emplace().add_shape(elements);
     repeated.view->add_strides(0);
-    const auto copy = client.CopyBuffer(repeated, scratch.Target(name));
-    if (!copy.ok()) return copy.status();
-    operands.emplace_back(copy->name());
+    operands.emplace_back(OrThrow(client.CopyBuffer(repeated, scratch.Target(name))).name());
   }
-  OperationOptions options;
-  options.timing = true;
   std::vector<double> us;
   for (int call = 0; call <= kCeilingCalls; ++call) {
-    const auto dot = client.Dot(operands[0], operands[1], options);
-    if (!dot.ok()) return dot.status();
-    if (call > 0) us.push_back(dot->stats().kernel_us());  // the first call is a warm-up
+    const v1::DotResponse dot = OrThrow(client.Dot(operands[0], operands[1], {.timing = true}));
+    if (call > 0) us.push_back(dot.stats().kernel_us());  // the first call is a warm-up
   }
   std::sort(us.begin(), us.end());
   const double bytes = 2 * static_cast<double>(elements) * sizeof(float);
@@ -289,11 +266,13 @@ BenchCeiling MeasureBandwidth(Client& client, BenchScratch& scratch, const v1::D
   if (bytes < kLeast) {
     return {0, "not measured: too little memory is free on " + device.name()};
   }
-  const auto rate =
-      MeasureRate(client, scratch, device, static_cast<std::int64_t>(bytes / sizeof(float)));
-  if (!rate.ok()) return {0, absl::StrCat("not measured: ", rate.status().message())};
-  return {*rate, absl::StrCat("read by the server's dot of two arrays of ", HumanBytes(bytes),
-                              " in the same run")};
+  try {
+    return {MeasureRate(client, scratch, device, static_cast<std::int64_t>(bytes / sizeof(float))),
+            absl::StrCat("read by the server's dot of two arrays of ", HumanBytes(bytes),
+                         " in the same run")};
+  } catch (const CommandError& error) {
+    return {0, absl::StrCat("not measured: ", error.status.message())};
+  }
 }
 
 // --- Output --------------------------------------------------------------------------------------
@@ -378,12 +357,9 @@ std::string ChartText(const BenchReport& report, std::size_t columns, bool utf8)
   }
   std::stringstream figures;
   table.Print(figures);
-  std::vector<std::string> lines;
+  const std::vector<std::string> lines = absl::StrSplit(figures.str(), '\n', absl::SkipEmpty());
   std::size_t width = 0;
-  for (std::string line; std::getline(figures, line);) {
-    width = std::max(width, line.size());
-    lines.push_back(std::move(line));
-  }
+  for (const std::string& line : lines) width = std::max(width, line.size());
   constexpr std::size_t kLeastBar = 8;
   constexpr std::size_t kWidestBar = 72;
   const std::size_t left = columns > width + 2 ? columns - width - 2 : 0;
@@ -397,13 +373,9 @@ std::string ChartText(const BenchReport& report, std::size_t columns, bool utf8)
     text += '\n';
   }
   // Strategies that were skipped for the same reason share a line.
-  std::vector<std::pair<std::string, std::vector<std::string>>> reasons;
-  for (const BenchReport::Skipped& skipped : report.skipped) {
-    auto it = std::find_if(reasons.begin(), reasons.end(),
-                           [&](const auto& entry) { return entry.first == skipped.reason; });
-    if (it == reasons.end()) it = reasons.insert(reasons.end(), {skipped.reason, {}});
-    it->second.push_back(skipped.strategy);
-  }
+  std::map<std::string, std::vector<std::string>> reasons;
+  for (const BenchReport::Skipped& skipped : report.skipped)
+    reasons[skipped.reason].push_back(skipped.strategy);
   for (const auto& [reason, names] : reasons) {
     absl::StrAppend(&text, "\nnot run: ", Printable(reason), ": ",
                     Printable(absl::StrJoin(names, ", ")));

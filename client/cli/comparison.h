@@ -129,6 +129,7 @@ class BenchScratch {
 };
 
 BenchValues ToValues(const v1::Scalar& value);
+BenchValues ToValues(DType dtype, std::string_view elements);
 
 // Returns the rate at which the server's Dot reads arrays too large for the device's caches. The
 // server makes them from a single element, so none of their bytes are sent.

@@ -113,26 +113,6 @@ Place FindPlace(CLI::App& app, const std::vector<std::string>& words) {
   return place;
 }
 
-std::vector<Candidate> Options(CLI::App* command) {
-  std::vector<Candidate> found;
-  for (; command != nullptr; command = command->get_parent()) {
-    for (const CLI::Option* option : command->get_options()) {
-      for (const std::string& name : option->get_lnames()) {
-        found.push_back({"--" + name, option->get_description()});
-      }
-    }
-  }
-  return found;
-}
-
-std::vector<Candidate> Subcommands(const CLI::App& command) {
-  std::vector<Candidate> found;
-  for (const CLI::App* sub : command.get_subcommands([](const CLI::App*) { return true; })) {
-    if (!sub->get_group().empty()) found.push_back({sub->get_name(), sub->get_description()});
-  }
-  return found;
-}
-
 // Offers a word from the server, unless it has characters that names cannot have, because bash
 // inserts the word into the command line without quotes. Control characters in the description are
 // made printable.
@@ -145,74 +125,57 @@ void Offer(const std::string& word, const std::string& description,
     candidates.push_back({word, Printable(description)});
 }
 
-std::vector<Candidate> Buffers(Session& session, const std::string& prefix) {
-  std::vector<Candidate> found;
-  const auto buffers = session.client.ListBuffers(prefix);
-  if (!buffers.ok()) return found;
-  for (const v1::Buffer& buffer : *buffers) {
-    Offer(buffer.name(), absl::StrCat(DtypeText(buffer.dtype()), " ", ShapeText(buffer.shape())),
-          found);
-  }
-  return found;
-}
-
-// operation: the operation's name on the command line. If it is empty, the names of operations are
-// returned.
-std::vector<Candidate> Strategies(Session& session, const std::string& operation) {
-  std::vector<Candidate> found;
-  const auto strategies = session.client.ListStrategies(OperationName(operation));
-  if (!strategies.ok()) return found;
-  std::set<std::string> operations;
-  for (const v1::Strategy& strategy : *strategies) {
-    if (operation.empty()) {
-      if (operations.insert(strategy.operation()).second) Offer(strategy.operation(), "", found);
-    } else if (strategy.available()) {
-      Offer(strategy.name(), strategy.summary(), found);
-    }
-  }
-  return found;
-}
-
-std::vector<Candidate> Devices(Session& session) {
-  std::vector<Candidate> found;
-  const auto info = session.client.GetServerInfo();
-  if (!info.ok()) return found;
-  for (const v1::Device& device : info->devices()) {
-    Offer(device.name(), device.model(), found);
-  }
-  return found;
-}
-
 // Returns the values that an option or a positional argument accepts, as far as they can be listed.
+// A server that does not respond contributes nothing.
 std::vector<Candidate> Values(Session& session, const Place& place, std::string_view type) {
+  std::vector<Candidate> found;
   if (const std::size_t begin = type.find('{'); begin != type.npos) {
-    std::vector<Candidate> found;
     const std::string list(type.substr(begin + 1, type.rfind('}') - begin - 1));
-    for (const absl::string_view value : absl::StrSplit(list, ',')) {
+    for (const absl::string_view value : absl::StrSplit(list, ','))
       found.push_back({std::string(value), ""});
+  } else if (type == "BUFFER" || type == "OPERAND") {
+    for (const v1::Buffer& buffer :
+         session.client.ListBuffers(place.word).value_or(std::vector<v1::Buffer>())) {
+      Offer(buffer.name(), absl::StrCat(DtypeText(buffer.dtype()), " ", ShapeText(buffer.shape())),
+            found);
     }
-    return found;
+  } else if (type == "STRATEGY" || type == "OPERATION") {
+    const bool operations = type == "OPERATION";
+    std::set<std::string> seen;
+    for (const v1::Strategy& strategy :
+         session.client.ListStrategies(operations ? "" : OperationName(place.command->get_name()))
+             .value_or(std::vector<v1::Strategy>())) {
+      if (operations) {
+        if (seen.insert(strategy.operation()).second) Offer(strategy.operation(), "", found);
+      } else if (strategy.available()) {
+        Offer(strategy.name(), strategy.summary(), found);
+      }
+    }
+  } else if (type == "DEVICE") {
+    const auto info = session.client.GetServerInfo().value_or(v1::GetServerInfoResponse());
+    for (const v1::Device& device : info.devices()) Offer(device.name(), device.model(), found);
   }
-  if (type == "BUFFER" || type == "OPERAND") return Buffers(session, place.word);
-  if (type == "STRATEGY") return Strategies(session, place.command->get_name());
-  if (type == "OPERATION") return Strategies(session, "");
-  if (type == "DEVICE") return Devices(session);
-  return {};
+  return found;
 }
 
 // Prints "files" if the shell should offer files, and "words" otherwise. Then prints a line
-// "TEXT\tDESCRIPTION" for each candidate that begins with the word at the cursor. A server that
-// does not respond contributes nothing.
-absl::Status Complete(Session& session, const Place& place) {
+// "TEXT\tDESCRIPTION" for each candidate that begins with the word at the cursor.
+void Complete(Session& session, const Place& place) {
   std::string type = place.value == nullptr ? "" : place.value->get_type_name();
   std::vector<Candidate> candidates;
   if (place.may_be_option && absl::StartsWith(place.word, "-")) {
-    candidates = Options(place.command);
     type.clear();
+    for (const CLI::App* app = place.command; app != nullptr; app = app->get_parent()) {
+      for (const CLI::Option* option : app->get_options())
+        for (const std::string& name : option->get_lnames())
+          candidates.push_back({"--" + name, option->get_description()});
+    }
   } else {
-    candidates = Subcommands(*place.command);
-    if (place.before.empty() && !place.may_be_option) candidates.clear();
-    for (Candidate& value : Values(session, place, type)) candidates.push_back(std::move(value));
+    candidates = Values(session, place, type);
+    for (const CLI::App* sub :
+         place.command->get_subcommands([&](CLI::App*) { return place.may_be_option; }))
+      if (!sub->get_group().empty())
+        candidates.push_back({sub->get_name(), sub->get_description()});
   }
   std::cout << (type == "FILE" ? "files" : "words") << '\n';
   for (const Candidate& candidate : candidates) {
@@ -220,25 +183,19 @@ absl::Status Complete(Session& session, const Place& place) {
     std::cout << place.before << candidate.text << '\t'
               << absl::StrReplaceAll(candidate.description, {{"\n", " "}}) << '\n';
   }
-  return absl::OkStatus();
 }
+
+void PrintScript(Session&, const std::string& shell) { std::cout << CompletionScript(shell); }
 
 }  // namespace
 
 void AddCompletion(CLI::App& app, Command& chosen) {
-  auto shell = std::make_shared<std::string>();
-  CLI::App* completion =
-      app.add_subcommand("completion", "Print a script that completes commands in a shell");
+  const auto [completion, shell] = AddCommand(
+      app, chosen, "completion", "Print a script that completes commands in a shell", PrintScript);
   completion->add_option("shell", *shell, "The shell")
       ->required()
       ->check(CLI::IsMember({"bash", "zsh", "fish"}));
   completion->footer(std::string(kCompletionHelp));
-  completion->callback([shell, &chosen] {
-    chosen = [shell](Session&) {
-      std::cout << CompletionScript(*shell);
-      return absl::OkStatus();
-    };
-  });
 
   auto words = std::make_shared<std::vector<std::string>>();
   CLI::App* complete =
@@ -247,7 +204,7 @@ void AddCompletion(CLI::App& app, Command& chosen) {
   complete->callback([words, &app, &chosen] {
     // A user should not have to wait longer than this for a suggestion.
     SetOption(*app.get_option("--timeout"), "1s");
-    chosen = [place = FindPlace(app, *words)](Session& s) { return Complete(s, place); };
+    chosen = [place = FindPlace(app, *words)](Session& s) { Complete(s, place); };
   });
 }
 

@@ -78,28 +78,22 @@ void AddGlobalOptions(CLI::App& app, GlobalOptions& options) {
       ->check(CheckServers)
       ->envname("TESSERA_SERVER")
       ->capture_default_str();
-  app.add_option("--tls-ca", options.client.tls_ca,
-                 "CA of the server's certificate, in PEM; enables TLS")
-      ->type_name("FILE")
-      ->envname("TESSERA_CLIENT_TLS_CA");
-  app.add_option("--tls-cert", options.client.tls_cert,
-                 "Certificate to present to the server, in PEM")
-      ->type_name("FILE")
-      ->envname("TESSERA_CLIENT_TLS_CERT");
-  app.add_option("--tls-key", options.client.tls_key, "Key of --tls-cert, in PEM")
-      ->type_name("FILE")
-      ->envname("TESSERA_CLIENT_TLS_KEY");
-  app.add_option("--tls-server-name", options.client.tls_server_name,
-                 "Name that the server's certificate is for, unless it is the host of --server")
-      ->type_name("NAME")
-      ->envname("TESSERA_CLIENT_TLS_SERVER_NAME");
+  const auto add = [&](const char* name, std::string& value, const char* type, const char* variable,
+                       const char* description) {
+    app.add_option(name, value, description)->type_name(type)->envname(variable);
+  };
+  ClientOptions& client = options.client;
+  add("--tls-ca", client.tls_ca, "FILE", "TESSERA_CLIENT_TLS_CA",
+      "CA of the server's certificate, in PEM; enables TLS");
+  add("--tls-cert", client.tls_cert, "FILE", "TESSERA_CLIENT_TLS_CERT",
+      "Certificate to present to the server, in PEM");
+  add("--tls-key", client.tls_key, "FILE", "TESSERA_CLIENT_TLS_KEY", "Key of --tls-cert, in PEM");
+  add("--tls-server-name", client.tls_server_name, "NAME", "TESSERA_CLIENT_TLS_SERVER_NAME",
+      "Name that the server's certificate is for, unless it is the host of --server");
   // The token itself is not an option, because a command line is visible to all processes.
-  app.add_option(
-         "--token-file", options.client.token_file,
-         "File with the caller's token; without it, the environment variable TESSERA_TOKEN\n"
-         "has the token")
-      ->type_name("FILE")
-      ->envname("TESSERA_TOKEN_FILE");
+  add("--token-file", client.token_file, "FILE", "TESSERA_TOKEN_FILE",
+      "File with the caller's token; without it, the environment variable TESSERA_TOKEN\n"
+      "has the token");
   app.add_option("--timeout", options.timeout,
                  "Deadline of a call, or longest pause of a transfer, such as 90s, 10m or inf")
       ->check(DurationCheck(/*endless=*/true))
@@ -140,16 +134,10 @@ int Main(int argc, char** argv) {
   GlobalOptions options;
   AddGlobalOptions(app, options);
   Command command;
-  AddPut(app, command);
-  AddGet(app, command);
-  AddLs(app, command);
-  AddRm(app, command);
-  AddCp(app, command);
-  AddImport(app, command);
+  AddBuffers(app, command);
   AddInfo(app, command);
   AddOperations(app, command);
   AddSearch(app, command);
-  AddMap(app, command);
   AddRun(app, command);
   AddStrategies(app, command);
   AddBench(app, command);
@@ -170,7 +158,12 @@ int Main(int argc, char** argv) {
 
   Client client(ClientOptionsOf(options));
   Session session{client, options.json};
-  const absl::Status status = command(session);
+  absl::Status status;
+  try {
+    command(session);
+  } catch (const CommandError& error) {
+    status = error.status;
+  }
   if (!status.ok()) {
     const std::string reason = ErrorReason(status);
     const std::string code = absl::StatusCodeToString(status.code());

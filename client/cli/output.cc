@@ -17,10 +17,12 @@
 #include <type_traits>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "google/protobuf/duration.pb.h"
 #include "kernels/base/element.h"
 #include "kernels/base/error.h"
 #include "kernels/client_and_server/printable.h"
@@ -170,19 +172,16 @@ std::string HumanDuration(absl::Duration duration) {
   return absl::StrFormat("%d d %d h", whole / 86400, whole % 86400 / 3600);
 }
 
+std::string AgeText(const google::protobuf::Timestamp& since) {
+  const absl::Duration age = absl::Now() - absl::FromUnixSeconds(since.seconds());
+  return HumanDuration(std::max(age, absl::ZeroDuration()));
+}
+
 std::string ShapeText(absl::Span<const std::int64_t> shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
 
 std::string DtypeText(v1::Dtype dtype) { return std::string(Name(static_cast<DType>(dtype))); }
-
-std::string DtypesText(const v1::Strategy& strategy) {
-  std::string text;
-  for (int dtype : strategy.dtypes()) {
-    absl::StrAppend(&text, text.empty() ? "" : " ", DtypeText(static_cast<v1::Dtype>(dtype)));
-  }
-  return text;
-}
 
 std::string NumberText(double value) {
   std::array<char, 32> text;
@@ -190,10 +189,13 @@ std::string NumberText(double value) {
   return std::string(text.data(), end);
 }
 
-std::size_t TerminalColumns() {
+TerminalSize SizeOfTerminal() {
   winsize size{};
-  const bool known = ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
-  return known ? size.ws_col : 80;
+  TerminalSize known;
+  if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0) return known;
+  if (size.ws_col > 0) known.columns = size.ws_col;
+  if (size.ws_row > 0) known.rows = size.ws_row;
+  return known;
 }
 
 bool IsUtf8Locale() {
@@ -233,6 +235,12 @@ void Table::Print(std::ostream& out) const {
   }
 }
 
+void Table::PrintBelow(std::ostream& out) const {
+  if (rows_.size() == 1) return;
+  out << '\n';
+  Print(out);
+}
+
 std::string ArrayText(const v1::Tensor& tensor) { return ArrayPrinter(tensor).Print(); }
 
 // --- JSON ----------------------------------------------------------------------------------------
@@ -243,112 +251,92 @@ Json NumberJson(double value) {
   return value;
 }
 
-Json ToJson(const v1::Buffer& buffer) {
-  Json json;
-  json["name"] = buffer.name();
-  json["dtype"] = DtypeText(buffer.dtype());
-  json["shape"] = std::vector<std::int64_t>(buffer.shape().begin(), buffer.shape().end());
-  json["size_bytes"] = buffer.size_bytes();
-  json["state"] = buffer.state() == v1::Buffer::STATE_READY ? "READY" : "WRITING";
-  json["committed_bytes"] = buffer.committed_bytes();
-  json["create_time"] = TimeText(buffer.create_time());
-  json["expire_time"] = buffer.has_expire_time() ? Json(TimeText(buffer.expire_time())) : Json();
-  json["device"] = buffer.device();
-  json["shards"] = Json::array();
-  for (const v1::Shard& shard : buffer.shards())
-    json["shards"].push_back({{"device", shard.device()}, {"bytes", {shard.begin(), shard.end()}}});
-  json["version"] = buffer.version();
-  json["crc32c"] = buffer.has_crc32c()
-                       ? Json(absl::StrCat(absl::Hex(buffer.crc32c(), absl::kZeroPad8)))
-                       : Json();
+namespace {
+
+// Returns the value of a field, or of element i of a repeated field.
+Json FieldJson(const google::protobuf::Message& message,
+               const google::protobuf::FieldDescriptor& field, int i) {
+  const google::protobuf::Reflection& reflection = *message.GetReflection();
+  const auto get = [&](auto one, auto element) {
+    return field.is_repeated() ? (reflection.*element)(message, &field, i)
+                               : (reflection.*one)(message, &field);
+  };
+  using Field = google::protobuf::FieldDescriptor;
+  using Reflection = google::protobuf::Reflection;
+  switch (field.cpp_type()) {
+    case Field::CPPTYPE_INT32:
+      return get(&Reflection::GetInt32, &Reflection::GetRepeatedInt32);
+    case Field::CPPTYPE_INT64:
+      return get(&Reflection::GetInt64, &Reflection::GetRepeatedInt64);
+    case Field::CPPTYPE_UINT32:
+      return get(&Reflection::GetUInt32, &Reflection::GetRepeatedUInt32);
+    case Field::CPPTYPE_UINT64:
+      return get(&Reflection::GetUInt64, &Reflection::GetRepeatedUInt64);
+    case Field::CPPTYPE_DOUBLE:
+      return NumberJson(get(&Reflection::GetDouble, &Reflection::GetRepeatedDouble));
+    case Field::CPPTYPE_BOOL:
+      return get(&Reflection::GetBool, &Reflection::GetRepeatedBool);
+    case Field::CPPTYPE_STRING:
+      return get(&Reflection::GetString, &Reflection::GetRepeatedString);
+    case Field::CPPTYPE_ENUM: {
+      const int value = get(&Reflection::GetEnumValue, &Reflection::GetRepeatedEnumValue);
+      if (field.enum_type() == v1::Dtype_descriptor())
+        return DtypeText(static_cast<v1::Dtype>(value));
+      return value == v1::Buffer::STATE_READY ? "READY" : "WRITING";
+    }
+    default:
+      break;
+  }
+  const google::protobuf::Message& value = field.is_repeated()
+                                               ? reflection.GetRepeatedMessage(message, &field, i)
+                                               : reflection.GetMessage(message, &field);
+  if (const auto* time = dynamic_cast<const google::protobuf::Timestamp*>(&value))
+    return TimeText(*time);
+  if (const auto* length = dynamic_cast<const google::protobuf::Duration*>(&value))
+    return static_cast<double>(length->seconds()) + length->nanos() * 1e-9;
+  return ToJson(value);
+}
+
+}  // namespace
+
+Json ToJson(const google::protobuf::Message& message) {
+  Json json = Json::object();
+  const google::protobuf::Descriptor& type = *message.GetDescriptor();
+  for (int f = 0; f < type.field_count(); ++f) {
+    const google::protobuf::FieldDescriptor& field = *type.field(f);
+    const bool length = field.message_type() == google::protobuf::Duration::descriptor();
+    Json& value = json[field.name() + (length ? "_s" : "")];
+    if (field.is_repeated()) {
+      value = Json::array();
+      for (int i = 0; i < message.GetReflection()->FieldSize(message, &field); ++i)
+        value.push_back(FieldJson(message, field, i));
+    } else if (!field.has_presence() || message.GetReflection()->HasField(message, &field)) {
+      value = FieldJson(message, field, 0);
+    }
+  }
   return json;
 }
 
-Json ToJson(const v1::Strategy& strategy) {
-  Json json;
-  json["operation"] = strategy.operation();
-  json["name"] = strategy.name();
-  json["summary"] = strategy.summary();
-  json["source"] = strategy.source();
-  json["backend"] = strategy.backend();
-  json["dtypes"] = Json::array();
-  for (int dtype : strategy.dtypes()) {
-    json["dtypes"].push_back(DtypeText(static_cast<v1::Dtype>(dtype)));
-  }
-  json["deterministic"] = strategy.deterministic();
-  json["vendor"] = strategy.vendor();
-  json["available"] = strategy.available();
-  json["needs"] = strategy.needs();
-  json["default"] = strategy.default_();
-  json["bytes"] = strategy.bytes();
-  json["flops"] = strategy.flops();
-  json["roundoff"] = strategy.roundoff();
-  json["min_compute_capability"] = strategy.min_compute_capability();
+Json ToJson(const v1::Buffer& buffer) {
+  Json json = ToJson(static_cast<const google::protobuf::Message&>(buffer));
+  for (Json& shard : json["shards"])
+    shard = {{"device", shard["device"]}, {"bytes", {shard["begin"], shard["end"]}}};
+  if (buffer.has_crc32c())
+    json["crc32c"] = absl::StrCat(absl::Hex(buffer.crc32c(), absl::kZeroPad8));
   return json;
 }
 
 Json ToJson(const v1::GetServerInfoResponse& info) {
-  Json json;
-  json["version"] = info.version();
-  json["start_time"] = TimeText(info.start_time());
-  json["devices"] = Json::array();
-  for (const v1::Device& device : info.devices()) {
-    Json& entry = json["devices"].emplace_back();
-    entry["name"] = device.name();
-    entry["model"] = device.model();
-    entry["backend"] = device.backend();
-    entry["compute_capability"] = device.compute_capability();
-    entry["multiprocessors"] = device.multiprocessors();
-    entry["memory_total_bytes"] = device.memory_total_bytes();
-    entry["memory_free_bytes"] = device.memory_free_bytes();
-    entry["buffer_limit_bytes"] = device.buffer_limit_bytes();
-    entry["buffer_used_bytes"] = device.buffer_used_bytes();
-    entry["workers"] = device.workers();
-    entry["waiting"] = device.waiting();
-    entry["scratch_limit_bytes"] = device.scratch_limit_bytes();
-    entry["scratch_used_bytes"] = device.scratch_used_bytes();
-    entry["prepared_bytes"] = device.prepared_bytes();
-  }
-  Json& limits = json["limits"];
-  limits["max_message_bytes"] = info.limits().max_message_bytes();
-  limits["max_inline_result_bytes"] = info.limits().max_inline_result_bytes();
-  limits["queue_length"] = info.limits().queue_length();
-  const auto seconds = [](bool has, const google::protobuf::Duration& ttl) {
-    return has ? Json(static_cast<double>(ttl.seconds()) + ttl.nanos() * 1e-9) : Json();
-  };
-  limits["default_ttl_s"] = seconds(info.limits().has_default_ttl(), info.limits().default_ttl());
-  limits["max_ttl_s"] = seconds(info.limits().has_max_ttl(), info.limits().max_ttl());
-  limits["max_operation_s"] =
-      seconds(info.limits().has_max_operation(), info.limits().max_operation());
-  limits["max_slow_operation_s"] =
-      seconds(info.limits().has_max_slow_operation(), info.limits().max_slow_operation());
-  limits["max_ranges"] = info.limits().max_ranges();
-  json["budgets"] = Json::array();
-  for (const v1::Budget& budget : info.budgets()) {
-    Json& entry = json["budgets"].emplace_back();
-    entry["name"] = budget.name();
-    entry["limit"] = budget.limit();
-    entry["used"] = budget.used();
-  }
-  if (info.tenants().empty()) return json;
-  json["tenants"] = Json::array();
-  for (const v1::TenantUsage& tenant : info.tenants()) {
-    const auto quota = [](std::uint64_t limit) { return limit == 0 ? Json() : Json(limit); };
-    json["tenants"].push_back({{"name", tenant.name()},
-                               {"buffers", tenant.buffers()},
-                               {"buffer_bytes", tenant.buffer_bytes()},
-                               {"calls", tenant.calls()},
-                               {"ended_calls", tenant.ended_calls()},
-                               {"refused_calls", tenant.refused_calls()},
-                               {"buffers_quota", quota(tenant.buffers_quota())},
-                               {"buffer_bytes_quota", quota(tenant.buffer_bytes_quota())},
-                               {"calls_quota", quota(tenant.calls_quota())}});
+  Json json = ToJson(static_cast<const google::protobuf::Message&>(info));
+  if (info.tenants().empty()) json.erase("tenants");
+  for (Json& tenant : json.contains("tenants") ? json["tenants"] : Json::array()) {
+    for (const char* quota : {"buffers_quota", "buffer_bytes_quota", "calls_quota"})
+      if (tenant[quota] == 0) tenant[quota] = nullptr;
   }
   return json;
 }
 
 void WriteTenants(const v1::GetServerInfoResponse& info, std::ostream& out) {
-  if (info.tenants().empty()) return;
   Table tenants({"TENANT", ">MEMORY", ">QUOTA", ">BUFFERS", ">QUOTA", ">CALLS", ">QUOTA", ">ENDED",
                  ">REFUSED"});
   const auto quota = [](std::uint64_t limit) { return limit == 0 ? "-" : absl::StrCat(limit); };
@@ -359,26 +347,7 @@ void WriteTenants(const v1::GetServerInfoResponse& info, std::ostream& out) {
                  absl::StrCat(tenant.calls()), quota(tenant.calls_quota()),
                  absl::StrCat(tenant.ended_calls()), absl::StrCat(tenant.refused_calls())});
   }
-  out << '\n';
-  tenants.Print(out);
-}
-
-Json ToJson(const v1::ExecutionStats& stats) {
-  Json json;
-  json["strategy"] = stats.strategy();
-  json["device"] = stats.device();
-  json["devices"] = stats.devices();
-  json["kernel_us"] = stats.kernel_us();
-  json["bytes"] = stats.bytes();
-  json["flops"] = stats.flops();
-  json["roundoff"] = NumberJson(stats.roundoff());
-  json["operand_versions"] =
-      std::vector<std::uint64_t>(stats.operand_versions().begin(), stats.operand_versions().end());
-  json["queue_us"] = stats.queue_us();
-  json["total_us"] = stats.total_us();
-  json["moved_bytes"] = stats.moved_bytes();
-  json["prepared_bytes"] = stats.prepared_bytes();
-  return json;
+  tenants.PrintBelow(out);
 }
 
 Json ToJson(const v1::Tensor& tensor) { return Nested(tensor, 0, 0); }
@@ -396,31 +365,23 @@ Json ToJson(const absl::Status& error) {
 
 int ExitCode(const absl::Status& status) {
   if (ErrorReason(status) == "BAD_OPTION") return kUsageExitCode;
-  switch (status.code()) {
-    case absl::StatusCode::kOk:
-      return 0;
-    case absl::StatusCode::kNotFound:
-      return 3;
-    case absl::StatusCode::kInvalidArgument:
-    case absl::StatusCode::kOutOfRange:
-      return 4;
-    case absl::StatusCode::kFailedPrecondition:
-    case absl::StatusCode::kAborted:
-      return 5;
-    case absl::StatusCode::kResourceExhausted:
-      return 6;
-    case absl::StatusCode::kUnavailable:
-      return 7;
-    case absl::StatusCode::kDeadlineExceeded:
-    case absl::StatusCode::kCancelled:
-      return 8;
-    case absl::StatusCode::kAlreadyExists:
-      return 9;
-    case absl::StatusCode::kDataLoss:
-      return 10;
-    default:
-      return 1;
-  }
+  static constexpr std::pair<absl::StatusCode, int> kCodes[] = {
+      {absl::StatusCode::kOk, 0},
+      {absl::StatusCode::kNotFound, 3},
+      {absl::StatusCode::kInvalidArgument, 4},
+      {absl::StatusCode::kOutOfRange, 4},
+      {absl::StatusCode::kFailedPrecondition, 5},
+      {absl::StatusCode::kAborted, 5},
+      {absl::StatusCode::kResourceExhausted, 6},
+      {absl::StatusCode::kUnavailable, 7},
+      {absl::StatusCode::kDeadlineExceeded, 8},
+      {absl::StatusCode::kCancelled, 8},
+      {absl::StatusCode::kAlreadyExists, 9},
+      {absl::StatusCode::kDataLoss, 10},
+  };
+  for (const auto& [code, exit] : kCodes)
+    if (code == status.code()) return exit;
+  return 1;
 }
 
 std::string_view ExitCodesText() {
@@ -434,6 +395,9 @@ namespace {
 // Returns advice for an error with this reason, or "" if there is none or it depends on the error's
 // metadata.
 std::string_view AdviceFor(std::string_view reason) {
+  static constexpr std::string_view kMemory =
+      "other calls use the server's memory, or this one needs more than it has; 'tessera --json "
+      "info' shows the limits";
   static constexpr std::pair<std::string_view, std::string_view> kAdvice[] = {
       {"BUFFER_NOT_FOUND", "'tessera ls' lists the buffers"},
       {"BUFFER_EXISTS",
@@ -445,12 +409,8 @@ std::string_view AdviceFor(std::string_view reason) {
       {"VERSION_MISMATCH",
        "it was replaced or deleted in the meantime; 'tessera info NAME' shows its versions"},
       {"BAD_CHECKSUM", "try again; --no-checksums skips the check, if the check itself is wrong"},
-      {"HOST_MEMORY_EXHAUSTED",
-       "other calls use the server's memory, or this one needs more than it has; 'tessera "
-       "--json info' shows the limits"},
-      {"SCRATCH_EXHAUSTED",
-       "other calls use the server's memory, or this one needs more than it has; 'tessera "
-       "--json info' shows the limits"},
+      {"HOST_MEMORY_EXHAUSTED", kMemory},
+      {"SCRATCH_EXHAUSTED", kMemory},
       {"BAD_TOKEN",
        "TESSERA_TOKEN or --token-file gives the token, --tls-cert a certificate; the server's "
        "operator decides which ones it accepts"},
@@ -499,34 +459,15 @@ std::string_view AdviceFor(std::string_view reason) {
   return "";
 }
 
-std::string_view AdviceFor(absl::StatusCode code) {
-  switch (code) {
-    case absl::StatusCode::kDeadlineExceeded:
-      return "allow more time with --timeout";
-    case absl::StatusCode::kCancelled:
-      return "nothing was kept";
-    case absl::StatusCode::kInternal:
-    case absl::StatusCode::kUnknown:
-      return "the server's log may say more";
-    default:
-      return "see 'tessera --help'";
-  }
-}
-
 }  // namespace
 
 std::string Advice(const absl::Status& error, std::string_view server) {
   const std::string reason = ErrorReason(error);
-  const std::map<std::string, std::string> metadata = ErrorMetadata(error);
-  const auto figure = [&](const std::string& key) {
-    const auto it = metadata.find(key);
-    return it == metadata.end() ? std::string() : it->second;
-  };
+  std::map<std::string, std::string> metadata = ErrorMetadata(error);
+  const auto figure = [&](const std::string& key) { return metadata[key]; };
   const auto bytes = [&](const std::string& key) {
     std::uint64_t value = 0;
-    const std::string text = figure(key);
-    std::from_chars(text.data(), text.data() + text.size(), value);
-    return HumanBytes(value);
+    return HumanBytes(absl::SimpleAtoi(figure(key), &value) ? value : 0);
   };
   const std::string at(server);
   if (reason == "UNREACHABLE" || reason == "CONNECTION_LOST") {
@@ -559,7 +500,10 @@ std::string Advice(const absl::Status& error, std::string_view server) {
     return std::string(advice);
   if (absl::IsUnimplemented(error))
     return "the server at " + at + " is older than this client, or is not a Tessera server";
-  return std::string(AdviceFor(error.code()));
+  if (absl::IsDeadlineExceeded(error)) return "allow more time with --timeout";
+  if (absl::IsCancelled(error)) return "nothing was kept";
+  if (absl::IsInternal(error) || absl::IsUnknown(error)) return "the server's log may say more";
+  return "see 'tessera --help'";
 }
 
 // --- Progress ------------------------------------------------------------------------------------
@@ -610,9 +554,14 @@ std::string PlaceText(const v1::Buffer& buffer) {
                        [](std::string* out, const v1::Shard& shard) { *out += shard.device(); });
 }
 
-std::string BufferShapeText(const v1::Buffer& buffer) {
-  return ShapeText(
-      absl::MakeConstSpan(buffer.shape().data(), static_cast<std::size_t>(buffer.shape_size())));
+void WriteBuffers(std::string heading, absl::Span<const v1::Buffer> buffers, std::ostream& out) {
+  Table table({std::move(heading), "DTYPE", "SHAPE", ">SIZE", "DEVICE", "STATE", "EXPIRES"});
+  for (const v1::Buffer& buffer : buffers) {
+    table.Add({buffer.name(), DtypeText(buffer.dtype()), ShapeText(buffer.shape()),
+               HumanBytes(buffer.size_bytes()), PlaceText(buffer), StateText(buffer),
+               ExpiryText(buffer)});
+  }
+  table.Print(out);
 }
 
 }  // namespace tessera

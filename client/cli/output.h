@@ -30,12 +30,17 @@ std::string HumanDuration(absl::Duration duration);
 // Returns a text such as "[1257, 64]".
 std::string ShapeText(absl::Span<const std::int64_t> shape);
 std::string DtypeText(v1::Dtype dtype);
-std::string DtypesText(const v1::Strategy& strategy);
+// Returns the time since then as such a text.
+std::string AgeText(const google::protobuf::Timestamp& since);
 // Returns the shortest decimal that reads back as the same number.
 std::string NumberText(double value);
 
-// Returns the width of the terminal on stdout, or 80 if there is none.
-std::size_t TerminalColumns();
+struct TerminalSize {
+  std::size_t columns = 80;
+  std::size_t rows = 24;
+};
+// Returns the size of the terminal on stdout, or 80 x 24 if there is none.
+TerminalSize SizeOfTerminal();
 // Whether the user's locale uses UTF-8.
 bool IsUtf8Locale();
 
@@ -47,6 +52,8 @@ class Table {
   // Adds a row. Its cells are made printable.
   void Add(std::vector<std::string> row);
   void Print(std::ostream& out) const;
+  // Writes an empty line and the table, or nothing if there are no rows.
+  void PrintBelow(std::ostream& out) const;
 
  private:
   std::vector<std::vector<std::string>> rows_;
@@ -57,12 +64,19 @@ class Table {
 // shape.
 std::string ArrayText(const v1::Tensor& tensor);
 
+// Returns the fields by their names: types and states as on the command line, times in RFC 3339,
+// durations in seconds as NAME_s, and null for what is absent.
+Json ToJson(const google::protobuf::Message& message);
 Json ToJson(const v1::Buffer& buffer);
-Json ToJson(const v1::Strategy& strategy);
 Json ToJson(const v1::GetServerInfoResponse& info);
+template <class Messages>
+Json ListJson(const Messages& messages) {
+  Json json = Json::array();
+  for (const auto& message : messages) json.push_back(ToJson(message));
+  return json;
+}
 // Writes an empty line and a table of the tenants, or nothing if there are none.
 void WriteTenants(const v1::GetServerInfoResponse& info, std::ostream& out);
-Json ToJson(const v1::ExecutionStats& stats);
 // Returns nested lists. NaN and the infinities, which JSON lacks, are the strings "NaN", "Infinity"
 // and "-Infinity".
 Json ToJson(const v1::Tensor& tensor);
@@ -97,12 +111,13 @@ class ProgressBar {
   bool shown_ = false;
 };
 
-// These return a buffer's columns in lists: its shape, its state, its devices, and when it expires
-// ("never" if it does not).
-std::string BufferShapeText(const v1::Buffer& buffer);
+// These return a buffer's columns in lists: its state, its devices, and when it expires ("never" if
+// it does not).
 std::string StateText(const v1::Buffer& buffer);
 // Returns "cuda:0", or "cuda:0,cuda:1" for a sharded buffer.
 std::string PlaceText(const v1::Buffer& buffer);
 std::string ExpiryText(const v1::Buffer& buffer);
+// heading: of the column of names.
+void WriteBuffers(std::string heading, absl::Span<const v1::Buffer> buffers, std::ostream& out);
 
 }  // namespace tessera

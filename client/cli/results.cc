@@ -1,35 +1,16 @@
 #include "client/cli/results.h"
 
-#include <unistd.h>
-
 #include <iostream>
-#include <memory>
 #include <mutex>
 #include <optional>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
 #include "client/npy.h"
+#include "kernels/base/error.h"
 #include "kernels/client_and_server/printable.h"
 
 namespace tessera {
-
-void ReportStats(Session& session, const v1::ExecutionStats& stats, absl::Duration wall,
-                 bool timing) {
-  if (session.json) {
-    session.document["stats"] = ToJson(stats);
-    session.document["stats"]["wall_us"] = absl::ToDoubleMicroseconds(wall);
-    return;
-  }
-  if (!timing) return;
-  std::cerr << Printable(stats.strategy()) << " on " << Printable(stats.device())
-            << (stats.devices() > 1 ? absl::StrCat(" and ", stats.devices() - 1, " more") : "")
-            << ": " << HumanDuration(absl::Microseconds(stats.kernel_us())) << " on the device, "
-            << HumanDuration(wall) << " in all, " << HumanBytes(stats.bytes()) << " moved, "
-            << absl::StrFormat("roundoff %.2g", stats.roundoff()) << '\n';
-}
+namespace {
 
 void ReportScalar(Session& session, const v1::Scalar& value) {
   const bool integer = value.value_case() == v1::Scalar::kInteger;
@@ -40,51 +21,159 @@ void ReportScalar(Session& session, const v1::Scalar& value) {
   }
 }
 
+void ReportTensor(Session& session, const v1::Tensor& tensor) {
+  const auto bytes = ArrayBytes(static_cast<DType>(tensor.dtype()), tensor.shape());
+  if (!bytes.ok() || *bytes != tensor.data().size()) {
+    throw CommandError(
+        absl::InternalError("the size of the server's response does not match its shape"));
+  }
+  if (session.json) {
+    session.document["dtype"] = DtypeText(tensor.dtype());
+    session.document["shape"] = tensor.shape();
+    session.document["data"] = ToJson(tensor);
+  } else {
+    std::cout << ArrayText(tensor) << '\n';
+  }
+}
+
+void SaveTensor(const v1::Tensor& tensor, const std::string& path) {
+  NpyWriter writer =
+      OrThrow(NpyWriter::Create(path, static_cast<DType>(tensor.dtype()), tensor.shape()));
+  OrThrow(writer.Append(tensor.data()));
+  OrThrow(writer.Finish());
+}
+
+// Adds an option for a buffer, which is returned, and an option for a file.
+CLI::Option* AddPlaces(CLI::App& command, const std::string& to_buffer, std::string& buffer,
+                       const std::string& to_file, std::string& file, const std::string& what) {
+  auto* name =
+      command.add_option(to_buffer, buffer, "Keep the " + what + " on the device as this buffer");
+  command.add_option(to_file, file, "Save the " + what + " as a .npy file; - is standard output")
+      ->type_name("FILE")
+      ->excludes(name);
+  return name->type_name("BUFFER");
+}
+
+}  // namespace
+
+void ResultFlags::AddForOne(CLI::App& command) {
+  auto* name = AddPlaces(command, "--out", out, "-o,--output", file, "result");
+  command.add_flag("--replace", replace, "Replace any buffer with the name given to --out")
+      ->needs(name);
+  AddTtl(command, ttl, "How long the buffer of --out lives, such as 10m")->needs(name);
+  command
+      .add_option("--placement", placement,
+                  "Devices among which the buffer of --out is divided, such as cuda:0,cuda:1; "
+                  "all: every device")
+      ->type_name("DEVICES")
+      ->delimiter(',')
+      ->needs(name);
+}
+
+void ResultFlags::AddForTwo(CLI::App& command) {
+  two = true;
+  AddPlaces(command, "--out", out, "-o,--output", file, "values");
+  AddPlaces(command, "--indices-out", indices_out, "--indices-output", indices_file, "indices");
+  command.add_flag("--replace", replace, "Replace any buffers with the given names");
+  AddTtl(command, ttl, "How long the buffers live, such as 10m");
+}
+
+void ResultFlags::Check(const Session& session) const {
+  CheckOutputs(session, file, indices_file, !out.empty(), !two || !indices_out.empty());
+  if (out.empty() && indices_out.empty() && (replace || !ttl.empty()))
+    ThrowBadOption("--replace and --ttl are for --out and --indices-out");
+}
+
+void ResultFlags::SetTargets(OperationOptions& options) const {
+  if (!out.empty()) options.target = {out, ParseDuration(ttl), replace, placement};
+  if (!indices_out.empty()) options.indices_target = {indices_out, ParseDuration(ttl), replace};
+}
+
+v1::ExecutionStats ReportResult(Session& session, const v1::StepResult& result,
+                                const ResultFlags& flags) {
+  const auto report = [&](const auto& response) {
+    if constexpr (requires { response.indices(); }) {
+      ReportArrays(session, {{"values", flags.file, response.values(), response.values_buffer()},
+                             {"indices", flags.indices_file, response.indices(),
+                              response.indices_buffer()}});
+    } else if constexpr (requires { response.index(); }) {
+      if (response.has_index() && !session.json) {
+        std::cout << response.index() << '\n';
+      } else if (response.has_value()) {
+        if (response.has_index()) session.document["index"] = response.index();
+        ReportScalar(session, response.value());
+      } else {
+        ReportArray(session, flags.file, response.tensor(), response.buffer());
+      }
+    } else if constexpr (requires { response.value(); }) {
+      ReportScalar(session, response.value());
+    } else {
+      ReportArray(session, flags.file, response.tensor(), response.buffer());
+    }
+    if (session.json && response.has_stats()) session.document["stats"] = ToJson(response.stats());
+    return response.stats();
+  };
+  return VisitOperation(result, report, [&] {
+    OrThrow(Client::StatusOf(result));
+    return v1::ExecutionStats();
+  });
+}
+
 void ReportBuffer(Session& session, const v1::Buffer& buffer) {
   if (session.json) {
     session.document["buffer"] = ToJson(buffer);
   } else {
     std::cout << Printable(buffer.name()) << ": " << DtypeText(buffer.dtype()) << ' '
-              << ShapeText(absl::MakeConstSpan(buffer.shape().data(),
-                                               static_cast<std::size_t>(buffer.shape_size())))
-              << ", " << HumanBytes(buffer.size_bytes()) << " on " << Printable(PlaceText(buffer))
-              << '\n';
+              << ShapeText(buffer.shape()) << ", " << HumanBytes(buffer.size_bytes()) << " on "
+              << Printable(PlaceText(buffer)) << '\n';
   }
 }
 
-absl::Status ReportTensor(Session& session, const v1::Tensor& tensor) {
-  const auto shape =
-      absl::MakeConstSpan(tensor.shape().data(), static_cast<std::size_t>(tensor.shape_size()));
-  const auto bytes = ArrayBytes(static_cast<DType>(tensor.dtype()), shape);
-  if (!bytes.ok() || *bytes != tensor.data().size()) {
-    return absl::InternalError("the size of the server's response does not match its shape");
-  }
-  if (session.json) {
-    session.document["dtype"] = DtypeText(tensor.dtype());
-    session.document["shape"] = std::vector<std::int64_t>(shape.begin(), shape.end());
-    session.document["data"] = ToJson(tensor);
+void ReportArray(Session& session, const std::string& file, const v1::Tensor& tensor,
+                 const v1::Buffer& buffer) {
+  const bool resident = !buffer.name().empty();
+  if (!file.empty()) {
+    if (resident) {
+      SaveBuffer(session, buffer.name(), file);
+    } else {
+      SaveTensor(tensor, file);
+    }
+    ReportFile(session, file, resident ? buffer.size_bytes() : tensor.data().size());
+  } else if (resident) {
+    ReportBuffer(session, buffer);
+  } else if (tensor.dtype() != v1::DTYPE_UNSPECIFIED) {
+    ReportTensor(session, tensor);
+  } else if (session.json) {
+    session.document["scratch"] = true;
   } else {
-    std::cout << ArrayText(tensor) << '\n';
+    std::cout << "in scratch memory\n";
   }
-  return absl::OkStatus();
 }
 
-absl::Status CheckOutput(const Session& session, const std::string& path) {
-  if (!session.json || !NpyWriter::IsStandardOutput(path)) return absl::OkStatus();
-  return BadOption("--json and an array cannot both go to standard output");
+void ReportArrays(Session& session, std::initializer_list<NamedArray> arrays) {
+  absl::Status first;
+  for (const NamedArray& array : arrays) {
+    Session part{session.client, session.json};
+    try {
+      ReportArray(part, array.file, array.tensor, array.buffer);
+    } catch (const CommandError& error) {
+      first.Update(error.status);
+    }
+    session.document[array.name] = std::move(part.document);
+  }
+  OrThrow(first);
 }
 
-absl::Status CheckOutputs(const Session& session, const std::string& a, const std::string& b,
-                          bool a_resident, bool b_resident) {
-  for (const std::string& path : {a, b}) {
-    if (absl::Status status = CheckOutput(session, path); !status.ok()) return status;
+void CheckOutputs(const Session& session, const std::string& a, const std::string& b,
+                  bool a_resident, bool b_resident) {
+  const bool standard = NpyWriter::IsStandardOutput(a) || NpyWriter::IsStandardOutput(b);
+  if (session.json && standard)
+    ThrowBadOption("--json and an array cannot both go to standard output");
+  if (!a.empty() && a == b && !standard)
+    ThrowBadOption("the two results cannot go to the same file");
+  if (standard && ((a.empty() && !a_resident) || (b.empty() && !b_resident))) {
+    ThrowBadOption("standard output cannot receive both a file and the other result");
   }
-  if (!a.empty() && a == b && !NpyWriter::IsStandardOutput(a))
-    return BadOption("the two results cannot go to the same file");
-  const bool prints = (a.empty() && !a_resident) || (b.empty() && !b_resident);
-  if (prints && (NpyWriter::IsStandardOutput(a) || NpyWriter::IsStandardOutput(b)))
-    return BadOption("standard output cannot receive both a file and the other result");
-  return absl::OkStatus();
 }
 
 void ReportFile(Session& session, const std::string& path, std::uint64_t bytes) {
@@ -95,96 +184,46 @@ void ReportFile(Session& session, const std::string& path, std::uint64_t bytes) 
   }
 }
 
-absl::StatusOr<v1::Buffer> SaveBuffer(Session& session, const std::string& name,
-                                      const std::string& path, const DownloadOptions& options) {
+v1::Buffer SaveBuffer(Session& session, const std::string& name, const std::string& path,
+                      const DownloadOptions& options) {
   const InterruptScope interrupts;
-  DownloadOptions download = options;
-  download.cancel = InterruptScope::token();
-  std::optional<NpyWriter> writer;
-  std::unique_ptr<ProgressBar> progress;
-  std::mutex mutex;
-  std::uint64_t received = 0;  // guarded by mutex
-  const auto begin = [&](const v1::Buffer& buffer) -> absl::Status {
-    const absl::Span<const std::int64_t> shape(buffer.shape().data(),
-                                               static_cast<std::size_t>(buffer.shape_size()));
-    writer.reset();  // left by the attempt with several streams
-    auto created = NpyWriter::Create(path, static_cast<DType>(buffer.dtype()), shape);
-    if (!created.ok()) return created.status();
-    writer.emplace(*std::move(created));
-    progress = std::make_unique<ProgressBar>(name, buffer.size_bytes());
-    received = 0;
-    return absl::OkStatus();
-  };
-  const auto count = [&](std::size_t bytes) {
-    const std::lock_guard lock(mutex);
-    received += bytes;
-    progress->Update(received);
-  };
   // Several streams need an output that can be written at any offset, and a buffer that is not
   // replaced during the download. Otherwise, one stream downloads the bytes in order.
   constexpr int kStreams = 8;
-  absl::StatusOr<v1::Buffer> buffer;
-  if (NpyWriter::MakesFile(path)) {
-    download.streams = kStreams;
-    buffer = session.client.DownloadRanges(
-        name,
-        [&](const v1::Buffer& from, std::uint64_t offset, std::string_view bytes) {
-          if (bytes.empty()) return begin(from);
-          count(bytes.size());
-          return writer->WriteAt(offset, bytes);
-        },
-        download);
+  const bool any_order = NpyWriter::MakesFile(path);
+  DownloadOptions download = options;
+  download.streams = any_order ? kStreams : 1;
+  download.cancel = InterruptScope::token();
+  std::optional<NpyWriter> writer;
+  std::optional<ProgressBar> progress;
+  std::mutex mutex;
+  std::uint64_t received = 0;  // guarded by mutex
+  const auto sink = [&](const v1::Buffer& buffer, std::uint64_t offset,
+                        std::string_view bytes) -> absl::Status {
+    if (bytes.empty()) {
+      writer.reset();  // left by the attempt with several streams
+      auto created = NpyWriter::Create(path, static_cast<DType>(buffer.dtype()), buffer.shape());
+      if (!created.ok()) return created.status();
+      writer.emplace(*std::move(created));
+      progress.emplace(name, buffer.size_bytes());
+      received = 0;
+      return absl::OkStatus();
+    }
+    {
+      const std::lock_guard lock(mutex);
+      received += bytes.size();
+      progress->Update(received);
+    }
+    return any_order ? writer->WriteAt(offset, bytes) : writer->Append(bytes);
+  };
+  auto buffer = session.client.DownloadRanges(name, sink, download);
+  if (ErrorReason(buffer.status()) == "BUFFER_CHANGED") {
+    download.streams = 1;
+    buffer = session.client.DownloadRanges(name, sink, download);
   }
-  if (!NpyWriter::MakesFile(path) || ErrorReason(buffer.status()) == "BUFFER_CHANGED") {
-    buffer = session.client.Download(
-        name,
-        [&](const v1::Buffer& from, std::string_view bytes) {
-          if (bytes.empty()) return begin(from);
-          count(bytes.size());
-          return writer->Append(bytes);
-        },
-        download);
-  }
-  if (!buffer.ok()) return buffer.status();
-  if (absl::Status status = writer->Finish(); !status.ok()) return status;
-  return buffer;
-}
-
-absl::Status SaveTensor(const v1::Tensor& tensor, const std::string& path) {
-  auto writer = NpyWriter::Create(
-      path, static_cast<DType>(tensor.dtype()),
-      absl::MakeConstSpan(tensor.shape().data(), static_cast<std::size_t>(tensor.shape_size())));
-  if (!writer.ok()) return writer.status();
-  if (absl::Status status = writer->Append(tensor.data()); !status.ok()) return status;
-  return writer->Finish();
-}
-
-absl::Status DeliverResult(Session& session, const std::string& file, const v1::Tensor& tensor,
-                           const v1::Buffer& buffer) {
-  if (file.empty()) {
-    if (buffer.name().empty()) return ReportTensor(session, tensor);
-    ReportBuffer(session, buffer);
-    return absl::OkStatus();
-  }
-  absl::Status status;
-  if (buffer.name().empty()) {
-    status = SaveTensor(tensor, file);
-  } else {
-    status = SaveBuffer(session, buffer.name(), file).status();
-    session.client.DeleteBuffer(buffer.name()).IgnoreError();
-  }
-  if (status.ok()) {
-    ReportFile(session, file, buffer.name().empty() ? tensor.data().size() : buffer.size_bytes());
-  }
-  return status;
-}
-
-absl::StatusOr<ResultBuffer> TemporaryBuffer(Session& session, std::string_view suffix) {
-  const auto limits = session.Limits();
-  if (!limits.ok()) return limits.status();
-  std::string name =
-      absl::StrCat("tessera-cli/", ::getpid(), "-", absl::GetCurrentTimeNanos(), Absl(suffix));
-  return ResultBuffer{std::move(name), TemporaryTtl(*limits)};
+  OrThrow(buffer.status());
+  OrThrow(writer->Finish());
+  return *std::move(buffer);
 }
 
 }  // namespace tessera

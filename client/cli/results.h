@@ -2,91 +2,68 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <string>
-#include <string_view>
-#include <utility>
+#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/time/time.h"
 #include "client/cli/command.h"
-#include "client/cli/operands.h"
-#include "kernels/base/error.h"
 
 namespace tessera {
 
-// Reports what a call cost, on stderr because stdout carries the result.
-void ReportStats(Session& session, const v1::ExecutionStats& stats, absl::Duration wall,
-                 bool timing);
+// Options for where array results go.
+struct ResultFlags {
+  bool two = false;  // whether the operation is TopK, with values and indices
+  std::string out;
+  std::string file;
+  std::string indices_out;
+  std::string indices_file;
+  bool replace = false;
+  std::string ttl;
+  std::vector<std::string> placement;
 
-void ReportScalar(Session& session, const v1::Scalar& value);
+  void AddForOne(CLI::App& command);
+  void AddForTwo(CLI::App& command);
+
+  bool given() const { return !out.empty() || !file.empty(); }
+  // Throws BAD_OPTION if the options contradict each other or --json.
+  void Check(const Session& session) const;
+  void SetTargets(OperationOptions& options) const;
+};
+
+// Reports the result of an operation and, with JSON, what it cost. Returns the latter. Throws the
+// error of a step of a program.
+v1::ExecutionStats ReportResult(Session& session, const v1::StepResult& result,
+                                const ResultFlags& flags = {});
 
 void ReportBuffer(Session& session, const v1::Buffer& buffer);
 
-absl::Status ReportTensor(Session& session, const v1::Tensor& tensor);
+// Delivers an array: saves it if the path of a file is given, and reports it otherwise. buffer: the
+// buffer that holds the array, or a message without a name if the array is `tensor`. If there is
+// neither, the array is in scratch memory.
+void ReportArray(Session& session, const std::string& file, const v1::Tensor& tensor,
+                 const v1::Buffer& buffer);
 
-// Checks that standard output does not receive both the document and the array.
-absl::Status CheckOutput(const Session& session, const std::string& path);
+struct NamedArray {
+  const char* name;
+  const std::string& file;
+  const v1::Tensor& tensor;
+  const v1::Buffer& buffer;
+};
+// Does the same for each of several results, and throws the first error at the end. With JSON, each
+// is put into the document under its name.
+void ReportArrays(Session& session, std::initializer_list<NamedArray> arrays);
 
-// Does the same check for two results. Results that are printed also go to standard output.
-// a_resident, b_resident: whether the result stays on the device.
-absl::Status CheckOutputs(const Session& session, const std::string& a, const std::string& b,
-                          bool a_resident, bool b_resident);
+// Throws BAD_OPTION if standard output would receive both the document and an array, or if two
+// results would go to the same place. Results that are printed also go to standard output.
+// b: the file of the second result; a_resident, b_resident: whether the result stays on the device.
+void CheckOutputs(const Session& session, const std::string& a, const std::string& b = "",
+                  bool a_resident = false, bool b_resident = true);
 
 // bytes: the size of the elements.
 void ReportFile(Session& session, const std::string& path, std::uint64_t bytes);
 
 // Downloads a buffer into a .npy file.
-absl::StatusOr<v1::Buffer> SaveBuffer(Session& session, const std::string& name,
-                                      const std::string& path, const DownloadOptions& options = {});
-
-absl::Status SaveTensor(const v1::Tensor& tensor, const std::string& path);
-
-// Reports one of several results of a call. With JSON, the result is put into the document under
-// `name`. report: Session& -> absl::Status.
-template <class Report>
-absl::Status ReportPart(Session& session, const char* name, const Report& report) {
-  Session part{session.client, session.json};
-  absl::Status status = report(part);
-  if (session.json) session.document[name] = std::move(part.document);
-  return status;
-}
-
-// Delivers an array from a response: saves it if the path of a file is given, and reports it
-// otherwise. buffer: the buffer that holds the array, or a message without a name if the array is
-// `tensor`. A buffer that is saved is temporary and is deleted afterwards.
-absl::Status DeliverResult(Session& session, const std::string& file, const v1::Tensor& tensor,
-                           const v1::Buffer& buffer);
-
-// Returns a target for a result that is too large for one message. The buffer is needed only until
-// it has been downloaded.
-absl::StatusOr<ResultBuffer> TemporaryBuffer(Session& session, std::string_view suffix = "");
-
-// Runs an operation with an array result and delivers the result as the flags say. run:
-// OperationOptions -> the response.
-template <class Run>
-absl::Status DeliverArray(Session& session, const OperationFlags& operation,
-                          const ResultFlags& result, const Run& run) {
-  if (absl::Status status = CheckOutput(session, result.file); !status.ok()) return status;
-  OperationOptions options = operation.Options();
-  if (!result.out.empty()) {
-    options.target =
-        ResultBuffer{result.out, ParseDuration(result.ttl), result.replace, result.placement};
-  }
-  auto start = Clock::now();
-  auto response = run(options);
-  if (!result.file.empty() && ErrorReason(response.status()) == "RESULT_TOO_LARGE") {
-    auto temporary = TemporaryBuffer(session);
-    if (!temporary.ok()) return temporary.status();
-    options.target = *std::move(temporary);
-    start = Clock::now();
-    response = run(options);
-  }
-  if (!response.ok()) return response.status();
-  const absl::Duration wall = Since(start);
-  absl::Status status = DeliverResult(session, result.file, response->tensor(), response->buffer());
-  if (status.ok()) ReportStats(session, response->stats(), wall, operation.timing);
-  return status;
-}
+v1::Buffer SaveBuffer(Session& session, const std::string& name, const std::string& path,
+                      const DownloadOptions& options = {});
 
 }  // namespace tessera

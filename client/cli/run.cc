@@ -14,7 +14,8 @@
 //
 // Operations may also have the names of commands, such as "topk" for "top_k".
 #include <fstream>
-#include <memory>
+#include <initializer_list>
+#include <iostream>
 #include <sstream>
 #include <string>
 
@@ -35,65 +36,54 @@ namespace {
 
 constexpr std::size_t kLongestReason = 300;
 
-absl::Status BadProgram(const std::string& path, const std::string& what) {
-  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_PROGRAM",
-                   absl::StrCat(path, " is not a program: ", what));
+[[noreturn]] void ThrowBadProgram(const std::string& path, const std::string& what) {
+  ThrowInvalid("BAD_PROGRAM", absl::StrCat(path, " is not a program: ", what));
 }
 
-// Sets `json` to the message in JSON.
-absl::Status SetMessage(const google::protobuf::Message& message, Json& json) {
+Json MessageJson(const google::protobuf::Message& message) {
   std::string text;
   if (!google::protobuf::util::MessageToJsonString(message, &text).ok())
-    return absl::InternalError("a message cannot be written as JSON");
-  json = Json::parse(text);
-  return absl::OkStatus();
-}
-
-absl::Status ExpandOperand(Session& session, Json& json) {
-  if (!json.is_string()) return absl::OkStatus();
-  auto operand = ResolveOperand(session, json.get<std::string>());
-  return operand.ok() ? SetMessage(ToMessage(*operand), json) : operand.status();
-}
-
-absl::Status ExpandMap(Session& session, Json& request) {
-  for (const char* name : {"operands", "with"}) {
-    if (!request.contains(name) || !request[name].is_array()) continue;
-    for (Json& operand : request[name])
-      if (absl::Status status = ExpandOperand(session, operand); !status.ok()) return status;
-  }
-  if (!request.contains("expression") || !request["expression"].is_string())
-    return absl::OkStatus();
-  const auto expression = ParseExpression(request["expression"].get<std::string>());
-  return expression.ok() ? SetMessage(expression->ToMessage(), request["expression"])
-                         : expression.status();
+    throw CommandError(absl::InternalError("a message cannot be written as JSON"));
+  return Json::parse(text);
 }
 
 // In the request of one step, replaces values that are written as on the command line.
-absl::Status Expand(Session& session, Json& request) {
-  for (const char* name : {"a", "b", "x"}) {
-    if (!request.contains(name)) continue;
-    if (absl::Status status = ExpandOperand(session, request[name]); !status.ok()) return status;
-  }
-  if (absl::Status status = ExpandMap(session, request); !status.ok()) return status;
-  const auto upper = [&](const char* name, const char* prefix) {
-    if (!request.contains(name) || !request[name].is_string()) return;
-    const std::string text = absl::AsciiStrToUpper(request[name].get<std::string>());
-    request[name] = absl::StartsWith(text, prefix) ? text : absl::StrCat(prefix, text);
+void Expand(Session& session, Json& request) {
+  // Calls f(text, value) for each of these fields that is a text.
+  const auto texts = [&](std::initializer_list<const char*> names, const auto& f) {
+    for (const char* name : names) {
+      const auto value = request.find(name);
+      if (value != request.end() && value->is_string()) f(value->get<std::string>(), *value);
+    }
   };
-  upper("op", "REDUCE_OP_");
-  upper("out_dtype", "DTYPE_");
-  for (const char* name : {"result", "values", "indices"}) {
-    if (!request.contains(name) || !request[name].is_string()) continue;
-    const std::string where = request[name].get<std::string>();
-    request[name] =
-        where == "scratch" ? Json{{"scratch", true}} : Json{{"buffer", {{"name", where}}}};
+  const auto operand = [&](const std::string& text, Json& value) {
+    value = MessageJson(ToMessage(ResolveOperand(session, text)));
+  };
+  const auto upper = [](std::string_view prefix) {
+    return [prefix](const std::string& text, Json& value) {
+      const std::string name = absl::AsciiStrToUpper(text);
+      value = absl::StartsWith(name, Absl(prefix)) ? name : absl::StrCat(Absl(prefix), name);
+    };
+  };
+  texts({"a", "b", "x"}, operand);
+  for (const char* name : {"operands", "with"}) {
+    if (!request.contains(name) || !request[name].is_array()) continue;
+    for (Json& value : request[name])
+      if (value.is_string()) operand(value.get<std::string>(), value);
   }
-  return absl::OkStatus();
+  texts({"expression"}, [](const std::string& text, Json& value) {
+    value = MessageJson(OrThrow(ParseExpression(text)).ToMessage());
+  });
+  texts({"op"}, upper("REDUCE_OP_"));
+  texts({"out_dtype"}, upper("DTYPE_"));
+  texts({"result", "values", "indices"}, [](const std::string& where, Json& value) {
+    value = where == "scratch" ? Json{{"scratch", true}} : Json{{"buffer", {{"name", where}}}};
+  });
 }
 
-absl::StatusOr<Program> ReadProgram(Session& session, const std::string& path) {
+Program ReadProgram(Session& session, const std::string& path) {
   std::ostringstream text;
-  if (!(text << std::ifstream(path).rdbuf())) return BadProgram(path, "it cannot be read");
+  if (!(text << std::ifstream(path).rdbuf())) ThrowBadProgram(path, "it cannot be read");
   Json json;
   try {
     json = Json::parse(text.str(), nullptr, /*allow_exceptions=*/true, /*ignore_comments=*/true);
@@ -101,108 +91,56 @@ absl::StatusOr<Program> ReadProgram(Session& session, const std::string& path) {
     // The message comes after the library's name for the error, which is in brackets.
     const std::string_view what = error.what();
     const std::size_t name = what.find("] ");
-    return BadProgram(path, std::string(Beginning(what.substr(name == what.npos ? 0 : name + 2),
-                                                  kLongestReason)));
+    ThrowBadProgram(path, std::string(Beginning(what.substr(name == what.npos ? 0 : name + 2),
+                                                kLongestReason)));
   }
   if (!json.is_object() || !json.contains("steps") || !json["steps"].is_array())
-    return BadProgram(path, "it has no list called \"steps\"");
+    ThrowBadProgram(path, "it has no list called \"steps\"");
   for (Json& step : json["steps"]) {
     if (!step.is_object() || step.size() != 1 || !step.begin()->is_object())
-      return BadProgram(path,
-                        "a step must be an object such as {\"dot\": {\"a\": \"x\", \"b\": \"y\"}}");
-    if (absl::Status status = Expand(session, *step.begin()); !status.ok()) return status;
+      ThrowBadProgram(path,
+                      "a step must be an object such as {\"dot\": {\"a\": \"x\", \"b\": \"y\"}}");
+    Expand(session, *step.begin());
     step = Json{{OperationName(step.begin().key()), std::move(*step.begin())}};
   }
   Program program;
   const auto parsed = google::protobuf::util::JsonStringToMessage(json.dump(), &program.request());
-  if (!parsed.ok()) return BadProgram(path, std::string(parsed.message()));
+  if (!parsed.ok()) ThrowBadProgram(path, std::string(parsed.message()));
   return program;
 }
 
-// Reports an array result, which is in the response, in a buffer, or in scratch memory.
-absl::Status ReportArray(Session& session, const v1::Tensor* tensor, const v1::Buffer* buffer) {
-  if (tensor != nullptr) return ReportTensor(session, *tensor);
-  if (buffer != nullptr) {
-    ReportBuffer(session, *buffer);
-  } else if (session.json) {
-    session.document["scratch"] = true;
-  } else {
-    std::cout << "in scratch memory\n";
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ReportTopK(Session& session, const v1::TopKResponse& found) {
-  absl::Status status = ReportPart(session, "values", [&](Session& part) {
-    return ReportArray(part, found.has_values() ? &found.values() : nullptr,
-                       found.has_values_buffer() ? &found.values_buffer() : nullptr);
-  });
-  status.Update(ReportPart(session, "indices", [&](Session& part) {
-    return ReportArray(part, found.has_indices() ? &found.indices() : nullptr,
-                       found.has_indices_buffer() ? &found.indices_buffer() : nullptr);
-  }));
-  return status;
-}
-
-absl::Status ReportResult(Session& session, const v1::StepResult& result) {
-  const auto report = [&](const auto& response) -> absl::Status {
-    if (session.json && response.has_stats()) session.document["stats"] = ToJson(response.stats());
-    if constexpr (requires { response.value(); }) {
-      if (response.has_value()) {
-        if constexpr (requires { response.index(); })
-          if (session.json && response.has_index()) session.document["index"] = response.index();
-        ReportScalar(session, response.value());
-        return absl::OkStatus();
-      }
-    }
-    if constexpr (requires { response.tensor(); }) {
-      return ReportArray(session, response.has_tensor() ? &response.tensor() : nullptr,
-                         response.has_buffer() ? &response.buffer() : nullptr);
-    } else if constexpr (requires { response.indices(); }) {
-      return ReportTopK(session, response);
-    } else {
-      return absl::OkStatus();
-    }
-  };
-  return VisitOperation(result, report, [&] { return Client::StatusOf(result); });
-}
-
-absl::Status Run(Session& session, const std::string& path) {
-  absl::StatusOr<Program> program = ReadProgram(session, path);
-  if (!program.ok()) return program.status();
-  if (session.json) program->WantStats();
+void RunProgram(Session& session, const std::string& path) {
+  Program program = ReadProgram(session, path);
+  if (session.json) program.WantStats();
   const auto start = Clock::now();
-  const auto response = session.client.Execute(*program);
-  if (!response.ok()) return response.status();
+  const v1::ExecuteResponse response = OrThrow(session.client.Execute(program));
   const absl::Duration wall = Since(start);
   absl::Status first_error;
-  for (int i = 0; i < response->results_size(); ++i) {
+  for (int i = 0; i < response.results_size(); ++i) {
     Session step{session.client, session.json};
     if (!session.json) std::cout << i << ": " << std::flush;
-    const absl::Status status = ReportResult(step, response->results(i));
-    if (!status.ok()) {
-      step.document["error"] = ToJson(status);
-      if (!session.json) std::cout << ErrorReason(status) << '\n';
+    try {
+      ReportResult(step, response.results(i));
+    } catch (const CommandError& error) {
+      step.document["error"] = ToJson(error.status);
+      if (!session.json) std::cout << ErrorReason(error.status) << '\n';
+      first_error.Update(error.status);
     }
-    first_error.Update(status);
     if (session.json) session.document["steps"].push_back(std::move(step.document));
   }
-  if (session.json) {
-    session.document["device"] = response->device();
-    session.document["queue_us"] = response->queue_us();
-    session.document["total_us"] = response->total_us();
-    session.document["wall_us"] = absl::ToDoubleMicroseconds(wall);
-  }
-  return first_error;
+  session.document["device"] = response.device();
+  session.document["queue_us"] = response.queue_us();
+  session.document["total_us"] = response.total_us();
+  session.document["wall_us"] = absl::ToDoubleMicroseconds(wall);
+  OrThrow(first_error);
 }
 
 }  // namespace
 
 void AddRun(CLI::App& app, Command& chosen) {
-  auto path = std::make_shared<std::string>();
-  CLI::App* command = app.add_subcommand("run", "Run a program of operations from a JSON file");
+  const auto [command, path] =
+      AddCommand(app, chosen, "run", "Run a program of operations from a JSON file", RunProgram);
   command->add_option("file", *path, "The program")->type_name("FILE")->required();
-  command->callback([path, &chosen] { chosen = [path](Session& s) { return Run(s, *path); }; });
 }
 
 }  // namespace tessera

@@ -6,14 +6,11 @@
 // and the parts' best scores are compared.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -23,7 +20,7 @@
 #include "client/cli/results.h"
 #include "client/expression.h"
 #include "client/program_results.h"
-#include "kernels/base/element.h"
+#include "kernels/base/error.h"
 
 namespace tessera {
 namespace {
@@ -94,15 +91,7 @@ v1::Expression SquaredDifference() {
 }
 
 std::vector<long double> NumbersOf(const v1::Tensor& tensor) {
-  std::vector<long double> numbers;
-  DispatchDType(static_cast<DType>(tensor.dtype()), [&]<class T>(T element) {
-    numbers.resize(tensor.data().size() / sizeof(T));
-    for (std::size_t i = 0; i < numbers.size(); ++i) {
-      std::memcpy(&element, tensor.data().data() + i * sizeof(T), sizeof(T));
-      numbers[i] = static_cast<long double>(static_cast<ValueOf<T>>(element));
-    }
-  });
-  return numbers;
+  return ToValues(static_cast<DType>(tensor.dtype()), tensor.data());
 }
 
 struct Neighbour {
@@ -130,40 +119,30 @@ class Searcher {
         centred_(l2_ && (vectors_.dtype == DType::kF32 || vectors_.dtype == DType::kF64) &&
                  vectors_.shape[0] > 0) {}
 
-  absl::Status Run() {
-    const auto info = session_.client.GetServerInfo();
-    if (!info.ok()) return info.status();
-    BenchScratch scratch(session_.client, info->limits());
-    const std::int64_t queries = queries_.shape[0];
-    const std::uint64_t room = RoomOf(*info);
+  void Run() {
+    const v1::GetServerInfoResponse info = OrThrow(session_.client.GetServerInfo());
+    BenchScratch scratch(session_.client, info.limits());
+    const auto queries = static_cast<std::size_t>(queries_.shape[0]);
+    found_.resize(queries);
+    const std::uint64_t room = RoomOf(info);
     part_ = std::min(vectors_.shape[0], std::max(kLeastPart, static_cast<std::int64_t>(room)));
-    const std::int64_t block = BlockOf(*info, room);
+    const std::size_t block = BlockOf(info, room);
     const InterruptScope interrupts;
     if (l2_ && block < queries) {
       // The norms are stored, because otherwise every call would compute the same sums of squares.
       Program program;
       const ProgramStep norms = AddNorms(program, vectors_.operand, AddCentre(program),
                                          {.target = scratch.Target("norms")});
-      const auto results = Execute(program);
-      if (!results.ok()) return results.status();
-      const auto buffer = results->Buffer(norms);
-      if (!buffer.ok()) return buffer.status();
-      norms_ = Operand(buffer->name());
+      norms_ = Operand(OrThrow(Execute(program).Buffer(norms)).name());
     }
-    std::int64_t begin = 0;
+    std::size_t begin = 0;
     do {
-      absl::Status status = InterruptScope::Check();
-      status.Update(Find(begin, std::min(block, queries - begin)));
-      if (!status.ok()) return status;
+      Find(begin, std::min(block, queries - begin));
       begin += block;
     } while (begin < queries);
-    absl::Status status = MeasureAgain();
-    const std::uint64_t answers =
-        info->limits().max_inline_result_bytes() /
-        (16 * static_cast<std::uint64_t>(std::max<std::int64_t>(flags_.k, 1)));
-    status.Update(FindExactly(
-        std::min(answers, room / static_cast<std::uint64_t>(std::max<std::int64_t>(part_, 1)))));
-    return status;
+    MeasureAgain();
+    FindExactly(std::min(info.limits().max_inline_result_bytes() / (16 * Extent(flags_.k)),
+                         room / Extent(part_)));
   }
 
   // These return the results, with shape [Q, k].
@@ -187,6 +166,10 @@ class Searcher {
   // The step that computes the centre, or nullopt if the centre is the origin.
   using Centre = std::optional<ProgramStep>;
 
+  static std::uint64_t Extent(std::int64_t n) {
+    return static_cast<std::uint64_t>(std::max<std::int64_t>(n, 1));
+  }
+
   // Returns how many scores of one call fit in the scratch memory of any device.
   std::uint64_t RoomOf(const v1::GetServerInfoResponse& info) const {
     std::uint64_t room = kScratchBytes;
@@ -196,29 +179,25 @@ class Searcher {
   }
 
   // Returns the number of queries per call.
-  std::int64_t BlockOf(const v1::GetServerInfoResponse& info, std::uint64_t room) const {
-    const auto extent = [](std::int64_t n) {
-      return static_cast<std::uint64_t>(std::max<std::int64_t>(n, 1));
-    };
+  std::size_t BlockOf(const v1::GetServerInfoResponse& info, std::uint64_t room) const {
     // The server refuses a k larger than the number of vectors. For l2, a response has two more
     // numbers per query.
-    const std::uint64_t answer = extent(std::min(flags_.k, vectors_.shape[0])) *
+    const std::uint64_t answer = Extent(std::min(flags_.k, vectors_.shape[0])) *
                                      (SizeOf(ScoreType(vectors_.dtype)) + sizeof(std::int64_t)) +
                                  (l2_ ? 2 * sizeof(double) : 0);
-    const std::uint64_t rows = std::min(room / extent(vectors_.shape[0]),
+    const std::uint64_t rows = std::min(room / Extent(vectors_.shape[0]),
                                         info.limits().max_inline_result_bytes() / answer);
-    return static_cast<std::int64_t>(std::clamp<std::uint64_t>(rows, 1, extent(queries_.shape[0])));
+    return std::clamp<std::uint64_t>(rows, 1, Extent(queries_.shape[0]));
   }
 
-  absl::StatusOr<ProgramResults> Execute(const Program& program) {
+  ProgramResults Execute(const Program& program) {
+    OrThrow(InterruptScope::Check());
     ++calls_;
-    auto results =
-        ProgramResults::Execute(session_.client, program, {.cancel = InterruptScope::token()});
-    if (!results.ok()) return results;
+    ProgramResults results = OrThrow(
+        ProgramResults::Execute(session_.client, program, {.cancel = InterruptScope::token()}));
     // The first error is the cause. Later ones may be its consequences.
-    for (const v1::StepResult& step : results->response().results())
-      if (absl::Status status = Client::StatusOf(step); !status.ok()) return status;
-    device_ = results->response().device();
+    for (const v1::StepResult& step : results.response().results()) OrThrow(Client::StatusOf(step));
+    device_ = results.response().device();
     return results;
   }
 
@@ -313,67 +292,48 @@ class Searcher {
 
   // Finds the neighbours of some queries. Searches the vectors in parts if not all scores fit in
   // memory.
-  absl::Status Find(std::int64_t begin, std::int64_t count) {
-    const Operand queries = Rows(queries_, begin, count);
+  void Find(std::size_t begin, std::size_t count) {
+    const Operand queries =
+        Rows(queries_, static_cast<std::int64_t>(begin), static_cast<std::int64_t>(count));
     const std::int64_t n = vectors_.shape[0];
-    std::vector<std::vector<Neighbour>> found(static_cast<std::size_t>(count));
-    std::vector<long double> rounding(found.size());
+    std::vector<long double> rounding(count);
     std::int64_t first = 0;
     do {
-      if (absl::Status status = InterruptScope::Check(); !status.ok()) return status;
       Program program;
-      const std::int64_t part = std::min(part_, n - first);
-      const Steps steps = Add(program, queries, first, part);
-      const auto results = Execute(program);
-      if (!results.ok()) return results.status();
-      if (absl::Status status = Take(*results, steps, first, found, rounding); !status.ok())
-        return status;
+      const Steps steps = Add(program, queries, first, std::min(part_, n - first));
+      const ProgramResults results = Execute(program);
+      std::vector<long double> offsets(count);
+      if (l2_ && count > 0) {
+        offsets = NumbersOf(OrThrow(results.Tensor(steps.offsets)));
+        const std::vector<long double> norms =
+            NumbersOf(OrThrow(results.Tensor(steps.query_norms)));
+        const double largest = steps.largest ? OrThrow(results.Real(*steps.largest)) : 0;
+        const double centre = steps.centre_norm ? OrThrow(results.Real(*steps.centre_norm)) : 0;
+        for (std::size_t i = 0; i < count; ++i) {
+          rounding[i] =
+              std::max(rounding[i], RoundingOf(largest, centre, static_cast<double>(norms[i])));
+        }
+      }
+      Take(results, steps.best, first, begin, count,
+           [&](long double score, std::size_t i) { return score + offsets[i]; });
       first += part_;
     } while (first < n);
-    for (std::size_t i = 0; i < found.size(); ++i) {
-      Sort(found[i]);
-      const auto query = static_cast<std::size_t>(begin) + i;
-      Judge(query, found[i], rounding[i]);
-      found_.push_back(std::move(found[i]));
+    for (std::size_t i = 0; i < count; ++i) {
+      Sort(found_[begin + i]);
+      Judge(begin + i, rounding[i]);
     }
-    return absl::OkStatus();
   }
 
-  absl::Status Take(const ProgramResults& results, const Steps& steps, std::int64_t first,
-                    std::vector<std::vector<Neighbour>>& found,
-                    std::vector<long double>& rounding) const {
-    const auto scores = results.Tensor(steps.best);
-    if (!scores.ok()) return scores.status();
-    const std::vector<long double> values = NumbersOf(*scores);
-    const auto places = results.Values<std::int64_t>(steps.best.indices());
-    if (!places.ok()) return places.status();
-    std::vector<long double> offsets(found.size()), norms(found.size());
-    double largest = 0, centre = 0;
-    if (l2_ && !found.empty()) {
-      for (const auto& [step, numbers] :
-           {std::pair(steps.offsets, &offsets), std::pair(steps.query_norms, &norms)}) {
-        const auto tensor = results.Tensor(step);
-        if (!tensor.ok()) return tensor.status();
-        *numbers = NumbersOf(*tensor);
-      }
-      for (const auto& [step, number] :
-           {std::pair(steps.largest, &largest), std::pair(steps.centre_norm, &centre)}) {
-        if (!step) continue;
-        const auto value = results.Real(*step);
-        if (!value.ok()) return value.status();
-        *number = *value;
-      }
-    }
-    const std::size_t k = found.empty() ? 0 : values.size() / found.size();
-    for (std::size_t i = 0; i < found.size(); ++i) {
-      for (std::size_t j = i * k; j < (i + 1) * k; ++j)
-        found[i].push_back({values[j] + offsets[i], first + (*places)[j]});
-      if (l2_) {
-        rounding[i] =
-            std::max(rounding[i], RoundingOf(largest, centre, static_cast<double>(norms[i])));
-      }
-    }
-    return absl::OkStatus();
+  // Appends the best vectors of a part to the neighbours of some queries. value: the score of
+  // query begin + i, and i -> the neighbour's value.
+  template <class F>
+  void Take(const ProgramResults& results, ProgramStep best, std::int64_t first, std::size_t begin,
+            std::size_t count, const F& value) {
+    const std::vector<long double> scores = NumbersOf(OrThrow(results.Tensor(best)));
+    const auto places = OrThrow(results.Values<std::int64_t>(best.indices()));
+    const std::size_t k = count == 0 ? 0 : std::min(scores.size(), places.size()) / count;
+    for (std::size_t j = 0; j < k * count; ++j)
+      found_[begin + j / k].push_back({value(scores[j], j / k), first + places[j]});
   }
 
   // Returns the largest possible error of a squared distance, or infinity if integers may have
@@ -385,13 +345,13 @@ class Searcher {
                  ? 0
                  : std::numeric_limits<double>::infinity();
     }
-    const bool wide = vectors_.dtype == DType::kF64;
-    const double unit = wide ? 0x1p-53 : 0x1p-24;
-    const double smallest =
-        wide ? std::numeric_limits<double>::min() : double{std::numeric_limits<float>::min()};
+    const DType type = ScoreType(vectors_.dtype);
+    const double smallest = type == DType::kF64 ? std::numeric_limits<double>::min()
+                                                : double{std::numeric_limits<float>::min()};
     const double terms = largest + 2 * (std::sqrt(largest) + std::sqrt(centre)) * std::sqrt(query);
     // The error of a sum of rounded products grows with the square root of their number.
-    const double rounding = (8 * std::sqrt(width) + 8) * unit * terms + 4 * width * smallest;
+    const double rounding =
+        (8 * std::sqrt(width) + 8) * UnitRoundoff(type) * terms + 4 * width * smallest;
     return std::isnan(rounding) ? std::numeric_limits<double>::infinity() : rounding;
   }
 
@@ -408,7 +368,8 @@ class Searcher {
   }
 
   // Records what must be computed again: some distances, or the whole query.
-  void Judge(std::size_t query, const std::vector<Neighbour>& found, long double rounding) {
+  void Judge(std::size_t query, long double rounding) {
+    const std::vector<Neighbour>& found = found_[query];
     constexpr long double kClose = 1 << 10;   // in multiples of the rounding error
     constexpr std::ptrdiff_t kFewAgain = 32;  // distances per query
     if (!l2_) {
@@ -432,7 +393,7 @@ class Searcher {
   }
 
   // Computes the recorded distances again, from differences.
-  absl::Status MeasureAgain() {
+  void MeasureAgain() {
     constexpr std::size_t kSteps = 1000;
     OperationOptions options;
     options.expression = SquaredDifference();
@@ -445,29 +406,24 @@ class Searcher {
         program.Reduce(ReduceOp::kSum, Rows(vectors_, found_[query][place].index, 1), {}, false,
                        options);
       }
-      const auto results = Execute(program);
-      if (!results.ok()) return results.status();
+      const ProgramResults results = Execute(program);
       for (std::size_t i = begin; i < end; ++i) {
-        const auto distance =
-            results->Real(ProgramStep{.number = static_cast<std::uint32_t>(i - begin)});
-        if (!distance.ok()) return distance.status();
-        found_[again_[i].first][again_[i].second].value = *distance;
+        found_[again_[i].first][again_[i].second].value =
+            OrThrow(results.Real(ProgramStep{.number = static_cast<std::uint32_t>(i - begin)}));
       }
     }
     for (const auto& [query, place] : again_) Sort(found_[query]);
-    return absl::OkStatus();
   }
 
   // Compares the recorded queries with every vector. For l2, uses differences. For products,
   // negates the scores so that NaN comes last. most: the maximum number of queries per call.
-  absl::Status FindExactly(std::uint64_t most) {
+  void FindExactly(std::uint64_t most) {
     const auto together = static_cast<std::size_t>(std::clamp<std::uint64_t>(most, 1, 256));
     const OperationOptions scratch = {.scratch = true};
     for (std::size_t begin = 0; begin < exactly_.size(); begin += together) {
       const std::size_t end = std::min(exactly_.size(), begin + together);
       for (std::size_t i = begin; i < end; ++i) found_[exactly_[i]].clear();
       for (std::int64_t first = 0; first < vectors_.shape[0]; first += part_) {
-        if (absl::Status status = InterruptScope::Check(); !status.ok()) return status;
         const std::int64_t count = std::min(part_, vectors_.shape[0] - first);
         const Operand vectors = Rows(vectors_, first, count);
         Program program;
@@ -487,21 +443,14 @@ class Searcher {
           }
           best.push_back(program.TopK(scores, std::min(flags_.k, count), /*smallest=*/true));
         }
-        const auto results = Execute(program);
-        if (!results.ok()) return results.status();
+        const ProgramResults results = Execute(program);
         for (std::size_t i = begin; i < end; ++i) {
-          const auto scores = results->Tensor(best[i - begin]);
-          if (!scores.ok()) return scores.status();
-          const std::vector<long double> values = NumbersOf(*scores);
-          const auto places = results->Values<std::int64_t>(best[i - begin].indices());
-          if (!places.ok()) return places.status();
-          for (std::size_t j = 0; j < values.size(); ++j)
-            found_[exactly_[i]].push_back({l2_ ? values[j] : -values[j], first + (*places)[j]});
+          Take(results, best[i - begin], first, exactly_[i], 1,
+               [&](long double score, std::size_t) { return l2_ ? score : -score; });
         }
       }
       for (std::size_t i = begin; i < end; ++i) Sort(found_[exactly_[i]]);
     }
-    return absl::OkStatus();
   }
 
   template <class T, class F>
@@ -535,83 +484,64 @@ class Searcher {
   int calls_ = 0;
 };
 
-// Returns a type to which `dtype`, which a search does not accept, can be cast. The cast is exact;
-// for i64, only up to 2^53.
-DType CastFor(DType dtype) { return dtype == DType::kI64 ? DType::kF64 : DType::kI32; }
-
-absl::Status CheckTypes(const Input& vectors, const Input& queries) {
-  const auto refusal = [](const std::string& what, DType to) {
-    return MakeError(
-        absl::StatusCode::kInvalidArgument, "BAD_DTYPE",
-        absl::StrCat(what, "; 'tessera cp NAME COPY --dtype ", Absl(Name(to)), "' casts a buffer"));
+void CheckTypes(const Input& vectors, const Input& queries) {
+  const auto refuse = [](const std::string& what, DType to) {
+    ThrowInvalid("BAD_DTYPE", absl::StrCat(what, "; 'tessera cp NAME COPY --dtype ", Absl(Name(to)),
+                                           "' casts a buffer"));
   };
   for (const Input* input : {&vectors, &queries}) {
     const DType dtype = input->dtype;
     if (dtype == DType::kI64 || dtype == DType::kBool || IsByteInteger(dtype)) {
-      return refusal(absl::StrCat("a search takes ", Absl(kTypes), ", and ", input->text, " is ",
-                                  Absl(Name(dtype))),
-                     CastFor(dtype));
+      // These casts are exact; for i64, only up to 2^53.
+      refuse(absl::StrCat("a search takes ", Absl(kTypes), ", and ", input->text, " is ",
+                          Absl(Name(dtype))),
+             dtype == DType::kI64 ? DType::kF64 : DType::kI32);
     }
   }
   if (vectors.dtype != queries.dtype) {
-    return refusal(absl::StrCat("vectors are ", Absl(Name(vectors.dtype)), " and queries are ",
-                                Absl(Name(queries.dtype)),
-                                ": both must have the same type, one of ", Absl(kTypes)),
-                   vectors.dtype);
+    refuse(absl::StrCat("vectors are ", Absl(Name(vectors.dtype)), " and queries are ",
+                        Absl(Name(queries.dtype)), ": both must have the same type, one of ",
+                        Absl(kTypes)),
+           vectors.dtype);
   }
-  return absl::OkStatus();
 }
 
-absl::Status Search(Session& session, const SearchFlags& flags) {
-  if (absl::Status status =
-          CheckOutputs(session, flags.indices_file, flags.distances_file, false, false);
-      !status.ok())
-    return status;
-  auto vectors = ResolveInput(session, flags.vectors);
-  if (!vectors.ok()) return vectors.status();
-  auto queries = ResolveInput(session, flags.queries);
-  if (!queries.ok()) return queries.status();
-  if (vectors->shape.size() != 2 || queries->shape.size() != 2 ||
-      vectors->shape[1] != queries->shape[1]) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_SHAPE",
-                     absl::StrCat("a search takes vectors [N, D] and queries [Q, D], not ",
-                                  ShapeText(vectors->shape), " and ", ShapeText(queries->shape)));
+void Search(Session& session, const SearchFlags& flags) {
+  CheckOutputs(session, flags.indices_file, flags.distances_file, false, false);
+  Input vectors = ResolveInput(session, flags.vectors);
+  Input queries = ResolveInput(session, flags.queries);
+  if (vectors.shape.size() != 2 || queries.shape.size() != 2 ||
+      vectors.shape[1] != queries.shape[1]) {
+    ThrowInvalid("BAD_SHAPE",
+                 absl::StrCat("a search takes vectors [N, D] and queries [Q, D], not ",
+                              ShapeText(vectors.shape), " and ", ShapeText(queries.shape)));
   }
-  if (absl::Status status = CheckTypes(*vectors, *queries); !status.ok()) return status;
+  CheckTypes(vectors, queries);
   // The versions are fixed, so that all calls read the same arrays.
-  vectors->operand.version = vectors->version;
-  queries->operand.version = queries->version;
+  vectors.operand.version = vectors.version;
+  queries.operand.version = queries.version;
   const auto start = Clock::now();
-  Searcher searcher(session, flags, *std::move(vectors), *std::move(queries));
-  if (absl::Status status = searcher.Run(); !status.ok()) return status;
-  const absl::Duration wall = Since(start);
-  absl::Status status = ReportPart(session, "indices", [&](Session& part) {
-    return DeliverResult(part, flags.indices_file, searcher.indices(), {});
-  });
-  const char* name = flags.metric == "l2" ? "distances" : "products";
-  status.Update(ReportPart(session, name, [&](Session& part) {
-    return DeliverResult(part, flags.distances_file, searcher.distances(), {});
-  }));
-  if (session.json) {
-    session.document["device"] = searcher.device();
-    session.document["calls"] = searcher.calls();
-    session.document["wall_us"] = absl::ToDoubleMicroseconds(wall);
-  }
-  return status;
+  Searcher searcher(session, flags, std::move(vectors), std::move(queries));
+  searcher.Run();
+  session.document["wall_us"] = absl::ToDoubleMicroseconds(Since(start));
+  session.document["device"] = searcher.device();
+  session.document["calls"] = searcher.calls();
+  ReportArrays(session, {{"indices", flags.indices_file, searcher.indices(), {}},
+                         {flags.metric == "l2" ? "distances" : "products",
+                          flags.distances_file,
+                          searcher.distances(),
+                          {}}});
 }
 
 }  // namespace
 
 void AddSearch(CLI::App& app, Command& chosen) {
-  auto flags = std::make_shared<SearchFlags>();
-  CLI::App* command =
-      app.add_subcommand("search", "Nearest neighbours: every query is compared with every vector");
-  command->add_option("vectors", flags->vectors, absl::StrCat("Vectors, [N, D] of ", Absl(kTypes)))
-      ->type_name("OPERAND")
-      ->required();
-  command->add_option("--queries", flags->queries, "Queries, [Q, D] of the same type")
-      ->type_name("OPERAND")
-      ->required();
+  const auto [command, flags] =
+      AddCommand(app, chosen, "search",
+                 "Nearest neighbours: every query is compared with every vector", Search);
+  AddOperand(*command, "vectors", flags->vectors,
+             absl::StrCat("Vectors, [N, D] of ", Absl(kTypes)));
+  AddOperand(*command, "--queries", flags->queries, "Queries, [Q, D] of the same type");
   command->add_option("--k", flags->k, "How many neighbours of each query, from 1 to 4096")
       ->required();
   command
@@ -627,24 +557,22 @@ void AddSearch(CLI::App& app, Command& chosen) {
       ->add_option("--distances-output", flags->distances_file,
                    "Save the distances, or products, as a .npy file; - is standard output")
       ->type_name("FILE");
-  command->footer(std::string("Prints the indices [Q, k], then the distances, which are squared, "
-                              "or the products [Q, k].\n"
-                              "Every vector is compared; equal ones come in the order of their "
-                              "indices.\n"
-                              "Vectors with NaN are listed last. Squared distances are f32 for "
-                              "f32, f16 and bf16, f64 for f64,\n"
-                              "and 64-bit integers for i32. They are computed from a matrix "
-                              "product. Distances so small that\n"
-                              "the rounding of the product would show are computed again from the "
-                              "differences in f64; if all\n"
-                              "neighbours of a query are so close, every vector is compared by "
-                              "differences, which takes\n"
-                              "longer. The search uses several calls if needed, so that the scores "
-                              "of a call need at most 2 GiB\n"
-                              "or half of the server's scratch memory.\n\n") +
-                  std::string(ExitCodesText()));
-  command->callback(
-      [flags, &chosen] { chosen = [flags](Session& s) { return Search(s, *flags); }; });
+  command->footer(
+      std::string("Prints the indices [Q, k], then the distances, which are squared, or the "
+                  "products [Q, k].\n"
+                  "Every vector is compared; equal ones come in the order of their indices.\n"
+                  "Vectors with NaN are listed last. Squared distances are f32 for f32, f16 and "
+                  "bf16, f64 for\n"
+                  "f64, and 64-bit integers for i32. They are computed from a matrix product. "
+                  "Distances so\n"
+                  "small that the rounding of the product would show are computed again from the "
+                  "differences\n"
+                  "in f64; if all neighbours of a query are so close, every vector is compared by "
+                  "differences,\n"
+                  "which takes longer. The search uses several calls if needed, so that the scores "
+                  "of a call\n"
+                  "need at most 2 GiB or half of the server's scratch memory.\n\n") +
+      std::string(ExitCodesText()));
 }
 
 }  // namespace tessera

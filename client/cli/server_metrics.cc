@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -20,8 +19,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
+#include "client/cli/command.h"
 #include "kernels/base/error.h"
 
 namespace tessera {
@@ -34,95 +35,80 @@ constexpr std::size_t kLargestPage = std::size_t{64} << 20;
 
 absl::string_view ToAbsl(std::string_view text) { return {text.data(), text.size()}; }
 
-absl::Status NoMetrics(std::string_view why) {
-  return MakeError(absl::StatusCode::kUnavailable, "NO_METRICS",
-                   absl::StrCat("cannot read the metrics: ", ToAbsl(why)));
+[[noreturn]] void ThrowNoMetrics(absl::string_view why) {
+  throw CommandError(MakeError(absl::StatusCode::kUnavailable, "NO_METRICS",
+                               absl::StrCat("cannot read the metrics: ", why)));
 }
 
-// A TCP connection with one deadline for all waits.
+// A TCP connection with one deadline for all waits. Its methods throw NO_METRICS.
 class HttpConnection {
  public:
   explicit HttpConnection(absl::Time end) : end_(end) {}
-  ~HttpConnection() {
-    if (socket_ >= 0) close(socket_);
-  }
+  ~HttpConnection() { Close(); }
   HttpConnection(const HttpConnection&) = delete;
   HttpConnection& operator=(const HttpConnection&) = delete;
 
-  absl::Status Open(const MetricsAddress& address) {
-    const addrinfo hints = {.ai_flags = AI_ADDRCONFIG,
-                            .ai_family = AF_UNSPEC,
-                            .ai_socktype = SOCK_STREAM,
-                            .ai_protocol = 0,
-                            .ai_addrlen = 0,
-                            .ai_addr = nullptr,
-                            .ai_canonname = nullptr,
-                            .ai_next = nullptr};
+  void Open(const MetricsAddress& address) {
+    addrinfo hints{};
+    hints.ai_flags = AI_ADDRCONFIG;
+    hints.ai_socktype = SOCK_STREAM;
     addrinfo* found = nullptr;
     const int failed = getaddrinfo(address.host.c_str(), address.port.c_str(), &hints, &found);
-    if (failed != 0)
-      return NoMetrics(
+    if (failed != 0) {
+      ThrowNoMetrics(
           absl::StrCat("cannot find the host ", address.host, ": ", gai_strerror(failed)));
+    }
     const std::unique_ptr<addrinfo, void (*)(addrinfo*)> all(found, freeaddrinfo);
-    absl::Status status;
-    for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
-      status = Connect(*one);
-      if (status.ok()) return status;
+    for (const addrinfo* to = found; to != nullptr; to = to->ai_next) {
+      try {
+        Close();
+        socket_ =
+            socket(to->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, to->ai_protocol);
+        if (socket_ < 0) ThrowNoMetrics(std::strerror(errno));
+        Repeat(POLLOUT, [&] { return connect(socket_, to->ai_addr, to->ai_addrlen); });
+        return;
+      } catch (const CommandError&) {
+        if (to->ai_next == nullptr) throw;
+      }
     }
-    return status;
   }
 
-  absl::Status Send(std::string_view text) {
+  void Send(std::string_view text) {
     while (!text.empty()) {
-      const ssize_t sent = send(socket_, text.data(), text.size(), MSG_NOSIGNAL);
-      if (sent > 0) {
-        text.remove_prefix(static_cast<std::size_t>(sent));
-      } else if (absl::Status status = Wait(POLLOUT); !status.ok()) {
-        return status;
-      }
+      text.remove_prefix(
+          Repeat(POLLOUT, [&] { return send(socket_, text.data(), text.size(), MSG_NOSIGNAL); }));
     }
-    return absl::OkStatus();
   }
 
-  // Appends everything that arrives until the peer closes the connection.
-  absl::Status Read(std::string& text) {
+  // Returns everything that arrives until the peer closes the connection.
+  std::string Read() {
+    std::string text;
     char block[16384];
-    while (text.size() <= kLargestPage) {
-      const ssize_t size = recv(socket_, block, sizeof block, 0);
-      if (size == 0) return absl::OkStatus();
-      if (size > 0) {
-        text.append(block, static_cast<std::size_t>(size));
-      } else if (absl::Status status = Wait(POLLIN); !status.ok()) {
-        return status;
-      }
+    while (const std::size_t size =
+               Repeat(POLLIN, [&] { return recv(socket_, block, sizeof block, 0); })) {
+      text.append(block, size);
+      if (text.size() > kLargestPage) ThrowNoMetrics("the page is too large");
     }
-    return NoMetrics("the page is too large");
+    return text;
   }
 
  private:
-  absl::Status Connect(const addrinfo& to) {
+  void Close() {
     if (socket_ >= 0) close(socket_);
-    socket_ = socket(to.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, to.ai_protocol);
-    if (socket_ < 0) return NoMetrics(std::strerror(errno));
-    if (connect(socket_, to.ai_addr, to.ai_addrlen) == 0) return absl::OkStatus();
-    if (errno != EINPROGRESS) return NoMetrics(std::strerror(errno));
-    errno = EAGAIN;
-    if (absl::Status status = Wait(POLLOUT); !status.ok()) return status;
-    int error = 0;
-    socklen_t size = sizeof error;
-    getsockopt(socket_, SOL_SOCKET, SO_ERROR, &error, &size);
-    return error == 0 ? absl::OkStatus() : NoMetrics(std::strerror(error));
   }
 
-  // Handles errno after a failed call. If the call only has to be repeated, waits for the event.
-  absl::Status Wait(short event) {
-    if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)
-      return NoMetrics(std::strerror(errno));
-    const absl::Duration left = end_ - absl::Now();
-    if (left <= absl::ZeroDuration()) return NoMetrics("there is no response in time");
-    pollfd one = {.fd = socket_, .events = event, .revents = 0};
-    poll(&one, 1, static_cast<int>(absl::ToInt64Milliseconds(left)) + 1);
-    return absl::OkStatus();
+  // Repeats a call until it does not fail. Waits for the event before it is repeated.
+  template <class Call>
+  std::size_t Repeat(short event, const Call& call) {
+    while (true) {
+      if (const ssize_t result = call(); result >= 0) return static_cast<std::size_t>(result);
+      if (errno != EAGAIN && errno != EINTR && errno != EINPROGRESS && errno != EALREADY)
+        ThrowNoMetrics(std::strerror(errno));
+      const absl::Duration left = end_ - absl::Now();
+      if (left <= absl::ZeroDuration()) ThrowNoMetrics("there is no response in time");
+      pollfd one = {.fd = socket_, .events = event, .revents = 0};
+      poll(&one, 1, static_cast<int>(absl::ToInt64Milliseconds(left)) + 1);
+    }
   }
 
   const absl::Time end_;
@@ -130,70 +116,61 @@ class HttpConnection {
 };
 
 // Joins the chunks of a body in HTTP's chunked encoding. Returns nullopt if the body is incomplete.
-std::optional<std::string> JoinChunks(std::string_view text) {
+std::optional<std::string> JoinChunks(absl::string_view text) {
   std::string body;
   while (true) {
     const std::size_t line = text.find("\r\n");
-    if (line == text.npos) return std::nullopt;
     std::uint64_t size = 0;
-    const std::string_view digits = text.substr(0, std::min(line, text.find(';')));
-    if (!absl::SimpleHexAtoi(ToAbsl(digits), &size)) return std::nullopt;
+    if (line == text.npos ||
+        !absl::SimpleHexAtoi(text.substr(0, std::min(line, text.find(';'))), &size))
+      return std::nullopt;
     text.remove_prefix(line + 2);
     if (size == 0) return body;
-    if (size > text.size() || text.substr(size).substr(0, 2) != "\r\n") return std::nullopt;
-    body += text.substr(0, size);
+    if (size > text.size() || !absl::StartsWith(text.substr(size), "\r\n")) return std::nullopt;
+    absl::StrAppend(&body, text.substr(0, size));
     text.remove_prefix(size + 2);
   }
 }
 
 // Returns the body of an HTTP response.
-absl::StatusOr<std::string> BodyOf(std::string_view answer) {
+std::string BodyOf(absl::string_view answer) {
   const std::size_t end = answer.find("\r\n\r\n");
-  if (!answer.starts_with("HTTP/1.") || end == answer.npos)
-    return NoMetrics("the response is not HTTP/1.1");
-  const std::string_view status_line = answer.substr(0, answer.find("\r\n"));
-  if (status_line.substr(8, 4) != " 200")
-    return NoMetrics(absl::StrCat("the response is ", ToAbsl(status_line.substr(0, 80))));
-  const std::string_view body = answer.substr(end + 4);
+  if (!absl::StartsWith(answer, "HTTP/1.") || end == answer.npos)
+    ThrowNoMetrics("the response is not HTTP/1.1");
+  const std::vector<absl::string_view> lines = absl::StrSplit(answer.substr(0, end), "\r\n");
+  if (absl::ClippedSubstr(lines[0], 8, 4) != " 200")
+    ThrowNoMetrics(absl::StrCat("the response is ", lines[0].substr(0, 80)));
+  const absl::string_view body = answer.substr(end + 4);
+  std::uint64_t length = body.size();
   bool chunked = false;
-  std::optional<std::uint64_t> length;
-  std::string_view lines = answer.substr(status_line.size() + 2, end - status_line.size());
-  for (std::size_t size = 0; (size = lines.find("\r\n")) != lines.npos && size > 0;
-       lines.remove_prefix(size + 2)) {
-    const std::string_view line = lines.substr(0, size);
-    const std::size_t colon = line.find(':');
-    if (colon == line.npos) continue;
-    const absl::string_view name = ToAbsl(line.substr(0, colon));
-    const absl::string_view value = absl::StripAsciiWhitespace(ToAbsl(line.substr(colon + 1)));
-    if (absl::EqualsIgnoreCase(name, "transfer-encoding"))
+  for (const absl::string_view line : lines) {
+    const std::pair<absl::string_view, absl::string_view> field =
+        absl::StrSplit(line, absl::MaxSplits(':', 1));
+    const absl::string_view value = absl::StripAsciiWhitespace(field.second);
+    if (absl::EqualsIgnoreCase(field.first, "transfer-encoding"))
       chunked = absl::EqualsIgnoreCase(value, "chunked");
     if (std::uint64_t bytes = 0;
-        absl::EqualsIgnoreCase(name, "content-length") && absl::SimpleAtoi(value, &bytes))
+        absl::EqualsIgnoreCase(field.first, "content-length") && absl::SimpleAtoi(value, &bytes))
       length = bytes;
   }
   if (chunked) {
     if (std::optional<std::string> joined = JoinChunks(body)) return *std::move(joined);
-  } else if (length.value_or(body.size()) <= body.size()) {
-    return std::string(body.substr(0, length.value_or(body.size())));
+  } else if (length <= body.size()) {
+    return std::string(body.substr(0, length));
   }
-  return NoMetrics("the response is incomplete");
+  ThrowNoMetrics("the response is incomplete");
 }
 
 // --- The text format -----------------------------------------------------------------------------
 
 struct Sample {
   std::string_view name;
-  std::map<std::string, std::string, std::less<>> labels;
+  std::map<std::string, std::string> labels;
   double value = 0;
-
-  std::string Label(std::string_view key) const {
-    const auto found = labels.find(key);
-    return found == labels.end() ? "" : found->second;
-  }
 };
 
 // Parses a line NAME{KEY="VALUE",...} NUMBER. Returns whether it is valid.
-bool Parse(std::string_view line, Sample& sample) {
+bool ParseSample(std::string_view line, Sample& sample) {
   std::size_t at = line.find_first_of("{ ");
   if (at == 0 || at == line.npos) return false;
   sample.name = line.substr(0, at);
@@ -221,6 +198,13 @@ bool Parse(std::string_view line, Sample& sample) {
 
 // --- Differences ---------------------------------------------------------------------------------
 
+// Returns the value of a key, or a default one if the map lacks it.
+template <class Map>
+typename Map::mapped_type At(const Map& map, const typename Map::key_type& key) {
+  const auto found = map.find(key);
+  return found == map.end() ? typename Map::mapped_type() : found->second;
+}
+
 // Interpolates linearly within a bucket, like Prometheus's histogram_quantile. until: maps a time
 // to the number of calls that took at most that long.
 double Quantile(double q, const std::map<double, double>& until) {
@@ -240,46 +224,40 @@ double Quantile(double q, const std::map<double, double>& until) {
 
 }  // namespace
 
-absl::StatusOr<MetricsAddress> ParseMetricsAddress(std::string_view url) {
+MetricsAddress ParseMetricsAddress(std::string_view url) {
   constexpr std::string_view kScheme = "http://";
   std::string_view rest = url;
   if (rest.starts_with(kScheme)) rest.remove_prefix(kScheme.size());
   MetricsAddress address;
-  const std::size_t slash = rest.find('/');
-  if (slash != rest.npos) address.path = rest.substr(slash);
+  const std::size_t slash = std::min(rest.find('/'), rest.size());
+  address.path = rest.substr(slash);
   if (address.path.size() <= 1) address.path = "/metrics";
   rest = rest.substr(0, slash);
-  const std::size_t colon = rest.rfind(':');
-  if (colon != rest.npos) {
+  if (const std::size_t colon = rest.rfind(':'); colon != rest.npos) {
     address.host = rest.substr(0, colon);
     address.port = rest.substr(colon + 1);
-    if (address.host.starts_with('[') && address.host.ends_with(']'))
-      address.host = address.host.substr(1, address.host.size() - 2);
   }
+  if (address.host.starts_with('[') && address.host.ends_with(']'))
+    address.host = address.host.substr(1, address.host.size() - 2);
   int port = 0;
   const bool plain =
       std::none_of(url.begin(), url.end(), [](unsigned char c) { return c <= ' ' || c >= 0x7f; });
   if (!plain || address.host.empty() || !absl::SimpleAtoi(address.port, &port) || port < 1 ||
       port > 65535) {
-    return MakeError(
-        absl::StatusCode::kInvalidArgument, "BAD_OPTION",
+    ThrowBadOption(
         absl::StrCat("'", ToAbsl(url), "' is not a metrics address such as http://127.0.0.1:9464"));
   }
   return address;
 }
 
-absl::StatusOr<std::string> FetchMetrics(const MetricsAddress& address, absl::Duration limit) {
+std::string FetchMetrics(const MetricsAddress& address, absl::Duration limit) {
   HttpConnection connection(absl::Now() + limit);
-  if (absl::Status status = connection.Open(address); !status.ok()) return status;
+  connection.Open(address);
   const bool brackets = absl::StrContains(address.host, ':');
-  const absl::Status sent =
-      connection.Send(absl::StrCat("GET ", address.path, " HTTP/1.1\r\nHost: ", brackets ? "[" : "",
-                                   address.host, brackets ? "]" : "", ":", address.port,
-                                   "\r\nAccept: text/plain\r\nConnection: close\r\n\r\n"));
-  if (!sent.ok()) return sent;
-  std::string answer;
-  if (absl::Status status = connection.Read(answer); !status.ok()) return status;
-  return BodyOf(answer);
+  connection.Send(absl::StrCat("GET ", address.path, " HTTP/1.1\r\nHost: ", brackets ? "[" : "",
+                               address.host, brackets ? "]" : "", ":", address.port,
+                               "\r\nAccept: text/plain\r\nConnection: close\r\n\r\n"));
+  return BodyOf(connection.Read());
 }
 
 MetricsSample ParseMetrics(std::string_view text) {
@@ -290,23 +268,23 @@ MetricsSample ParseMetrics(std::string_view text) {
     const std::string_view line = text.substr(0, end);
     text.remove_prefix(std::min(end + 1, text.size()));
     Sample sample;
-    if (line.starts_with('#') || !Parse(line, sample)) continue;
+    const auto label = [&](const char* key) { return sample.labels[key]; };
+    if (line.starts_with('#') || !ParseSample(line, sample)) continue;
     if (sample.name == "tessera_requests_total") {
-      MetricsSample::Calls& calls = found.calls[sample.Label("rpc")];
+      MetricsSample::Calls& calls = found.calls[label("rpc")];
       calls.all += sample.value;
-      if (sample.Label("code") != "OK") calls.failed += sample.value;
+      if (label("code") != "OK") calls.failed += sample.value;
     } else if (sample.name == "tessera_request_seconds_bucket") {
       double bound = 0;
-      if (absl::SimpleAtod(sample.Label("le"), &bound))
-        found.calls[sample.Label("rpc")].until[bound] += sample.value;
+      if (absl::SimpleAtod(label("le"), &bound))
+        found.calls[label("rpc")].until[bound] += sample.value;
     } else if (sample.name == "tessera_gpu_slowdown") {
-      if (sample.value != 0)
-        found.gpus[sample.Label("device")].slowdowns.push_back(sample.Label("reason"));
+      if (sample.value != 0) found.gpus[label("device")].slowdowns.push_back(label("reason"));
     } else if (sample.name.starts_with(kGpu)) {
-      found.gpus[sample.Label("device")].figures[std::string(sample.name.substr(kGpu.size()))] +=
+      found.gpus[label("device")].figures[std::string(sample.name.substr(kGpu.size()))] +=
           sample.value;
     } else if (sample.name == "tessera_errors_total") {
-      found.refusals[{sample.Label("code"), sample.Label("reason")}] += sample.value;
+      found.refusals[{label("code"), label("reason")}] += sample.value;
     } else if (sample.name == "process_start_time_seconds") {
       found.start_time = sample.value;
     }
@@ -317,27 +295,21 @@ MetricsSample ParseMetrics(std::string_view text) {
 MetricsRates RatesBetween(const MetricsSample& before, const MetricsSample& after) {
   const double seconds =
       std::max(std::chrono::duration<double>(after.time - before.time).count(), 1e-9);
-  const bool same = before.start_time == after.start_time;
+  const MetricsSample fresh;
+  const MetricsSample& past = before.start_time == after.start_time ? before : fresh;
   MetricsRates rates;
-  for (const auto& [method, calls] : after.calls) {
+  for (auto [method, calls] : after.calls) {
     if (calls.all == 0) continue;
-    MetricsSample::Calls grown = calls;
-    if (const auto old = before.calls.find(method); same && old != before.calls.end()) {
-      grown.all -= old->second.all;
-      grown.failed -= old->second.failed;
-      for (auto& [bound, count] : grown.until) {
-        const auto known = old->second.until.find(bound);
-        if (known != old->second.until.end()) count -= known->second;
-      }
-    }
-    rates.calls.push_back({method, grown.all / seconds, grown.failed / seconds,
-                           Quantile(0.5, grown.until), Quantile(0.99, grown.until)});
+    const MetricsSample::Calls old = At(past.calls, method);
+    for (auto& [bound, count] : calls.until) count -= At(old.until, bound);
+    rates.calls.push_back({method, (calls.all - old.all) / seconds,
+                           (calls.failed - old.failed) / seconds, Quantile(0.5, calls.until),
+                           Quantile(0.99, calls.until)});
   }
   for (const auto& [refusal, total] : after.refusals) {
     if (total == 0) continue;
-    const auto old = before.refusals.find(refusal);
-    const double past = same && old != before.refusals.end() ? old->second : 0;
-    rates.refusals.push_back({refusal.first, refusal.second, (total - past) / seconds, total});
+    rates.refusals.push_back(
+        {refusal.first, refusal.second, (total - At(past.refusals, refusal)) / seconds, total});
   }
   std::stable_sort(rates.calls.begin(), rates.calls.end(),
                    [](const auto& a, const auto& b) { return a.per_second > b.per_second; });

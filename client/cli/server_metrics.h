@@ -9,8 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
 namespace tessera {
@@ -23,12 +21,12 @@ struct MetricsAddress {
 };
 
 // Parses "http://HOST:PORT" with or without a path, which is /metrics by default, or "HOST:PORT".
-// Returns INVALID_ARGUMENT / BAD_OPTION for anything else.
-absl::StatusOr<MetricsAddress> ParseMetricsAddress(std::string_view url);
+// Throws BAD_OPTION for anything else.
+MetricsAddress ParseMetricsAddress(std::string_view url);
 
-// Fetches the page over HTTP/1.1. Returns UNAVAILABLE / NO_METRICS unless a page of at most 64 MiB
+// Fetches the page over HTTP/1.1. Throws UNAVAILABLE / NO_METRICS unless a page of at most 64 MiB
 // arrives within the limit.
-absl::StatusOr<std::string> FetchMetrics(const MetricsAddress& address, absl::Duration limit);
+std::string FetchMetrics(const MetricsAddress& address, absl::Duration limit);
 
 // The counters at one point in time. `top` shows their differences.
 struct MetricsSample {

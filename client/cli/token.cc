@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <cstring>
 #include <iostream>
-#include <memory>
 #include <string>
 
 #include "absl/strings/escaping.h"
@@ -20,39 +19,43 @@ namespace {
 // 256 bits cannot be guessed.
 constexpr std::size_t kTokenBytes = 32;
 
-absl::Status MakeToken(Session& session, const std::string& role, const std::string& tenant) {
+struct TokenFlags {
+  std::string role = "write";
+  std::string tenant = "default";
+};
+
+void MakeToken(Session& session, const TokenFlags& flags) {
   std::string random(kTokenBytes, '\0');
-  if (getrandom(random.data(), random.size(), 0) != static_cast<ssize_t>(random.size()))
-    return absl::InternalError(absl::StrCat("getrandom: ", std::strerror(errno)));
+  if (getrandom(random.data(), random.size(), 0) != static_cast<ssize_t>(random.size())) {
+    throw CommandError(absl::InternalError(absl::StrCat("getrandom: ", std::strerror(errno))));
+  }
   const std::string token = absl::StrCat("tessera_", absl::WebSafeBase64Escape(random));
   std::string hash(EVP_MAX_MD_SIZE, '\0');
   unsigned int size = 0;
   if (EVP_Digest(token.data(), token.size(), reinterpret_cast<unsigned char*>(hash.data()), &size,
                  EVP_sha256(), nullptr) != 1)
-    return absl::InternalError("OpenSSL has no SHA-256");
+    throw CommandError(absl::InternalError("OpenSSL has no SHA-256"));
   hash.resize(size);
-  const std::string line = absl::StrCat(absl::BytesToHexString(hash), " ", role, " ", tenant);
-  if (session.json) {
-    session.document = {{"token", token}, {"line", line}};
-    return absl::OkStatus();
+  const std::string line =
+      absl::StrCat(absl::BytesToHexString(hash), " ", flags.role, " ", flags.tenant);
+  session.document = {{"token", token}, {"line", line}};
+  if (!session.json) {
+    std::cout << "token, for the caller: " << token << "\nline, for the file of --tokens: " << line
+              << '\n';
   }
-  std::cout << "token, for the caller: " << token << "\nline, for the file of --tokens: " << line
-            << '\n';
-  return absl::OkStatus();
 }
 
 }  // namespace
 
 void AddToken(CLI::App& app, Command& chosen) {
-  auto role = std::make_shared<std::string>("write");
-  auto tenant = std::make_shared<std::string>("default");
-  CLI::App* command = app.add_subcommand(
-      "token", "Generate a token, and the line that admits it to a server with --tokens");
-  command->add_option("--role", *role, "The token's role: read, write or admin")
+  const auto [command, flags] = AddCommand(
+      app, chosen, "token",
+      "Generate a token, and the line that admits it to a server with --tokens", MakeToken);
+  command->add_option("--role", flags->role, "The token's role: read, write or admin")
       ->type_name("ROLE")
       ->check(CLI::IsMember({"read", "write", "admin"}))
       ->capture_default_str();
-  command->add_option("--tenant", *tenant, "Tenant whose buffers it gives access to")
+  command->add_option("--tenant", flags->tenant, "Tenant whose buffers it gives access to")
       ->type_name("NAME")
       ->check(
           [](const std::string& name) {
@@ -62,9 +65,6 @@ void AddToken(CLI::App& app, Command& chosen) {
           },
           "")
       ->capture_default_str();
-  command->callback([role, tenant, &chosen] {
-    chosen = [=](Session& s) { return MakeToken(s, *role, *tenant); };
-  });
 }
 
 }  // namespace tessera

@@ -1,7 +1,6 @@
 // top: shows what the server is doing. On a terminal, the display is updated repeatedly.
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/ioctl.h>
 #include <termios.h>
 #include <unistd.h>
 
@@ -11,7 +10,6 @@
 #include <csignal>
 #include <cstdlib>
 #include <iostream>
-#include <memory>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -21,8 +19,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "client/cli/command.h"
-#include "client/cli/gpu_figures.h"
 #include "client/cli/server_metrics.h"
 #include "kernels/client_and_server/printable.h"
 
@@ -41,42 +39,70 @@ constexpr absl::Duration kLongestInterval = absl::Hours(24);
 // The number of buffers that are shown if there is no screen to fill.
 constexpr std::size_t kBuffersShown = 20;
 
-struct TopOptions {
-  absl::Duration interval = absl::Seconds(2);
-  bool once = false;
-  std::optional<MetricsAddress> metrics;
-};
-
 // --- What is shown -------------------------------------------------------------------------------
+
+// Writes an empty line and a table of the GPUs, or nothing if there are none.
+void WriteGpus(const MetricsSample& sample, std::ostream& out) {
+  Table table({"GPU", ">BUSY", ">USED BY ALL", ">TEMPERATURE", ">POWER", ">LIMIT", ">SM CLOCK",
+               ">ECC ERRORS", "SLOWED BY"});
+  for (const auto& entry : sample.gpus) {
+    const MetricsSample::Gpu& gpu = entry.second;
+    // Returns the metric with its unit, or "-" if the driver does not report it.
+    const auto figure = [&](const char* name, const auto& text) -> std::string {
+      const auto found = gpu.figures.find(name);
+      return found == gpu.figures.end() || !std::isfinite(found->second) ? "-"
+                                                                         : text(found->second);
+    };
+    const auto in = [](const char* unit, double of = 1, int digits = 0) {
+      return [=](double value) { return absl::StrFormat("%.*f%s", digits, value / of, unit); };
+    };
+    table.Add({entry.first, figure("busy_ratio", in("%", 0.01)),
+               figure("memory_used_bytes",
+                      [](double bytes) {
+                        return HumanBytes(
+                            static_cast<std::uint64_t>(std::clamp(bytes, 0.0, 0x1p63)));
+                      }),
+               figure("temperature_celsius", in(" C")), figure("power_watts", in(" W")),
+               figure("power_limit_watts", in(" W")), figure("sm_clock_hertz", in(" GHz", 1e9, 2)),
+               figure("memory_errors_total", in("")),
+               gpu.slowdowns.empty() ? "-" : absl::StrJoin(gpu.slowdowns, ", ")});
+  }
+  table.PrintBelow(out);
+}
+
+// Returns a list of objects that contain only the metrics that the driver reports.
+Json GpusJson(const MetricsSample& sample) {
+  Json json = Json::array();
+  for (const auto& [device, gpu] : sample.gpus) {
+    Json& one = json.emplace_back(Json{{"device", device}});
+    for (const auto& [name, value] : gpu.figures) one[name] = NumberJson(value);
+    one["slowed_by"] = gpu.slowdowns;
+  }
+  return json;
+}
 
 // The latest state that the server has reported.
 class View {
  public:
-  View(Session& session, const TopOptions& options) : session_(session), options_(options) {}
+  View(Session& session, std::optional<MetricsAddress> metrics)
+      : session_(session), metrics_(std::move(metrics)) {}
 
-  // Asks the server for its state. If that fails, returns the error and keeps the previous state.
-  absl::Status Update() {
-    absl::StatusOr<v1::GetServerInfoResponse> info = session_.client.GetServerInfo();
-    if (!info.ok()) return info.status();
-    info_ = *std::move(info);
+  // Asks the server for its state. If that fails, throws the error and keeps the previous state.
+  void Update() {
+    info_ = OrThrow(session_.client.GetServerInfo());
     const Clock::time_point begin = Clock::now();
     if (begin >= next_list_) {
-      absl::StatusOr<std::vector<v1::Buffer>> buffers = session_.client.ListBuffers("");
-      if (!buffers.ok()) return buffers.status();
-      buffers_ = *std::move(buffers);
+      buffers_ = OrThrow(session_.client.ListBuffers(""));
       std::stable_sort(buffers_.begin(), buffers_.end(), [](const auto& a, const auto& b) {
         return a.size_bytes() > b.size_bytes();
       });
       const Clock::time_point end = Clock::now();
       next_list_ = end + kListShare * (end - begin);
     }
-    if (!options_.metrics.has_value()) return absl::OkStatus();
-    absl::StatusOr<std::string> page = FetchMetrics(*options_.metrics, kPageLimit);
-    if (!page.ok()) return page.status();
-    MetricsSample sample = ParseMetrics(*page);
+    if (!metrics_.has_value()) return;
+    MetricsSample sample = ParseMetrics(FetchMetrics(*metrics_, kPageLimit));
     if (sample_.has_value()) rates_ = RatesBetween(*sample_, sample);
     sample_ = std::move(sample);
-    return absl::OkStatus();
   }
 
   // most_buffers: how many of the largest buffers are shown.
@@ -91,8 +117,7 @@ class View {
 
   Json Document() const {
     Json json = ToJson(*info_);
-    Json& buffers = json["buffers"] = Json::array();
-    for (const v1::Buffer& buffer : buffers_) buffers.push_back(ToJson(buffer));
+    json["buffers"] = ListJson(buffers_);
     if (sample_.has_value() && !sample_->gpus.empty()) json["gpus"] = GpusJson(*sample_);
     if (!rates_.has_value()) return json;
     Json& calls = json["calls"] = Json::array();
@@ -127,9 +152,8 @@ class View {
   }
 
   void WriteServer(std::ostream& out) const {
-    const absl::Duration up = absl::Now() - absl::FromUnixSeconds(info_->start_time().seconds());
     out << "tessera-server " << Printable(info_->version()) << ", up "
-        << HumanDuration(std::max(up, absl::ZeroDuration())) << ", "
+        << AgeText(info_->start_time()) << ", "
         << absl::FormatTime("%H:%M:%S", absl::Now(), absl::LocalTimeZone()) << "\n\n";
     Table devices({"DEVICE", "MODEL", ">MEMORY", ">FREE", ">BUFFERS", ">LIMIT", ">USED", ">SCRATCH",
                    ">LIMIT", ">WORKERS", ">WAITING"});
@@ -156,43 +180,30 @@ class View {
   }
 
   void WriteRates(std::ostream& out) const {
-    if (!rates_->calls.empty()) {
-      out << '\n';
-      Table calls({"RPC", ">CALLS/S", ">FAILED/S", ">P50", ">P99"});
-      for (const MetricsRates::Calls& one : rates_->calls) {
-        calls.Add({one.method, Rate(one.per_second), Rate(one.failed_per_second),
-                   Time(one.p50_seconds), Time(one.p99_seconds)});
-      }
-      calls.Print(out);
+    Table calls({"RPC", ">CALLS/S", ">FAILED/S", ">P50", ">P99"});
+    for (const MetricsRates::Calls& one : rates_->calls) {
+      calls.Add({one.method, Rate(one.per_second), Rate(one.failed_per_second),
+                 Time(one.p50_seconds), Time(one.p99_seconds)});
     }
-    if (!rates_->refusals.empty()) {
-      out << '\n';
-      Table refusals({"REFUSED OR FAILED", "CODE", ">CALLS/S", ">TOTAL"});
-      for (const MetricsRates::Refusals& one : rates_->refusals) {
-        refusals.Add(
-            {one.reason, one.code, Rate(one.per_second), absl::StrFormat("%.0f", one.total)});
-      }
-      refusals.Print(out);
+    calls.PrintBelow(out);
+    Table refusals({"REFUSED OR FAILED", "CODE", ">CALLS/S", ">TOTAL"});
+    for (const MetricsRates::Refusals& one : rates_->refusals) {
+      refusals.Add(
+          {one.reason, one.code, Rate(one.per_second), absl::StrFormat("%.0f", one.total)});
     }
+    refusals.PrintBelow(out);
   }
 
   void WriteBuffers(std::size_t most, std::ostream& out) const {
     if (buffers_.empty()) return;
     out << '\n';
-    Table table({"BUFFER", "DTYPE", "SHAPE", ">SIZE", "DEVICE", "STATE", "EXPIRES"});
     const std::size_t shown = std::min(most, buffers_.size());
-    for (std::size_t i = 0; i < shown; ++i) {
-      const v1::Buffer& buffer = buffers_[i];
-      table.Add({buffer.name(), DtypeText(buffer.dtype()), BufferShapeText(buffer),
-                 HumanBytes(buffer.size_bytes()), PlaceText(buffer), StateText(buffer),
-                 ExpiryText(buffer)});
-    }
-    table.Print(out);
+    tessera::WriteBuffers("BUFFER", absl::MakeConstSpan(buffers_).first(shown), out);
     if (shown < buffers_.size()) out << "and " << buffers_.size() - shown << " smaller ones\n";
   }
 
   Session& session_;
-  const TopOptions& options_;
+  const std::optional<MetricsAddress> metrics_;
   std::optional<v1::GetServerInfoResponse> info_;
   std::vector<v1::Buffer> buffers_;  // the largest first
   Clock::time_point next_list_;
@@ -225,15 +236,9 @@ class Screen {
   Screen(const Screen&) = delete;
   Screen& operator=(const Screen&) = delete;
 
-  static std::size_t Rows() {
-    winsize size{};
-    const bool known = ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_row > 0;
-    return known ? size.ws_row : 24;
-  }
-
   // Shows as much of the text as fits, with the note as the last line.
   static void Show(std::string_view text, std::string_view note) {
-    const std::size_t columns = TerminalColumns(), rows = Rows();
+    const auto [columns, rows] = SizeOfTerminal();
     std::string out = "\x1b[H";
     for (std::size_t row = 1; row < rows; ++row) {
       const std::size_t end = std::min(text.find('\n'), text.size());
@@ -328,80 +333,76 @@ class Screen {
   static inline termios before_{};
 };
 
-absl::Status Live(View& view, const TopOptions& options) {
+void Live(View& view, absl::Duration interval) {
   Screen screen;
-  while (true) {
-    const Clock::time_point end = Clock::now() + absl::ToChronoNanoseconds(options.interval);
-    const absl::Status status = view.Update();
-    const std::string note =
-        status.ok() ? "q: quit" : Printable({status.message().data(), status.message().size()});
-    Screen::Event event = Screen::Event::kRedraw;
-    while (event == Screen::Event::kRedraw) {
-      Screen::Show(view.Text(Screen::Rows()), note);
-      event = screen.Wait(end);
+  Screen::Event event = Screen::Event::kTime;
+  while (event != Screen::Event::kQuit) {
+    const Clock::time_point end = Clock::now() + absl::ToChronoNanoseconds(interval);
+    std::string note = "q: quit";
+    try {
+      view.Update();
+    } catch (const CommandError& error) {
+      note = Printable({error.status.message().data(), error.status.message().size()});
     }
-    if (event == Screen::Event::kQuit) return absl::OkStatus();
+    do {
+      Screen::Show(view.Text(SizeOfTerminal().rows), note);
+      event = screen.Wait(end);
+    } while (event == Screen::Event::kRedraw);
   }
 }
 
-absl::Status Top(Session& session, const TopOptions& options) {
-  View view(session, options);
+struct TopFlags {
+  std::string interval = "2s";
+  bool once = false;
+  std::string metrics;
+};
+
+void Top(Session& session, const TopFlags& flags) {
+  const absl::Duration interval = std::min(*ParseDuration(flags.interval), kLongestInterval);
+  std::optional<MetricsAddress> metrics;
+  if (!flags.metrics.empty()) metrics = ParseMetricsAddress(flags.metrics);
+  View view(session, metrics);
   const char* terminal = std::getenv("TERM");
-  const bool live = !options.once && !session.json && isatty(STDOUT_FILENO) == 1 &&
-                    terminal != nullptr && std::string_view(terminal) != "dumb";
-  if (live) return Live(view, options);
+  if (!flags.once && !session.json && isatty(STDOUT_FILENO) == 1 && terminal != nullptr &&
+      std::string_view(terminal) != "dumb")
+    return Live(view, interval);
   const InterruptScope interrupts;
-  if (absl::Status status = view.Update(); !status.ok()) return status;
-  if (options.metrics.has_value()) {
+  view.Update();
+  if (metrics.has_value()) {
     // Rates need two samples.
-    const Clock::time_point end = Clock::now() + absl::ToChronoNanoseconds(options.interval);
+    const Clock::time_point end = Clock::now() + absl::ToChronoNanoseconds(interval);
     while (Clock::now() < end) {
-      if (absl::Status status = InterruptScope::Check(); !status.ok()) return status;
+      OrThrow(InterruptScope::Check());
       absl::SleepFor(std::min(absl::FromChrono(end - Clock::now()), absl::Milliseconds(50)));
     }
-    if (absl::Status status = view.Update(); !status.ok()) return status;
+    view.Update();
   }
-  if (session.json) {
-    session.document = view.Document();
-  } else {
-    std::cout << view.Text(kBuffersShown);
-  }
-  return absl::OkStatus();
+  session.document = view.Document();
+  if (!session.json) std::cout << view.Text(kBuffersShown);
 }
 
 }  // namespace
 
 void AddTop(CLI::App& app, Command& chosen) {
-  auto options = std::make_shared<TopOptions>();
-  auto interval = std::make_shared<std::string>("2s");
-  auto metrics = std::make_shared<std::string>();
-  CLI::App* command = app.add_subcommand("top", "Show what the server is doing, live");
-  command->add_option("--interval", *interval, "Time between two updates, such as 500ms or 10s")
+  const auto [command, flags] = AddCommand<TopFlags>(
+      app, chosen, "top", "Show what the server is doing, live", Top, [&app](const TopFlags&) {
+        // A user should not have to wait longer for the next update, or for the program to end.
+        CLI::Option& timeout = *app.get_option("--timeout");
+        if (timeout.count() == 0) SetOption(timeout, "2s");
+      });
+  command
+      ->add_option("--interval", flags->interval, "Time between two updates, such as 500ms or 10s")
       ->check(DurationCheck())
       ->capture_default_str();
-  command->add_flag("--once", options->once,
+  command->add_flag("--once", flags->once,
                     "Print once, as without a terminal; with --metrics, after one interval");
   command
-      ->add_option("--metrics", *metrics,
+      ->add_option("--metrics", flags->metrics,
                    "Address of the server's --metrics-listen, as in http://127.0.0.1:9464: shows\n"
                    "rates and times of calls by method, and refusals by reason")
       ->type_name("URL");
   command->footer(
       "q or Ctrl-C quits. Calls to the server time out after 2 s unless --timeout is given.");
-  command->callback([options, interval, metrics, &app, &chosen] {
-    // A user should not have to wait longer for the next update, or for the program to end.
-    CLI::Option& timeout = *app.get_option("--timeout");
-    if (timeout.count() == 0) SetOption(timeout, "2s");
-    chosen = [options, interval, metrics](Session& session) -> absl::Status {
-      options->interval = std::min(*ParseDuration(*interval), kLongestInterval);
-      if (!metrics->empty()) {
-        absl::StatusOr<MetricsAddress> address = ParseMetricsAddress(*metrics);
-        if (!address.ok()) return address.status();
-        options->metrics = *std::move(address);
-      }
-      return Top(session, *options);
-    };
-  });
 }
 
 }  // namespace tessera
