@@ -39,6 +39,12 @@
 
 namespace tessera {
 
+// The maximum number of simultaneous imports. Each has a thread, and all share the host's network.
+inline constexpr int kMaxImports = 4;
+// The maximum number of regions of shared memory. Together with the connections that are
+// registering one, their connections take half of the descriptors that Listener reserves.
+inline constexpr std::size_t kMaxSharedRegions = 64;
+
 // The devices, with their buffers, budgets and workers. Immutable, except for members that are
 // thread safe themselves.
 class Core {

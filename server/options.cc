@@ -5,7 +5,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdlib>
-#include <limits>
 #include <memory>
 #include <set>
 #include <sstream>
@@ -26,13 +25,13 @@
 namespace tessera {
 namespace {
 
-constexpr std::uint64_t kLargestMessage = 1ull << 30;
 constexpr std::uint64_t kLeastScratch = 64ull << 20;
 constexpr std::uint64_t kLeastHostMemory = 16ull << 20;
 constexpr double kMostSeconds = 1e9;  // limit on an operation's estimate
 constexpr std::size_t kLargestFile = 1 << 20;
-// The smallest --max-message. Clients send arrays in messages with 1 MiB of data.
-constexpr std::uint64_t kLeastMessage = 1088 << 10;
+// On a CPU whose cores other processes also use, an operation may take this many times its
+// estimate.
+constexpr double kMostOfEstimate = 4;
 
 std::string EnvironmentName(std::string flag) {
   std::replace(flag.begin(), flag.end(), '-', '_');
@@ -131,18 +130,6 @@ CLI::Option* AddCount(CLI::App& app, const std::string& flag, const std::string&
       ->envname(EnvironmentName(flag));
 }
 
-CLI::Option* AddSeconds(CLI::App& app, const std::string& flag, const std::string& help,
-                        double& out) {
-  return AddText(app, flag, "SECONDS", absl::StrCat(out), help,
-                 [&out](const std::string& text) -> std::string {
-                   double value = 0;
-                   if (!absl::SimpleAtod(text, &value) || !(value > 0 && value <= kMostSeconds))
-                     return "'" + text + "' is not a number of seconds above 0 and up to 1e9";
-                   out = value;
-                   return "";
-                 });
-}
-
 // none_at_zero: whether "0" means no limit.
 CLI::Option* AddDuration(CLI::App& app, const std::string& flag, const std::string& default_text,
                          const std::string& help, bool none_at_zero, absl::Duration& out) {
@@ -200,11 +187,8 @@ std::uint64_t Options::ScratchLimit(std::uint64_t buffers) const {
 }
 
 absl::Duration Options::HangLimit(std::size_t device_count) const {
-  // On a CPU whose cores other processes also use, an operation may take this many times its
-  // estimate.
-  constexpr double kEstimate = 4;
-  const double longest = kEstimate * std::max(max_operation_seconds, max_slow_operation_seconds);
-  return watchdog + absl::Seconds(longest * workers * static_cast<double>(device_count));
+  return watchdog + absl::Seconds(kMostOfEstimate * max_operation_seconds * workers *
+                                  static_cast<double>(device_count));
 }
 
 absl::StatusOr<MemoryLimit> ParseMemoryLimit(std::string_view text) {
@@ -249,6 +233,11 @@ void AddAddresses(CLI::App& app, Options& options) {
       ->take_all()
       ->check(CheckPort)
       ->envname(EnvironmentName("listen"));
+  app.add_option("--socket-group", options.socket_group,
+                 "group whose users may connect to unix sockets, by name or number; * stands for "
+                 "all users of the host; by default only the server's own user and root")
+      ->type_name("GROUP")
+      ->envname(EnvironmentName("socket-group"));
   app.add_option(
          "--device", options.devices,
          "auto, cuda, cuda:N, cpu or cpu:N; repeatable; the first is where buffers go by default")
@@ -303,25 +292,6 @@ void AddRing(CLI::App& app, Options& options) {
       ->envname(EnvironmentName("ring-name"));
 }
 
-// Adds the options for the files of unix sockets.
-void AddSockets(CLI::App& app, Options& options) {
-  AddText(app, "socket-mode", "MODE", "0600",
-          "permissions of the files of unix sockets, in octal; users with write permission may "
-          "connect; 0660 with --socket-group",
-          [&options](const std::string& text) -> std::string {
-            const bool octal = text.find_first_not_of("01234567") == text.npos;
-            const unsigned long mode = octal ? std::strtoul(text.c_str(), nullptr, 8) : 0;
-            if (text.size() > 4 || mode > 0777 || (mode & 0600) != 0600)
-              return "'" + text + "' is not a mode such as 0600, 0660 or 0666";
-            options.sockets.mode = static_cast<mode_t>(mode);
-            return "";
-          });
-  app.add_option("--socket-group", options.sockets.group,
-                 "the group that the files of unix sockets belong to, by name or number")
-      ->type_name("GROUP")
-      ->envname(EnvironmentName("socket-group"));
-}
-
 // Adds the options for the limits on memory, buffers and streams.
 void AddLimits(CLI::App& app, Options& options) {
   AddText(app, "memory-limit", "BYTES|%", "90%",
@@ -340,18 +310,12 @@ void AddLimits(CLI::App& app, Options& options) {
            1 << 20, 1ull << 62, "of 1Mi or more", options.scratch_limit);
   AddBytes(
       app, "host-memory", "1Gi",
-      "memory for messages: requests, uploads, responses; by default a quarter of the memory of "
-      "the host or cgroup, but at most 1Gi",
+      "memory for messages: requests, uploads, responses; there may be a buffer for every 10Ki of "
+      "it; by default a quarter of the memory of the host or cgroup, but at most 1Gi",
       kLeastHostMemory, 1ull << 62, "of 16Mi or more", options.host_memory);
-  AddCount(app, "max-buffers", "maximum number of buffers, including those being written",
-           std::uint64_t{1}, std::uint64_t{1} << 32, options.max_buffers);
-  AddCount(app, "max-uploads", "maximum number of simultaneous upload streams", std::uint64_t{1},
-           std::uint64_t{1} << 20, options.max_uploads);
-  AddCount(app, "max-downloads", "maximum number of simultaneous download streams",
-           std::uint64_t{1}, std::uint64_t{1} << 20, options.max_downloads);
-  AddCount(app, "max-imports",
-           "maximum number of simultaneous imports from other servers; each uses a thread",
-           std::uint64_t{1}, std::uint64_t{256}, options.max_imports);
+  AddCount(app, "max-transfers",
+           "maximum number of simultaneous uploads, and of simultaneous downloads",
+           std::uint64_t{1}, std::uint64_t{1} << 20, options.max_transfers);
 }
 
 // Adds the options for the limits on operations.
@@ -360,27 +324,28 @@ void AddWork(CLI::App& app, Options& options) {
            std::uint32_t{1} << 20, options.queue);
   AddCount(app, "workers", "maximum number of operations that run on a device at the same time", 1,
            64, options.workers);
-  AddSeconds(
-      app, "max-operation-seconds",
-      "limit on the estimated time of one operation; 1e9, the maximum, is in effect no limit",
-      options.max_operation_seconds);
-  AddSeconds(app, "max-slow-operation-seconds",
-             "the same limit for a strategy that is not the default for its problem",
-             options.max_slow_operation_seconds);
+  AddText(
+      app, "max-operation-seconds", "SECONDS", "30",
+      "limit on the estimated time of one operation; a sixth of it for a strategy that is not "
+      "the default for its problem; a worker that is busy for four times the limit, and at "
+      "least 2m, makes the health service report NOT_SERVING; 1e9, the maximum, is in effect no "
+      "limit",
+      [&options](const std::string& text) -> std::string {
+        double seconds = 0;
+        if (!absl::SimpleAtod(text, &seconds) || !(seconds > 0 && seconds <= kMostSeconds))
+          return "'" + text + "' is not a number of seconds above 0 and up to 1e9";
+        options.max_operation_seconds = seconds;
+        return "";
+      });
 }
 
 // Adds the options for the limits on connections.
 void AddConnections(CLI::App& app, Options& options) {
-  AddBytes(app, "max-message", "4160Ki", "size of the largest message a client may send",
-           kLeastMessage, kLargestMessage, "from 1088Ki to 1Gi", options.max_message);
   AddCount(app, "max-connections",
            "maximum number of connections; further ones are closed when they arrive",
            std::uint32_t{1}, std::uint32_t{1} << 20, options.max_connections);
   AddCount(app, "max-streams", "maximum number of simultaneous calls on a connection", 1, 1 << 20,
            options.max_streams);
-  AddDuration(app, "connection-idle", "30m",
-              "a connection without calls for this long is closed; 0: never", true,
-              options.connection_idle);
 }
 
 // Adds the options for times to live and timeouts.
@@ -390,17 +355,10 @@ void AddTimes(CLI::App& app, Options& options) {
               options.default_ttl);
   AddDuration(app, "max-ttl", "0", "longest ttl that a client may request; 0: no limit", true,
               options.max_ttl);
-  AddDuration(app, "upload-timeout", "60s", "an upload without data for this long ends; 0: never",
-              true, options.upload_timeout);
-  AddDuration(app, "download-timeout", "60s",
-              "a download whose reader takes nothing for this long ends; 0: never", true,
-              options.download_timeout);
-  AddDuration(
-      app, "watchdog", "2m",
-      "an operation that runs for this long on a GPU, or for this long on the CPU after it was "
-      "told to stop, makes the health service report NOT_SERVING; if it runs for another four "
-      "times --max-operation-seconds for every worker, its device counts as lost; 0: never",
-      true, options.watchdog);
+  AddDuration(app, "transfer-timeout", "60s",
+              "an upload without data for this long ends, and so does a download whose reader "
+              "takes nothing; 0: never",
+              true, options.transfer_timeout);
   AddFile(app, "ready-file",
           "the health service does not report ready until this file is created or written to after "
           "the start; create it once the buffers are loaded",
@@ -414,7 +372,7 @@ void AddTimes(CLI::App& app, Options& options) {
               false, options.drain_timeout);
 }
 
-// Adds the options for metrics, log, spans and profiles.
+// Adds the options for metrics, log and spans.
 void AddObservation(CLI::App& app, Options& options) {
   app.add_option(
          "--metrics-listen", options.metrics_listen,
@@ -439,10 +397,6 @@ void AddObservation(CLI::App& app, Options& options) {
   AddFile(app, "spans",
           "appends the spans of sampled calls (traceparent) to this file, as lines of JSON",
           options.spans);
-  AddDuration(app, "profile", "10s",
-              "how long an attached profiler records after SIGUSR1 (cudaProfilerStart, "
-              "cudaProfilerStop); a second SIGUSR1 ends the recording",
-              false, options.profile);
 }
 
 // Adds the options for memory that clients share with the server.
@@ -457,8 +411,6 @@ void AddSharedMemory(CLI::App& app, Options& options) {
       "memory that all clients may share with the server; by default a quarter of the memory of "
       "the host or cgroup, but at most 4Gi",
       4096, 1ull << 62, "of 4Ki or more", options.shared_memory_limit);
-  AddCount(app, "max-shared-regions", "maximum number of memory regions that clients may share",
-           std::uint64_t{1}, std::uint64_t{1} << 16, options.max_shared_regions);
 }
 
 // Returns the environment variables TESSERA_* that are neither options of the server or its clients
@@ -513,7 +465,8 @@ are separated by commas. Flags take precedence over the environment, and the env
 file.
 SIGTERM and SIGINT stop the server gracefully, a second one immediately. On SIGHUP it reads the
 files of --tls-cert, --tls-key, --tls-client-ca, --tokens and --ring again and logs the result; it
-also checks them every second. SIGUSR1: --profile.
+also checks them every second. On SIGUSR1 an attached profiler begins to record
+(cudaProfilerStart), and on the next one it ends (cudaProfilerStop).
 Exit codes: 0 stopped, 1 could not start, 70 all devices failed for good or hang, 75 calls were
 cut off by --drain-timeout, 128 + N a second signal N.)");
 
@@ -527,7 +480,6 @@ cut off by --drain-timeout, 128 + N a second signal N.)");
   AddAddresses(app, options);
   AddTrust(app, options);
   AddRing(app, options);
-  AddSockets(app, options);
   AddLimits(app, options);
   AddWork(app, options);
   AddConnections(app, options);
@@ -538,9 +490,6 @@ cut off by --drain-timeout, 128 + N a second signal N.)");
   app.add_flag("--no-warm-up", no_warm_up,
                "be ready before kernels are loaded and rates are measured")
       ->envname(EnvironmentName("no-warm-up"));
-  bool no_reflection = false;
-  app.add_flag("--no-reflection", no_reflection, "do not describe the services to clients")
-      ->envname(EnvironmentName("no-reflection"));
 
   try {
     app.parse(argc, argv);
@@ -553,15 +502,14 @@ cut off by --drain-timeout, 128 + N a second signal N.)");
     *exit_code = 1;
     return std::nullopt;
   }
-  if (!options.sockets.group.empty() && app.count("--socket-mode") == 0)
-    options.sockets.mode = 0660;
+  options.watchdog =
+      std::max(options.watchdog, absl::Seconds(kMostOfEstimate * options.max_operation_seconds));
   // A small host or cgroup lowers these two defaults.
   const std::uint64_t quarter = std::max(ReadHostMemory().total / 4, kLeastHostMemory);
   if (app.count("--host-memory") == 0) options.host_memory = std::min(options.host_memory, quarter);
   if (app.count("--shared-memory-limit") == 0)
     options.shared_memory_limit = std::min(options.shared_memory_limit, quarter);
   options.unknown_variables = UnknownVariables(app);
-  options.reflection = !no_reflection;
   options.warm_up = !no_warm_up;
   return options;
 }

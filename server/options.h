@@ -11,7 +11,6 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "server/net/unix_socket.h"
 
 namespace tessera {
 
@@ -36,7 +35,7 @@ struct Options {
   std::string tls_client_ca;  // CAs that sign clients' certificates
   bool insecure = false;      // whether other hosts may connect without TLS
   std::string tokens;         // file of callers (server/access/access.h); all may call if empty
-  SocketAccess sockets;       // who may connect to unix sockets, including that of shared memory
+  std::string socket_group;   // who may connect to unix sockets, as for ListenUnix
 
   // The servers from which buffers may be imported: host:port, which may contain `*`.
   std::vector<std::string> import_from;
@@ -52,25 +51,16 @@ struct Options {
   // For messages, in addition to the buffers. ParseOptions lowers the defaults of this and of
   // shared_memory_limit to a quarter of the memory of the host or cgroup.
   std::uint64_t host_memory = 1ull << 30;
-  std::uint64_t max_buffers = 100'000;        // including drafts
-  std::uint64_t max_uploads = 128;            // simultaneous streams
-  std::uint64_t max_downloads = 128;          // simultaneous streams
-  std::uint64_t max_imports = 4;              // simultaneous imports from other servers
-  std::size_t max_ranges = 4096;              // in one draft
-  std::uint32_t max_connections = 4096;       // fewer if there are too few descriptors
-  int max_streams = 1024;                     // simultaneous calls on a connection
-  std::uint32_t queue = 1024;                 // operations that may wait for each device
-  std::uint64_t max_message = 4160ull << 10;  // 4 MiB of data and the rest of a message
-  double max_operation_seconds = 30;          // limit on estimates for the default strategy
-  double max_slow_operation_seconds = 5;      // limit on estimates for other strategies
-  int workers = 4;                            // simultaneous operations on each device
+  std::uint64_t max_transfers = 128;     // simultaneous uploads; also simultaneous downloads
+  std::uint32_t max_connections = 4096;  // fewer if there are too few descriptors
+  int max_streams = 1024;                // simultaneous calls on a connection
+  std::uint32_t queue = 1024;            // operations that may wait for each device
+  double max_operation_seconds = 30;     // limit on estimates for the default strategy
+  int workers = 4;                       // simultaneous operations on each device
 
-  absl::Duration connection_idle = absl::Minutes(30);  // limit without calls; infinite means none
   absl::Duration default_ttl = absl::InfiniteDuration();
   absl::Duration max_ttl = absl::InfiniteDuration();
-  absl::Duration upload_timeout = absl::Seconds(60);
-  absl::Duration download_timeout = absl::Seconds(60);
-  absl::Duration watchdog = absl::Minutes(2);
+  absl::Duration transfer_timeout = absl::Seconds(60);
   absl::Duration drain_delay = absl::ZeroDuration();
   std::string ready_file;  // the server is ready once this file exists, or immediately if empty
   absl::Duration drain_timeout = absl::Seconds(30);
@@ -78,27 +68,36 @@ struct Options {
   std::string log_level = "info";
   bool log_json = false;
   absl::Duration slow_call = absl::InfiniteDuration();  // calls that take longer are logged
-  std::string spans;                           // file for sampled calls' spans; empty means none
-  absl::Duration profile = absl::Seconds(10);  // how long a profiler records after SIGUSR1
-  bool reflection = true;
+  std::string spans;  // file for sampled calls' spans; empty means none
 
   std::string shared_memory;                       // path of a socket; empty means none
   std::uint64_t shared_memory_limit = 4ull << 30;  // bytes, for all regions together
-  std::uint64_t max_shared_regions = 64;
   bool warm_up = true;
 
   // These have no flags; tests set other values.
   int transfer_workers = 2;                      // simultaneous copies of transfers on each device
+  std::size_t max_ranges = 4096;                 // in one draft
+  std::uint64_t max_message = 4160ull << 10;     // 4 MiB of data and the rest of a message
   absl::Duration handshake = absl::Seconds(10);  // limit for HTTP/2 and TLS handshakes
+  absl::Duration connection_idle = absl::Minutes(30);  // limit for a connection without calls
+  // How long a worker may be busy, or a device silent, before the health service reports
+  // NOT_SERVING. ParseOptions raises it to four times the longest allowed estimate.
+  absl::Duration watchdog = absl::Minutes(2);
 
   // Environment variables TESSERA_* that have no effect.
   std::vector<std::string> unknown_variables;
 
   // Returns how long a worker may be busy with one task, or a device may leave a probe unanswered,
-  // before the device counts as lost. That is --watchdog, plus four times the longest allowed
+  // before the device counts as lost. That is `watchdog`, plus four times the longest allowed
   // estimate of an operation for each worker of each device, because operations may run one after
   // another on a device that they share, or wait for each other.
   absl::Duration HangLimit(std::size_t device_count) const;
+  // Returns the maximum number of buffers, including drafts. Each takes up to 1.4 KiB of the host's
+  // memory, so that all take at most a seventh of --host-memory in addition to it.
+  std::uint64_t MaxBuffers() const { return host_memory / (10 << 10); }
+  // Returns the limit on estimates for a strategy that is not the default for its problem. It is
+  // lower, because a caller who names such a strategy can hold a worker without need.
+  double MaxSlowSeconds() const { return max_operation_seconds / 6; }
   // Returns the part of the host's free memory that remains after messages, clients' regions and a
   // twentieth for the process.
   std::uint64_t LeftOfHost(std::uint64_t free_bytes) const;

@@ -136,20 +136,13 @@ void HandleSignals() {
   ExitNow(*server, 128 + second);
 }
 
-// SIGUSR1 begins a window for profilers; the next SIGUSR1 or the limit ends it.
-[[noreturn]] void OpenProfileWindows(Server& server, absl::Duration limit) {
-  while (true) {
+// SIGUSR1 begins a window for profilers; the next SIGUSR1 ends it.
+[[noreturn]] void OpenProfileWindows(Server& server) {
+  for (bool on = true;; on = !on) {
     while (sem_wait(&profiles_wanted) != 0) {
     }
-    spdlog::info("SIGUSR1: profilers record for {} at most", absl::FormatDuration(limit));
-    server.SetProfiling(true);
-    const timespec end = absl::ToTimespec(absl::Now() + limit);
-    int waited = 0;
-    do {
-      waited = sem_timedwait(&profiles_wanted, &end);
-    } while (waited != 0 && errno == EINTR);
-    server.SetProfiling(false);
-    spdlog::info("profilers have stopped recording");
+    server.SetProfiling(on);
+    spdlog::info("SIGUSR1: profilers {}", on ? "record until the next one" : "have stopped");
   }
 }
 
@@ -260,7 +253,7 @@ int Serve(const Options& options, std::vector<std::unique_ptr<Device>> devices) 
 
   serving = &server;
   ReloadIfServing();
-  std::thread(OpenProfileWindows, std::ref(server), options.profile).detach();
+  std::thread(OpenProfileWindows, std::ref(server)).detach();
   // This thread is created early, because no more threads may be available when the drain begins.
   const absl::Duration limit = options.drain_delay + options.drain_timeout + kGrace;
   std::promise<void> drain;

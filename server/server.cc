@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <chrono>
 #include <future>
-#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -86,8 +85,7 @@ bool IsMade(const std::string& path, absl::Time start) {
 void SetLimits(const Options& options, grpc::ServerBuilder& builder) {
   // Twice what clients may send, so that a message that is only a little too large gets an error
   // with its size and the limit; gRPC itself would only break the call.
-  builder.SetMaxReceiveMessageSize(static_cast<int>(
-      std::min<std::uint64_t>(2 * options.max_message, std::numeric_limits<int>::max())));
+  builder.SetMaxReceiveMessageSize(static_cast<int>(2 * options.max_message));
   // gRPC decompresses a message before it checks the size.
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
@@ -103,10 +101,8 @@ void SetLimits(const Options& options, grpc::ServerBuilder& builder) {
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
                              static_cast<int>(absl::ToInt64Milliseconds(options.handshake)));
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_streams);
-  builder.AddChannelArgument(
-      GRPC_ARG_MAX_CONNECTION_IDLE_MS,
-      static_cast<int>(std::min<std::int64_t>(absl::ToInt64Milliseconds(options.connection_idle),
-                                              std::numeric_limits<int>::max())));
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS,
+                             static_cast<int>(absl::ToInt64Milliseconds(options.connection_idle)));
 }
 
 // Logs the options that a reader of the log needs to know.
@@ -121,7 +117,7 @@ void LogOptions(const Options& options) {
                                : "on",
       options.tokens.empty() ? "off" : "on",
       options.import_from.empty() ? "nowhere" : absl::StrJoin(options.import_from, ", "),
-      options.host_memory >> 20, options.max_buffers, options.max_connections,
+      options.host_memory >> 20, options.MaxBuffers(), options.max_connections,
       options.max_operation_seconds);
 }
 
@@ -171,17 +167,15 @@ absl::Status Server::Register(grpc::ServerBuilder& builder) {
     shared_memory_service_ = *std::move(shared);
     builder.RegisterService(shared_memory_service_.get());
   }
-  if (options.reflection) {
-    // Links the descriptor of the health service, which nothing else refers to: clients such as
-    // grpcurl and ghz can call a service only if reflection describes it.
-    google::protobuf::LinkMessageReflection<grpc::health::v1::HealthCheckRequest>();
-    std::vector<std::string> services = {v1::BufferService::service_full_name(),
-                                         v1::ComputeService::service_full_name(),
-                                         "grpc.health.v1.Health"};
-    if (shared_memory_service_ != nullptr)
-      services.emplace_back(v1::SharedMemoryService::service_full_name());
-    reflection_ = std::make_unique<Reflection>(std::move(services));
-  }
+  // Links the descriptor of the health service, which nothing else refers to: clients such as
+  // grpcurl and ghz can call a service only if reflection describes it.
+  google::protobuf::LinkMessageReflection<grpc::health::v1::HealthCheckRequest>();
+  std::vector<std::string> services = {v1::BufferService::service_full_name(),
+                                       v1::ComputeService::service_full_name(),
+                                       "grpc.health.v1.Health"};
+  if (shared_memory_service_ != nullptr)
+    services.emplace_back(v1::SharedMemoryService::service_full_name());
+  reflection_ = std::make_unique<Reflection>(std::move(services));
   builder.RegisterAsyncGenericService(&streams_);
   return absl::OkStatus();
 }
@@ -199,7 +193,7 @@ absl::Status Server::Listen() {
     http_ = *std::move(http);
   }
   absl::StatusOr<std::unique_ptr<Listener>> listener =
-      Listener::Open(options.listen, options.max_connections, options.sockets);
+      Listener::Open(options.listen, options.max_connections, options.socket_group);
   if (!listener.ok()) return listener.status();
   listener_ = *std::move(listener);
   if (absl::Status status = CheckCredentials(); !status.ok()) return status;
@@ -276,7 +270,7 @@ std::shared_ptr<grpc::ServerCredentials> Server::MakeCredentials(UserMark* mark)
 void Server::ServeStream(StreamExchange& exchange) {
   const std::string method = exchange.context().method();
   if (buffer_service_.ServeStream(method, exchange) || health_.ServeStream(method, exchange) ||
-      (reflection_ != nullptr && reflection_->Serve(method, exchange)))
+      reflection_->Serve(method, exchange))
     return;
   core_->metrics().Count({.rpc = "other"}, absl::UnimplementedError(""));
   exchange.Refuse({grpc::StatusCode::UNIMPLEMENTED, "the server has no such method"});
@@ -412,8 +406,8 @@ absl::Duration Server::Without(absl::Duration wait, absl::Time now) const {
 
 void Server::EndIdle(absl::Time now) {
   buffer_service_.EndIdleStreams(now);
-  if (reflection_ != nullptr) reflection_->EndIdleStreams(now);
-  core_->answers().CancelUnread(now, core_->Patience(core_->options().download_timeout));
+  reflection_->EndIdleStreams(now);
+  core_->answers().CancelUnread(now, core_->Patience(core_->options().transfer_timeout));
 }
 
 Server::Verdict Server::Judge() {
@@ -518,10 +512,10 @@ void Server::Tend() {
     }
     if (stuck != stuck_) {
       if (stuck) {
-        spdlog::error(
-            "a worker has been busy, or a device silent, for longer than --watchdog: not ready");
+        spdlog::error("a worker has been busy, or a device silent, for longer than {}: not ready",
+                      absl::FormatDuration(core_->options().watchdog));
       } else {
-        spdlog::info("workers and devices respond within --watchdog again");
+        spdlog::info("workers and devices respond in time again");
       }
       stuck_ = stuck;
       SetHealth();

@@ -102,7 +102,7 @@ class Server {
   void Tend();
   struct Verdict {
     bool lost;   // no device is left to work with
-    bool stuck;  // something has waited for a device for longer than --watchdog
+    bool stuck;  // something has waited for a device for longer than Options::watchdog
   };
   // Marks devices that hang as lost, and notes which devices are lost.
   Verdict Judge();
@@ -126,7 +126,7 @@ class Server {
   ComputeService compute_service_;
   std::unique_ptr<SharedMemoryService> shared_memory_service_;  // null without --shared-memory
   Health health_;
-  std::unique_ptr<Reflection> reflection_;  // null with --no-reflection
+  std::unique_ptr<Reflection> reflection_;
   // Serves the methods that no service has registered: streams, health and reflection.
   grpc::AsyncGenericService streams_;
   const StreamExchange::Handle serve_stream_ = [this](StreamExchange& e) { ServeStream(e); };

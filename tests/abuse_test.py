@@ -39,10 +39,7 @@ OLD, NEW = b"OLD!" * 4, b"NEW!" * 4  # Alternative contents of FOUR.
 # The timeout for a condition that becomes true eventually. No case depends on when it does.
 LONG_S = 60
 # Limits under which operations may take as long as a test needs.
-PATIENT = (
-    "--max-operation-seconds", "6000", "--max-slow-operation-seconds", "6000",
-    "--scratch-limit", "1Gi",
-)  # fmt: skip
+PATIENT = ("--max-operation-seconds", "36000", "--scratch-limit", "1Gi")
 METRICS = ("--metrics-listen", "127.0.0.1:0")
 # Does 0.5e9 to 2e9 multiply-adds per second, on one core; see side_for().
 SLOW_STRATEGY = "cpu_naive"
@@ -294,8 +291,7 @@ class BusyWorkerTest(Case):
 
     def setUp(self):
         self.needs_cpu()
-        flags = ("--workers", "1", "--queue", str(self.QUEUE), "--watchdog", "200ms")
-        self.server = self.share(*PATIENT, *flags)
+        self.server = self.share(*PATIENT, "--workers", "1", "--queue", str(self.QUEUE))
         self.client = self.server.client()
 
     def waiting(self):
@@ -367,16 +363,6 @@ class BusyWorkerTest(Case):
         self.assertEqual(client.names(), ["kept", "s"])
         self.assertEqual(client.call("GetBuffer", name="kept").buffer.version, kept.version)
         self.assertEqual(client.download("kept"), ONE.tobytes())
-
-    def test_a_worker_that_is_busy_with_what_can_be_stopped_turns_nobodys_health(self):
-        client = self.client
-        call = self.hold_worker(client)
-        for _ in range(8):  # Longer than the watchdog allows.
-            self.assertEqual(client.health(), 1)
-            time.sleep(0.05)
-        self.assertFalse(call.done())
-        call.cancel()
-        self.assert_serves(client)
 
     def test_waiting_requests_are_bounded_in_bytes(self):
         total, each = 32 * o.MI, 2 * o.MI
@@ -538,11 +524,10 @@ class WorkTest(Case):
         """A product that is within the limit for the default strategy exceeds the limit for slow
         strategies, so it is refused."""
         self.needs_cpu()
-        limits = ("--max-slow-operation-seconds", "0.05", "--max-operation-seconds", "60")
-        client = self.start(*limits).client()
+        client = self.start("--max-operation-seconds", "1.2").client()
         client.put("s", ONE)
         a = resident("s", view([1000, 1000], [0, 0]))
-        self.assert_too_long(client.attempt("Matmul", a=a, b=a, strategy=SLOW_STRATEGY), 0.05)
+        self.assert_too_long(client.attempt("Matmul", a=a, b=a, strategy=SLOW_STRATEGY), 0.2)
         self.assert_ok(client.attempt("Matmul", a=a, b=a))
 
     def test_an_idle_server_leaves_the_processor_alone(self):
@@ -736,23 +721,22 @@ class CountTest(Case):
     """The server has a small limit on each of these counts."""
 
     def setUp(self):
-        flags = "--max-buffers 10 --max-uploads 5 --max-downloads 3 --max-streams 10"
-        self.server = self.share(*flags.split(), "--max-connections", "20")
+        flags = "--max-transfers 3 --max-streams 10 --max-connections 20"
+        self.server = self.share(*flags.split())
         self.client = self.server.client()
 
     def used(self, budget):
         return self.client.budget(budget).used
 
     def test_buffers_are_counted(self):
-        client = self.client
+        client = self.start("--host-memory", "16Mi").client()
         nothing = np.zeros(0, np.float32)
-        for i in range(4):
-            client.create(f"draft{i}", nothing)
-            client.put(f"ready{i}", nothing)
+        limit = client.budget("buffers").limit
         client.put("one", ONE)
         client.call("CopyBuffer", source="one", name="copy")
-        in_use = client.budget("buffers")
-        self.assertEqual((in_use.used, in_use.limit), (10, 10))
+        for i in range(limit - 2):
+            client.create(f"draft{i}", nothing)
+        self.assertEqual((limit, client.budget("buffers").used), (1638, 1638))
         x = inline(np.ones((2, 2), np.float32))
         more = into("more")
         for what, outcome in {
@@ -763,24 +747,24 @@ class CountTest(Case):
             "Reduce": client.attempt("Reduce", x=x, op="REDUCE_OP_SUM", axes=[0], result=more),
         }.items():
             with self.subTest(what):
-                self.assert_fails(outcome, "RESOURCE_EXHAUSTED", "TOO_MANY_BUFFERS", limit=10)
+                self.assert_fails(outcome, "RESOURCE_EXHAUSTED", "TOO_MANY_BUFFERS", limit=limit)
         client.call("DeleteBuffer", name="draft0")
         client.put("more", nothing)
 
     def test_uploads_are_counted(self):
         client, stop, spec = self.client, threading.Event(), o.spec_of(FOUR)
-        self.assertEqual(client.budget("uploads").limit, 5)
+        self.assertEqual(client.budget("uploads").limit, 3)
         streams = [
             self.idle_upload(client, stop, dict(name=f"x{i}", spec=spec, data=NEW))
-            for i in range(5)
+            for i in range(3)
         ]
-        self.assert_becomes(5, lambda: self.used("uploads"))
+        self.assert_becomes(3, lambda: self.used("uploads"))
         self.assert_fails(
             outcome_of(lambda: client.put("more", FOUR)),
-            "RESOURCE_EXHAUSTED", "TOO_MANY_UPLOADS", limit=5,
+            "RESOURCE_EXHAUSTED", "TOO_MANY_UPLOADS", limit=3,
         )  # fmt: skip
         streams[0].cancel()
-        self.assert_becomes(4, lambda: self.used("uploads"))
+        self.assert_becomes(2, lambda: self.used("uploads"))
         client.put("more", FOUR)
         stop.set()
         for stream in streams[1:]:
@@ -1046,7 +1030,7 @@ class BrokenUploadTest(Case):
 
 class IdleUploadTest(Case):
     def setUp(self):
-        self.server = self.share("--upload-timeout", "3s", *METRICS)
+        self.server = self.share("--transfer-timeout", "3s", *METRICS)
         self.client = self.server.client()
 
     def test_idle_uploads_end_and_slow_ones_do_not(self):
@@ -1094,7 +1078,7 @@ class UnreadTest(Case):
     """Downloads and other responses that their callers do not read."""
 
     def setUp(self):
-        flags = ("--download-timeout", "2s", "--host-memory", "32Mi")
+        flags = ("--transfer-timeout", "2s", "--host-memory", "32Mi")
         self.server = self.share(*flags, *METRICS)
         self.client = self.server.client()
 
@@ -1180,19 +1164,12 @@ class UnreadTest(Case):
 
 class StoppedTest(Case):
     def test_time_in_which_the_server_is_stopped_makes_nobody_idle(self):
-        """The device is not considered lost either, although the clock advances by more than a hang
-        may last, which is the watchdog's time plus four times an operation's time limit."""
-        self.needs_cpu()
         ring = self.folder / "ring"
         ring.write_text("a host-a:1\n")
-        server = self.start(
-            "--upload-timeout", "1800ms", "--download-timeout", "1800ms", "--workers", "1",
-            "--watchdog", "200ms", "--max-operation-seconds", "0.4",
-            "--max-slow-operation-seconds", "0.4", "--ring", str(ring), "--ring-name", "a",
-        )  # fmt: skip
+        flags = ("--transfer-timeout", "1800ms", "--ring", str(ring), "--ring-name", "a")
+        server = self.start(*flags)
         client, go_on = server.client(), threading.Event()
         self.addCleanup(go_on.set)
-        client.put("s", ONE)
         (download,) = self.unread_downloads(server, count=1)
 
         def messages():
@@ -1202,10 +1179,6 @@ class StoppedTest(Case):
 
         upload = client.b.Upload.future(messages(), timeout=600)
         self.assert_becomes(1, lambda: client.budget("uploads").used)
-        a = resident("s", view([600, 600], [0, 0]))
-        # The calls are numerous enough that one is always running.
-        calls = [client.future("Matmul", a=a, b=a, result=into(f"r{i}")) for i in range(60)]
-        self.assert_eventually(lambda: client.device().waiting > 0 or calls[-1].done())
         server.signal(signal.SIGSTOP)
         time.sleep(2)  # The server counts a second or more as a suspension.
         ring.write_text("a host-a:2\n")
@@ -1215,11 +1188,6 @@ class StoppedTest(Case):
         go_on.set()
         self.assertEqual(sum(len(message.data) for message in download), 31 * o.MI)
         self.assert_ok(outcome_of(upload))
-        for call in calls:
-            self.assert_ok(outcome_of(call))
-        self.assert_becomes(1, client.health)
-        if not o.Program.sanitized():
-            self.assertNotIn("not ready", server.log())
         # A download that stalls afterwards ends as usual.
         (download,) = self.unread_downloads(server, count=1)
         self.assert_becomes(0, lambda: client.budget("downloads").used)
@@ -1537,14 +1505,6 @@ class ConnectionTest(Case):
         stop.set()
         self.assertEqual([list(call) for call in calls], [[]] * 100)
 
-    def test_no_reflection(self):
-        client = self.start("--no-reflection").client()
-        for version in ("v1", "v1alpha"):
-            method = f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
-            call = client.channel.stream_stream(method)(iter([LIST_SERVICES]), timeout=LONG_S)
-            outcome = outcome_of(lambda call=call: list(call))
-            self.assertEqual(outcome.code, "UNIMPLEMENTED", version)
-
 
 class TooManyStreamsTest(Case):
     """A connection with more than 576 calls, or with more than 288 for half a second, is closed."""
@@ -1686,11 +1646,11 @@ class DrainTest(Case):
 class SlowDrainTest(Case):
     def test_a_drain_does_not_wait_for_readers_who_do_not_read(self):
         """The readers of a download, of a response and of an upload's response do not read."""
-        # The limit is the stall timeout of a stream in a drain, or --download-timeout if that is
+        # The limit is the stall timeout of a stream in a drain, or --transfer-timeout if that is
         # shorter.
         servers, calls = [], []
         for timeout in ("3s", "60s"):
-            server = self.start("--download-timeout", timeout, "--drain-timeout", "600s")
+            server = self.start("--transfer-timeout", timeout, "--drain-timeout", "600s")
             servers.append(server)
             calls += self.unread_downloads(server)
             raw = self.raw(server, window=0)

@@ -336,7 +336,7 @@ class LimitsTest : public ServiceTest {
       : ServiceTest(With([](Options& options) {
           options.default_ttl = absl::Seconds(50);
           options.max_ttl = absl::Seconds(100);
-          options.upload_timeout = absl::Milliseconds(150);
+          options.transfer_timeout = absl::Seconds(1);
         })) {}
 };
 
@@ -359,7 +359,7 @@ TEST_F(LimitsTest, Ttls) {
 TEST_F(LimitsTest, IdleUploadsEnd) {
   UploadStream upload(server_.buffers());
   upload.Write(First("a", 1000, "abcd"));
-  ExpectError(upload.writer->Finish(), "UPLOAD_IDLE", {{"limit", "150ms"}});
+  ExpectError(upload.writer->Finish(), "UPLOAD_IDLE", {{"limit", "1s"}});
   EXPECT_EQ(server_.used_bytes(), 0u);
 
   ASSERT_TRUE(Create("b", {10}).ok());
@@ -370,7 +370,7 @@ TEST_F(LimitsTest, IdleUploadsEnd) {
 class PatienceTest : public ServiceTest {
  protected:
   PatienceTest()
-      : ServiceTest(With([](Options& options) { options.upload_timeout = absl::Hours(1); })) {}
+      : ServiceTest(With([](Options& options) { options.transfer_timeout = absl::Hours(1); })) {}
 };
 
 // Together, the messages take longer than a single message may.

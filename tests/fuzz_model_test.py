@@ -34,8 +34,8 @@ TOO_MUCH = (
     "HOST_MEMORY_EXHAUSTED",
 )
 LIMITS = (
-    *("--memory-limit", "256Mi", "--scratch-limit", "64Mi", "--max-operation-seconds", "1"),
-    *("--max-slow-operation-seconds", "0.5", "--max-uploads", "64", "--upload-timeout", "300s"),
+    *("--memory-limit", "256Mi", "--scratch-limit", "64Mi", "--max-operation-seconds", "2"),
+    *("--max-transfers", "64", "--transfer-timeout", "300s"),
 )
 
 

@@ -170,7 +170,7 @@ class CountsTest(MetricsCase):
         self.assertAlmostEqual(total, queue + run, delta=1e-6)
 
     def test_every_code_is_counted_with_its_reason(self):
-        self.serve("--upload-timeout", "500ms")
+        self.serve("--transfer-timeout", "2s")
         c, x = self.client, o.resident("x")
         c.put("x", ONES)
         c.create("draft", ONES)
@@ -325,8 +325,7 @@ class CountsTest(MetricsCase):
     def test_what_waits_and_runs(self):
         if o.Program.device != "cpu":
             self.skipTest("its products would end immediately")
-        self.serve("--workers", "1", "--queue", "2",
-                   "--max-slow-operation-seconds", "300")
+        self.serve("--workers", "1", "--queue", "2", "--max-operation-seconds", "1800")
         # The products are so large that they do not end before the others are waiting.
         self.client.put("a", np.ones((1600, 1), np.float32))
         a = o.resident("a", o.view((1600, 1600), (1, 0)))

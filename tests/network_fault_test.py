@@ -370,7 +370,7 @@ class Cut(o.FreshCase):
 
     def test_a_moment(self):
         """TCP notices the cut, but no client gives up."""
-        far, near = self.servers("--upload-timeout", "20s", "--download-timeout", "20s")
+        far, near = self.servers("--transfer-timeout", "20s")
         works = self.under_way(far, near, 20)
 
         def noticed(futures):
@@ -388,7 +388,7 @@ class Cut(o.FreshCase):
     def test_longer_than_anyone_waits(self):
         """Clients wait for three seconds and servers for two. All calls end before the line is
         restored, each with its documented error, and later calls work."""
-        far, near = self.servers("--upload-timeout", "2s", "--download-timeout", "2s")
+        far, near = self.servers("--transfer-timeout", "2s")
         works = self.under_way(far, near, 3)
 
         works["call"] = lambda: self.clients[3].info()

@@ -231,7 +231,7 @@ class DividedTest(TransfersTest):
         self.assertEqual(first([(i, i + 1) for i in range(0, 200, 2)], (300, 400)), (300, 400))
 
     def test_a_server_with_room_for_one_stream(self):
-        server = self.serve("--no-warm-up", "--max-uploads", "1", "--max-downloads", "1")
+        server = self.serve("--no-warm-up", "--max-transfers", "1")
         with ts.connect(server.address, retry_refused=False) as t:
             np.testing.assert_array_equal(t.put(self.data).numpy(), self.data)
 

@@ -84,9 +84,8 @@ class ReliabilityTest(unittest.TestCase):
         flags = re.findall(r'Add\w+\(\s*app,\s*"([\w-]+)"',
                            (ROOT / "server" / "options.cc").read_text())
         limits = {f"--{flag}" for flag in flags
-                  if re.fullmatch(r"max-.*|.*-(limit|memory|ttl|timeout|idle)|queue|.*workers"
-                                  r"|watchdog", flag)}
-        self.assertGreater(len(limits), 20)
+                  if re.fullmatch(r"max-.*|.*-(limit|memory|ttl|timeout)|queue|workers", flag)}
+        self.assertGreater(len(limits), 10)
         (rows,) = [rows for titles, *rows in tables() if titles[0] == "limit"]
         self.assertEqual(limits - {word for row in rows
                                    for word in re.findall(r"--[\w-]+", row[0])}, set())

@@ -36,12 +36,11 @@ SEALS = SEAL_SHRINK | SEAL_GROW
 MFD_HUGETLB = 4
 
 LIMIT = 512 * MIB
-REGIONS = 8
+REGIONS = 64
 HANDSHAKES = 64
 FLAGS = (
-    *("--memory-limit", "1Gi", "--max-uploads", "4", "--max-downloads", "4"),
-    *("--shared-memory-limit", str(LIMIT), "--max-shared-regions", str(REGIONS)),
-    "--no-warm-up",
+    *("--memory-limit", "1Gi", "--max-transfers", "4"),
+    *("--shared-memory-limit", str(LIMIT), "--no-warm-up"),
 )
 
 

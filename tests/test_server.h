@@ -52,7 +52,6 @@ inline Options TestOptions() {
   options.listen.clear();
   options.workers = 2;
   options.memory_limit = {.bytes = 256 << 20};
-  options.reflection = false;
   options.warm_up = false;  // A fake device may fail in its first operation.
   options.drain_timeout = absl::Seconds(10);
   return options;

@@ -379,7 +379,7 @@ class LittlePatience : public TransferTest {
   LittlePatience()
       : TransferTest(With([](Options& options) {
           options.transfer_workers = 1;
-          options.upload_timeout = options.download_timeout = absl::Seconds(5);
+          options.transfer_timeout = absl::Seconds(5);
         })) {}
 };
 
@@ -604,7 +604,7 @@ struct Keeper : grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
   grpc::Status status;
 };
 
-void HaveLittlePatience(Options& options) { options.download_timeout = absl::Milliseconds(300); }
+void HaveLittlePatience(Options& options) { options.transfer_timeout = absl::Milliseconds(300); }
 
 TEST(KeptSlots, EndTheDownloadAndOutliveTheServer) {
   auto server = std::make_unique<TestServer>(With(HaveLittlePatience));

@@ -21,7 +21,7 @@ enum class Effect { kNone, kChange };
 constexpr std::size_t DescriptionBytes(std::size_t devices) { return 1024 + 256 * devices; }
 
 // A unary call. It holds its ticket and the charge for its response until its exchange ends. If the
-// client does not read the response within --download-timeout, the call is cancelled.
+// client does not read the response within --transfer-timeout, the call is cancelled.
 class UnaryCall {
  public:
   // REQUIRES: the exchange has been admitted.

@@ -207,8 +207,7 @@ void ComputeService::GetServerInfo(
           *limits->mutable_max_ttl() = ToProto(options.max_ttl);
         }
         *limits->mutable_max_operation() = ToProto(absl::Seconds(options.max_operation_seconds));
-        *limits->mutable_max_slow_operation() =
-            ToProto(absl::Seconds(options.max_slow_operation_seconds));
+        *limits->mutable_max_slow_operation() = ToProto(absl::Seconds(options.MaxSlowSeconds()));
         limits->set_max_ranges(static_cast<std::uint32_t>(options.max_ranges));
         limits->set_max_steps(kMaxSteps);
         *response->mutable_start_time() = ToProto(core_.start_time());

@@ -251,7 +251,7 @@ OperationSize SizeOf(const v1::Step& step) {
 void SetLimits(Core& core, const Device& device, RunOptions& options) {
   options.pace = &core.pace(device);
   options.max_seconds = core.options().max_operation_seconds;
-  options.max_slow_seconds = core.options().max_slow_operation_seconds;
+  options.max_slow_seconds = core.options().MaxSlowSeconds();
 }
 
 double TravelMicroseconds(absl::Span<const OperandSource> sources, const Destinations& destinations,

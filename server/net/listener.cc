@@ -332,7 +332,7 @@ void ConnectionTable::Sweep() {
 
 absl::StatusOr<std::unique_ptr<Listener>> Listener::Open(const std::vector<std::string>& addresses,
                                                          std::size_t max_connections,
-                                                         const SocketAccess& access) {
+                                                         const std::string& socket_group) {
   const std::size_t descriptors = RaiseDescriptorLimit();
   const std::size_t possible = descriptors - std::min(kReservedDescriptors, descriptors / 2);
   if (possible < max_connections) {
@@ -342,7 +342,7 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Open(const std::vector<std::
   std::unique_ptr<Listener> listener(new Listener(std::min(max_connections, possible)));
   for (const std::string& address : addresses) {
     absl::Status status =
-        IsUnix(address) ? listener->OpenUnix(address, access) : listener->OpenTcp(address);
+        IsUnix(address) ? listener->OpenUnix(address, socket_group) : listener->OpenTcp(address);
     if (!status.ok()) return status;
   }
   listener->stop_ = eventfd(0, EFD_CLOEXEC);
@@ -360,12 +360,12 @@ Listener::~Listener() {
   }
 }
 
-absl::Status Listener::OpenUnix(const std::string& address, const SocketAccess& access) {
+absl::Status Listener::OpenUnix(const std::string& address, const std::string& socket_group) {
   std::string path = address.substr(kUnixPrefix.size());
   if (path.compare(0, 2, "//") == 0) path.erase(0, 2);
   path = PercentDecoded(path);
   if (path.find('\0') != path.npos) return CannotListen(address, "its path contains a zero byte");
-  absl::StatusOr<UnixSocket> opened = ListenUnix(path, SOCK_STREAM, access, address);
+  absl::StatusOr<UnixSocket> opened = ListenUnix(path, SOCK_STREAM, socket_group, address);
   if (!opened.ok()) return opened.status();
   sockets_.push_back(opened->fd);
   files_.push_back(std::move(opened->file));

@@ -107,12 +107,13 @@ class Listener {
   using Acceptor = grpc::experimental::ExternalConnectionAcceptor;
 
   // Listens on all addresses. An address is "host:port", as for ListenTcp, or "unix:/path" or
-  // "unix:///path", whose file gets the permissions in `access`. Clients that connect wait until
-  // Start. max_connections: at least 1; the limit is lower if the process may not have that many
-  // descriptors. Returns UNAVAILABLE / CANNOT_LISTEN {address} if it cannot listen on an address.
+  // "unix:///path", to which the users of socket_group may connect, as for ListenUnix. Clients that
+  // connect wait until Start. max_connections: at least 1; the limit is lower if the process may
+  // not have that many descriptors. Returns UNAVAILABLE / CANNOT_LISTEN {address} if it cannot
+  // listen on an address.
   static absl::StatusOr<std::unique_ptr<Listener>> Open(const std::vector<std::string>& addresses,
                                                         std::size_t max_connections,
-                                                        const SocketAccess& access = {});
+                                                        const std::string& socket_group = {});
   ~Listener();  // calls Close
 
   // The addresses that it listens on, in the order of Open, with the port that was chosen for port
@@ -150,7 +151,7 @@ class Listener {
 
  private:
   explicit Listener(std::size_t max_connections) : connections_(max_connections) {}
-  absl::Status OpenUnix(const std::string& address, const SocketAccess& access);
+  absl::Status OpenUnix(const std::string& address, const std::string& socket_group);
   absl::Status OpenTcp(const std::string& address);
 
   // Runs on the thread that accepts connections.

@@ -84,7 +84,7 @@ void RemoveSocketFile(const SocketFile& file) {
   }
 }
 
-absl::StatusOr<UnixSocket> ListenUnix(const std::string& path, int type, const SocketAccess& access,
+absl::StatusOr<UnixSocket> ListenUnix(const std::string& path, int type, const std::string& group,
                                       const std::string& address) {
   const auto cannot = [&address](const std::string& why) { return CannotListen(address, why); };
   const auto failed = [&address](int error) { return CannotListen(address, error); };
@@ -94,11 +94,11 @@ absl::StatusOr<UnixSocket> ListenUnix(const std::string& path, int type, const S
   if (path.size() >= sizeof(name.sun_path)) return failed(ENAMETOOLONG);
   std::memcpy(name.sun_path, path.data(), path.size());
   const auto* generic = reinterpret_cast<const sockaddr*>(&name);
-  gid_t group = static_cast<gid_t>(-1);  // unchanged
-  if (!access.group.empty()) {
-    const std::optional<gid_t> found = FindGroup(access.group);
-    if (!found.has_value()) return cannot(absl::StrCat("there is no group ", access.group));
-    group = *found;
+  const bool own = group.empty(), all = group == "*";
+  std::optional<gid_t> owner;
+  if (!own && !all) {
+    owner = FindGroup(group);
+    if (!owner.has_value()) return cannot(absl::StrCat("there is no group ", group));
   }
 
   const int fd = MakeSocket(type);
@@ -116,12 +116,13 @@ absl::StatusOr<UnixSocket> ListenUnix(const std::string& path, int type, const S
   if (lstat(path.c_str(), &made) != 0) return failed(errno);
   const SocketFile file = {path, made.st_dev, made.st_ino};
   absl::Cleanup remover = [&file] { RemoveSocketFile(file); };
-  if (group != static_cast<gid_t>(-1) && lchown(path.c_str(), static_cast<uid_t>(-1), group) != 0) {
-    return cannot(absl::StrCat("its group cannot become ", access.group, ": ",
+  if (owner.has_value() && lchown(path.c_str(), static_cast<uid_t>(-1), *owner) != 0) {
+    return cannot(absl::StrCat("its group cannot become ", group, ": ",
                                std::error_code(errno, std::generic_category()).message()));
   }
   // If a symbolic link has replaced the socket, this does not change the file that it points to.
-  if (fchmodat(AT_FDCWD, path.c_str(), access.mode, AT_SYMLINK_NOFOLLOW) != 0) return failed(errno);
+  const mode_t mode = own ? 0600 : all ? 0666 : 0660;
+  if (fchmodat(AT_FDCWD, path.c_str(), mode, AT_SYMLINK_NOFOLLOW) != 0) return failed(errno);
   if (listen(fd, SOMAXCONN) != 0) return failed(errno);
   std::move(closer).Cancel();
   std::move(remover).Cancel();

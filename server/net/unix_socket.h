@@ -12,12 +12,6 @@
 
 namespace tessera {
 
-// Which users may connect: those with write permission for the socket's file.
-struct SocketAccess {
-  mode_t mode = 0600;
-  std::string group;  // name or number; empty for the default group of the process's files
-};
-
 // The file of a socket, as it was created.
 struct SocketFile {
   std::string path;
@@ -37,8 +31,9 @@ absl::Status CannotListen(const std::string& address, int error);
 
 // Returns a non-blocking listening socket, or CannotListen(address, ...). The socket accepts no
 // connection before its file has the requested permissions. It replaces an existing socket that no
-// process serves. type: SOCK_STREAM or SOCK_SEQPACKET.
-absl::StatusOr<UnixSocket> ListenUnix(const std::string& path, int type, const SocketAccess& access,
+// process serves. type: SOCK_STREAM or SOCK_SEQPACKET. group: the group whose users may connect, by
+// name or number; "*" for all users; "" for only the process's own user and root.
+absl::StatusOr<UnixSocket> ListenUnix(const std::string& path, int type, const std::string& group,
                                       const std::string& address);
 
 // Returns the effective user that the process at the other end of a unix socket had when it

@@ -117,8 +117,8 @@ struct RegionListener::Connection {
 };
 
 absl::StatusOr<std::unique_ptr<RegionListener>> RegionListener::Open(
-    const std::string& path, const SocketAccess& access, std::size_t max_connections, Rules rules,
-    SharedRegions& regions, Chores& chores) {
+    const std::string& path, const std::string& socket_group, std::size_t max_connections,
+    Rules rules, SharedRegions& regions, Chores& chores) {
   std::string absolute = path;
   if (path.empty() || path.front() != '/') {
     const std::unique_ptr<char, void (*)(void*)> folder(getcwd(nullptr, 0), std::free);
@@ -127,15 +127,15 @@ absl::StatusOr<std::unique_ptr<RegionListener>> RegionListener::Open(
   }
   std::unique_ptr<RegionListener> listener(
       new RegionListener(std::move(absolute), max_connections, std::move(rules), regions, chores));
-  if (absl::Status status = listener->Listen(access); !status.ok()) return status;
+  if (absl::Status status = listener->Listen(socket_group); !status.ok()) return status;
   listener->thread_ = std::thread(&RegionListener::Run, listener.get());
   return listener;
 }
 
-absl::Status RegionListener::Listen(const SocketAccess& access) {
+absl::Status RegionListener::Listen(const std::string& socket_group) {
   wake_ = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (wake_.get() < 0) return CannotListen(path_, errno);
-  absl::StatusOr<UnixSocket> opened = ListenUnix(path_, SOCK_SEQPACKET, access, path_);
+  absl::StatusOr<UnixSocket> opened = ListenUnix(path_, SOCK_SEQPACKET, socket_group, path_);
   if (!opened.ok()) return opened.status();
   listening_ = Descriptor(opened->fd);
   file_ = std::move(opened->file);

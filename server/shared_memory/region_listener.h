@@ -37,11 +37,11 @@ class RegionListener {
     bool sees_all = true;               // as for ToGrpc, for every client
   };
 
-  // Listens at a path, whose file gets the permissions in `access`. max_connections: the limit,
-  // beyond which new connections are closed. The regions and the chores must outlive the listener.
-  // Returns UNAVAILABLE / CANNOT_LISTEN {address} if it cannot listen.
+  // Listens at a path. socket_group: who may connect, as for ListenUnix. max_connections: the
+  // limit, beyond which new connections are closed. The regions and the chores must outlive the
+  // listener. Returns UNAVAILABLE / CANNOT_LISTEN {address} if it cannot listen.
   static absl::StatusOr<std::unique_ptr<RegionListener>> Open(const std::string& path,
-                                                              const SocketAccess& access,
+                                                              const std::string& socket_group,
                                                               std::size_t max_connections,
                                                               Rules rules, SharedRegions& regions,
                                                               Chores& chores);
@@ -70,7 +70,7 @@ class RegionListener {
         regions_(regions),
         chores_(chores) {}
 
-  absl::Status Listen(const SocketAccess& access);
+  absl::Status Listen(const std::string& socket_group);
   void Run();
   // Returns false if there are too few resources to accept a connection.
   bool AcceptSome();

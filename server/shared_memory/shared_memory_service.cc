@@ -18,7 +18,7 @@ constexpr std::size_t kHandshakes = 64;
 absl::StatusOr<std::unique_ptr<SharedMemoryService>> SharedMemoryService::Open(Core& core) {
   const Options& options = core.options();
   absl::StatusOr<std::unique_ptr<RegionListener>> listener = RegionListener::Open(
-      options.shared_memory, options.sockets, options.max_shared_regions + kHandshakes,
+      options.shared_memory, options.socket_group, kMaxSharedRegions + kHandshakes,
       {.admits = [&core](uid_t user) { return core.access().KnowsUser(user); },
        .shares = [&core](uid_t user) { return core.tenants().several() && !IsOwnUser(user); },
        .sees_all = !core.access().restricted()},

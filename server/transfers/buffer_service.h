@@ -38,9 +38,9 @@ class BufferService final : public BufferServiceBase {
   // method: in the form /package.Service/Method.
   bool ServeStream(std::string_view method, StreamExchange& exchange);
 
-  // Ends uploads that have waited longer than --upload-timeout for a message (DEADLINE_EXCEEDED /
-  // UPLOAD_IDLE) or whose draft is gone, downloads whose client has read nothing for longer than
-  // --download-timeout, and stalled imports.
+  // Ends uploads that have waited longer than --transfer-timeout for a message (DEADLINE_EXCEEDED /
+  // UPLOAD_IDLE) or whose draft is gone, downloads whose client has read nothing for that long, and
+  // stalled imports.
   void EndIdleStreams(absl::Time now);
 
  private:

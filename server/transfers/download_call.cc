@@ -114,7 +114,7 @@ void DownloadCall::EndIfIdle(absl::Time now) {
     // A call with neither a write nor a fetch is waiting for gRPC to release a slot.
     const bool waits = !over_ && (writing_ || !fetching_);
     if (!waits || !given_up_.ok()) return;
-    given_up_ = core_.CheckPause(now - moved_, core_.options().download_timeout, "DOWNLOAD_IDLE",
+    given_up_ = core_.CheckPause(now - moved_, core_.options().transfer_timeout, "DOWNLOAD_IDLE",
                                  "the client has read nothing for longer than the server waits");
     if (given_up_.ok()) return;
     call = context().c_call();

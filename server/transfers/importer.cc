@@ -102,7 +102,7 @@ class ImportCall final : public UnaryCall {
     bool idle = false;
     {
       const std::lock_guard lock(mutex_);
-      idle = now - moved_ > core().Patience(core().options().upload_timeout);
+      idle = now - moved_ > core().Patience(core().options().transfer_timeout);
     }
     if (idle) Stop(Why::kStalled);
   }
@@ -323,7 +323,7 @@ class ImportCall final : public UnaryCall {
     if (stopped_ == Why::kNot) return absl::OkStatus();
     if (stopped_ == Why::kCancelled) return CallerLeft();
     const std::string limit =
-        absl::FormatDuration(core().Patience(core().options().upload_timeout));
+        absl::FormatDuration(core().Patience(core().options().transfer_timeout));
     const std::string what =
         absl::StrCat("nothing has arrived from ", request_.source(), " for ", limit,
                      last_error_.empty() ? "" : "; the last attempt ended with ", last_error_);
@@ -375,9 +375,7 @@ Importer::Importer(Core& core)
     : core_(core),
       sources_(core.options()),
       // One thread for each import, and the one that Chores keeps free for other queues.
-      threads_(
-          core.options().import_from.empty() ? 0 : 1 + static_cast<int>(core.options().max_imports),
-          core.options().max_imports) {}
+      threads_(core.options().import_from.empty() ? 0 : 1 + kMaxImports, kMaxImports) {}
 
 void Importer::Begin(UnaryExchangeOf<v1::ImportBufferRequest, v1::ImportBufferResponse>& exchange) {
   auto call = std::make_unique<ImportCall>(*this, core_, exchange);

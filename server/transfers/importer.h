@@ -23,7 +23,7 @@ class Importer {
   explicit Importer(Core& core);
 
   void Begin(UnaryExchangeOf<v1::ImportBufferRequest, v1::ImportBufferResponse>& exchange);
-  // Ends imports that have received nothing for longer than --upload-timeout.
+  // Ends imports that have received nothing for longer than --transfer-timeout.
   void EndIdle(absl::Time now);
 
  private:

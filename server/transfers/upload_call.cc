@@ -78,7 +78,7 @@ void UploadCall::EndIfIdle(absl::Time now) {
 }
 
 absl::Status UploadCall::CheckPause(absl::Time now) const {
-  return core_.CheckPause(now - moved_, core_.options().upload_timeout, "UPLOAD_IDLE",
+  return core_.CheckPause(now - moved_, core_.options().transfer_timeout, "UPLOAD_IDLE",
                           "no data has arrived for longer than the server waits");
 }
 

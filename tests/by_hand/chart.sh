@@ -93,10 +93,10 @@ renders '{}' 'env(server)["TESSERA_LISTEN"] == "[::]:50051" and env(server)["TES
   and env(server)["TESSERA_DEVICE"] == "cuda" and "NVIDIA_VISIBLE_DEVICES" not in env(server)
   and env(test)["NVIDIA_VISIBLE_DEVICES"] == "void" and test["containers"][0]["resources"]["limits"]
   and of("NetworkPolicy")["spec"]["egress"] == []'
-renders '{gpus: 0, replicas: 3, env: {TESSERA_QUEUE: 64, TESSERA_MAX_BUFFERS: 1000000, TESSERA_MAX_OPERATION_SECONDS: 0.5,
-  TESSERA_PROFILE: "1000000", TESSERA_SOMETHING: true}, drain: {delaySeconds: 1000000}}' \
+renders '{gpus: 0, replicas: 3, env: {TESSERA_QUEUE: 64, TESSERA_MAX_CONNECTIONS: 1000000, TESSERA_MAX_OPERATION_SECONDS: 0.5,
+  TESSERA_MAX_STREAMS: "1000000", TESSERA_SOMETHING: true}, drain: {delaySeconds: 1000000}}' \
   'env(server)["NVIDIA_VISIBLE_DEVICES"] == "void" and env(server)["TESSERA_DEVICE"] == "cpu"
-  and env(server)["TESSERA_MAX_BUFFERS"] == env(server)["TESSERA_PROFILE"] == "1000000"
+  and env(server)["TESSERA_MAX_CONNECTIONS"] == env(server)["TESSERA_MAX_STREAMS"] == "1000000"
   and env(server)["TESSERA_MAX_OPERATION_SECONDS"] == "0.5" and env(server)["TESSERA_SOMETHING"] == "true"
   and env(server)["TESSERA_DRAIN_DELAY"] == "1000000s" and of("StatefulSet")["spec"]["replicas"] == 3'
 renders '{env: {TESSERA_LOG_FORMAT: text}}' 'env(server)["TESSERA_LOG_FORMAT"] == "text"'

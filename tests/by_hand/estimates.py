@@ -142,10 +142,9 @@ def main():
     o.Program.path, o.Program.device, o.Program.warm_up = args.server, "cpu", False
     o.make_stubs()
     with tempfile.TemporaryDirectory() as folder:
-        limits = "--max-operation-seconds", "--max-slow-operation-seconds"
         servers = [
-            o.Server(folder, *(f"{limit}={value}" for limit in limits), OMP_NUM_THREADS="1")
-            for value in ("0.000001", "600")
+            o.Server(folder, "--max-operation-seconds", value, OMP_NUM_THREADS="1")
+            for value in ("0.000001", "3600")
         ]
         strict, free = (server.client() for server in servers)
         rng = np.random.default_rng(1)

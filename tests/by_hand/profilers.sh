@@ -35,7 +35,7 @@ start() {
   # The shell becomes the server, so that its pid is known.
   # shellcheck disable=SC2016
   "$@" sh -c 'echo $$ >"$1"; shift; exec "$@"' - "$out/pid" "$server" --listen "$address" --device cuda \
-    --memory-limit 1Gi --no-warm-up --profile 1h >"$out/$name.log" 2>&1 &
+    --memory-limit 1Gi --no-warm-up >"$out/$name.log" 2>&1 &
   profiler=$!
   for _ in {1..600}; do
     if [[ -S $out/socket ]] && tessera health >/dev/null 2>&1; then break; fi

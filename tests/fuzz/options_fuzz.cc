@@ -32,7 +32,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
                                              out, err, &exit_code);
   if (options.has_value()) {
     tessera::Require(options->workers >= 1 && options->workers <= 64 && options->queue >= 1 &&
-                         options->max_message > 1 << 20 && options->max_connections >= 1,
+                         options->host_memory >= 16 << 20 && options->max_connections >= 1,
                      "a flag beyond its range");
   } else {
     tessera::Require(exit_code == 0 || exit_code == 1, "no exit code");

@@ -51,7 +51,6 @@ class Service {
     options.scratch_limit = 4 << 20;
     options.host_memory = 64 << 20;
     options.max_operation_seconds = 0.05;
-    options.max_slow_operation_seconds = 0.05;
     options.shared_memory = socket_.path();
     options.shared_memory_limit = 1 << 20;
     if (with_tokens_) options.tokens = token_file_.path();
