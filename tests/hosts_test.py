@@ -149,7 +149,7 @@ def test_link_counts_as_a_buffer(server, client):
     client.call("CopyBuffer", source="x", name="a", link=True)
     client.call("CopyBuffer", source="a", name="b", link=True)
     assert count() == 3
-    # A link to a link does not make the first link count any longer.
+    # A link that was deleted does not count, even if there is a link to it.
     client.call("DeleteBuffer", name="a")
     assert eventually(lambda: count() == 2, 10)
     # A link keeps the memory, so the buffer counts until the link is gone.
