@@ -125,9 +125,10 @@ CLI::Option* AddBytes(CLI::App& app, const std::string& flag, const std::string&
 template <class T>
 CLI::Option* AddCount(CLI::App& app, const std::string& flag, const std::string& help, T least,
                       T most, T& out) {
+  // Read as an unsigned number, -18446744073709551615 would be 1.
   return app.add_option("--" + flag, out, help)
       ->type_name("N")
-      ->check(CLI::Range(least, most))
+      ->check(CLI::Range(static_cast<std::int64_t>(least), static_cast<std::int64_t>(most)))
       ->envname(EnvironmentName(flag));
 }
 

@@ -763,6 +763,10 @@ class CliTest(CliCase):
                           dict(TESSERA_SERVER=self.server.address,
                                TESSERA_TOKEN="\ufeffa-token \r\n"),
                           dict(TESSERA_SERVER=self.server.address,
+                ("--seed: '-1' is not a whole number of 0 or more", "put", "--random", "ones",
+                 "--shape", 3, "--name", "y", "--seed", -1),
+                (f"--block-size: Value -{2**64 - 1} not in range", "dot", "x", "x",
+                 f"--block-size=-{2**64 - 1}"),
                                TESSERA_TOKEN_FILE=f"{token}\n")):
             process = o.run(o.Program.cli, "health", env=o.environment(**variables))
             self.assertEqual((process.stdout, process.stderr), ("serving\n", ""), variables)

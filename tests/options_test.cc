@@ -217,10 +217,11 @@ TEST(Options, FlagBeatsEnvironmentBeatsFile) {
 
 TEST(Options, MistakesEndTheProcessWithAReason) {
   for (const std::string bad :
-       {"--queue 0", "--workers many", "--memory-limit lots", "--memory-limit 0",
-        "--memory-limit 101%", "--max-message 1Mi", "--max-connections 0", "--max-streams 0",
-        "--drain-delay 5", "--drain-delay -5s", "--drain-timeout inf", "--log-level loud",
-        "--log-format xml", "--connection-idle soon", "--slow-call soon"})
+       {"--queue 0", "--queue -1", "--max-buffers -18446744073709551615", "--workers many",
+        "--memory-limit lots", "--memory-limit 0", "--memory-limit 101%", "--max-message 1Mi",
+        "--max-connections 0", "--max-streams 0", "--drain-delay 5", "--drain-delay -5s",
+        "--drain-timeout inf", "--log-level loud", "--log-format xml", "--connection-idle soon",
+        "--slow-call soon"})
     ExpectRefused(absl::StrSplit(bad, ' '), bad.substr(0, bad.find(' ')));
   ExpectRefused({"--bogus"}, "--bogus");
   ExpectRefused({"--config", "/nowhere/at/all.toml"}, "/nowhere/at/all.toml");

@@ -174,6 +174,7 @@ class ServiceBenchTest(o.Case):
             (["--beside", "upload:0"], "needs 1 to 4096 callers"),
             (["--beside", "nope:2"], '"nope" is not one of ping, dot'),
             (["--seed", "x"], "--seed"),
+            (["--seed", "-1"], "--seed: Value -1 not in range"),
             (["--nope"], "--nope"),
             (["serve"], "address is required"),
         ]:

@@ -1,5 +1,7 @@
 #include "client/bench/options.h"
 
+#include <cstdint>
+#include <limits>
 #include <set>
 #include <string_view>
 
@@ -100,7 +102,8 @@ void AddOptions(CLI::App& app, Options& options) {
       ->check(CLI::Range(0.01, 600.0));
   app.add_option("--rounds", options.rounds, "measurements of each target, interleaved")
       ->check(CLI::Range(1, 1000));
-  app.add_option("--seed", options.seed, "seed for the order of targets and for open loops");
+  app.add_option("--seed", options.seed, "seed for the order of targets and for open loops")
+      ->check(CLI::Range(std::numeric_limits<std::int64_t>::max()));
   app.add_option("--json", options.json,
                  "file for the results, written again after each kind of measurement");
 }

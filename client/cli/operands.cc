@@ -1,5 +1,6 @@
 #include "client/cli/operands.h"
 
+#include <limits>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -91,11 +92,14 @@ absl::StatusOr<Input> ResolveInput(Session& session, const std::string& text) {
 }
 
 void AddLaunch(CLI::App& command, Launch& launch) {
-  command.add_option("--block-size", launch.block_size,
-                     "Threads per block; default: the strategy's");
-  command.add_option("--grid-size", launch.grid_size, "Blocks; default: the strategy's");
-  command.add_option("--items-per-thread", launch.items_per_thread,
-                     "Elements per thread; default: the strategy's");
+  constexpr std::int64_t kMost = std::numeric_limits<std::uint32_t>::max();
+  const auto add = [&](const std::string& flag, std::uint32_t& out, const std::string& what) {
+    command.add_option(flag, out, what + "; default: the strategy's")
+        ->check(CLI::Range(std::int64_t{0}, kMost));
+  };
+  add("--block-size", launch.block_size, "Threads per block");
+  add("--grid-size", launch.grid_size, "Blocks");
+  add("--items-per-thread", launch.items_per_thread, "Elements per thread");
 }
 
 absl::StatusOr<std::vector<int>> ParseAxes(const std::string& text) {
