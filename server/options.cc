@@ -547,6 +547,10 @@ cut off by --drain-timeout, 128 + N a second signal N.)");
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     *exit_code = app.exit(error, out, err) == 0 ? 0 : 1;
+    if (!out.flush()) {
+      err << "standard output cannot be written\n";
+      *exit_code = 1;
+    }
     return std::nullopt;
   }
   if (const std::string wrong = Conflict(options); !wrong.empty()) {

@@ -738,6 +738,18 @@ class CliTest(CliCase):
                 (f"--radius: '-{far}' does not fit", "window-sum", "x", f"--radius=-{far}"),
                 (f"--radius: '{far}' does not fit", "bench", "window-sum", "x", "--radius", far),
                 (f"--k: '{2**63}' does not fit", "topk", "x", "--k", 2**63),
+    def test_output_that_cannot_be_written_is_an_error(self):
+        self.put("x", np.ones(3, "<f4"))
+        for line in ("--help", "--version", "put --help", "bench topk --help", "completion bash",
+                     "complete ls", "token", "ls", "--json ls", "info", "info x", "strategies",
+                     "dot x x", "add x x", "add x x -o -", "get x -o -", "cp x y",
+                     "top --once", "bench dot x x --repeat 1", "health", "--json dot x nothing"):
+            with self.subTest(line), open("/dev/full", "wb") as full:
+                process = self.start_cli(*line.split(), stdout=full, stderr=subprocess.PIPE)
+                errors = process.communicate(timeout=60)[1].decode()
+                self.assertGreater(process.returncode, 0, errors)
+                self.assertIn("tessera: ", errors)
+
                 (f"--version: '{2**64}' does not fit", "rm", "x", "--version", 2**64),
                 (f"--seed: '{far}' does not fit", "put", "--random", "ones", "--shape", 3, "--name",
                  "y", "--seed", far)):

@@ -250,6 +250,18 @@ TEST(Options, HelpAndVersionGoToStandardOutput) {
   EXPECT_EQ(version.out.rfind("tessera-server ", 0), 0u) << version.out;
 }
 
+TEST(Options, OutputThatCannotBeWrittenIsAnError) {
+  for (const char* flag : {"--help", "--version"}) {
+    std::ofstream full("/dev/full");
+    std::ostringstream err;
+    const char* const words[] = {"tessera-server", flag};
+    int exit_code = 0;
+    EXPECT_FALSE(ParseOptions(2, words, full, err, &exit_code).has_value());
+    EXPECT_EQ(exit_code, 1) << flag;
+    EXPECT_EQ(err.str(), "standard output cannot be written\n") << flag;
+  }
+}
+
 // A server uses the last ring that it could read and use.
 TEST(HomeTest, AFileThatCannotBeUsedLeavesTheRingInUse) {
   TemporaryFile file("a h:1\nb h:2\n");
