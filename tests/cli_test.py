@@ -366,6 +366,16 @@ class CliTest(CliCase):
                 ('{"steps": [{"guess": {}}]}', ""),
                 ('{"steps": [{"reduce": {"op": "guess", "x": "x"}}]}', ""), ("{" * 100000, ""),
                 ('{"steps": [{"dot": 1e400}]}', "number overflow parsing '1e400'"),
+                ('{"steps": [{"matmul": {"a": "x", "b": "x", "transpose_b": "yes"}}]}',
+                 '"transpose_b" must be true or false'),
+                ('{"steps": [{"topk": {"x": "x", "k": 1, "values": {"scratch": "no"}}}]}',
+                 '"scratch" must be true or false'),
+                ('{"stats": "t", "steps": []}', '"stats" must be true or false'),
+                ('{"steps": [{"dot": {"a": "x", "b": "x", "a": "y"}}]}', '"a" twice'),
+                ('{"steps": [{"matmul": {"transpose_b": true, "transposeB": false}}]}',
+                 '"transposeB" twice'),
+                ('{"steps": [], "steps": []}', '"steps" twice'),
+                ('{"steps": ' + "[" * 100000 + "]" * 100000 + "}", "nested too deeply"),
                 ('{"steps": [}', "line 1, column 12"), ("{}", 'no list called "steps"')):
             path.write_text(text)
             error = self.fails(4, "BAD_PROGRAM", 'a program is JSON', "run", path)
@@ -373,6 +383,8 @@ class CliTest(CliCase):
             self.assertNotIn("exception", error["message"])
         self.all_fail(4, *(("BAD_PROGRAM", "a program is JSON", "run", wrong)
                            for wrong in (self.folder, "missing.json")))
+        error = self.fails(4, "BAD_PROGRAM", "a program is JSON", "run", "/dev/zero")
+        self.assertIn("larger than 64 MiB", error["message"])
         path = self.program({"reduce": {"op": "sum", "x": "step:x"}})
         self.fails(4, "BAD_OPERAND", "", "run", path)
 
