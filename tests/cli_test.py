@@ -738,18 +738,6 @@ class CliTest(CliCase):
         for command in ("put", "search", "bench", "bench topk"):
             self.assertIn("Exit codes:", self.cli(*command.split(), "--help"))
 
-    def test_values_that_are_no_numbers_or_too_large(self):
-        self.put("x", np.zeros(3, "<f4"))
-        forms = "is not a duration above 0 such as 90 (seconds), 500ms, 10m or 1h30m"
-        far = 10**20
-        for says, *arguments in (
-                (f"--timeout: 'nan' {forms}, or inf", "--timeout", "nan", "ls"),
-                (f"--interval: 'inf' {forms}\n", "top", "--once", "--interval", "inf"),
-                (f"--ttl: 'nan' {forms}\n", "put", "upload.npy", "--ttl", "nan"),
-                (f"--ttl: '1e300' {forms}\n", "cp", "x", "y", "--ttl", "1e300"),
-                (f"--radius: '-{far}' does not fit", "window-sum", "x", f"--radius=-{far}"),
-                (f"--radius: '{far}' does not fit", "bench", "window-sum", "x", "--radius", far),
-                (f"--k: '{2**63}' does not fit", "topk", "x", "--k", 2**63),
     def test_output_that_cannot_be_written_is_an_error(self):
         self.put("x", np.ones(3, "<f4"))
         for line in ("--help", "--version", "put --help", "bench topk --help", "completion bash",
@@ -762,7 +750,23 @@ class CliTest(CliCase):
                 self.assertGreater(process.returncode, 0, errors)
                 self.assertIn("tessera: ", errors)
 
+    def test_values_that_are_no_numbers_or_too_large(self):
+        self.put("x", np.zeros(3, "<f4"))
+        forms = "is not a duration above 0 such as 90 (seconds), 500ms, 10m or 1h30m"
+        far = 10**20
+        for says, *arguments in (
+                (f"--timeout: 'nan' {forms}, or inf", "--timeout", "nan", "ls"),
+                (f"--interval: 'inf' {forms}\n", "top", "--once", "--interval", "inf"),
+                (f"--ttl: 'nan' {forms}\n", "put", "upload.npy", "--ttl", "nan"),
+                (f"--ttl: '1e300' {forms}\n", "cp", "x", "y", "--ttl", "1e300"),
+                (f"--radius: '-{far}' does not fit", "window-sum", "x", f"--radius=-{far}"),
+                (f"--radius: '{far}' does not fit", "bench", "window-sum", "x", "--radius", far),
+                (f"--k: '{2**63}' does not fit", "topk", "x", "--k", 2**63),
                 (f"--version: '{2**64}' does not fit", "rm", "x", "--version", 2**64),
+                ("--seed: '-1' is not a whole number of 0 or more", "put", "--random", "ones",
+                 "--shape", 3, "--name", "y", "--seed", -1),
+                (f"--block-size: Value -{2**64 - 1} not in range", "dot", "x", "x",
+                 f"--block-size=-{2**64 - 1}"),
                 (f"--seed: '{far}' does not fit", "put", "--random", "ones", "--shape", 3, "--name",
                  "y", "--seed", far)):
             process = self.run_cli(*arguments)
@@ -787,10 +791,6 @@ class CliTest(CliCase):
                           dict(TESSERA_SERVER=self.server.address,
                                TESSERA_TOKEN="\ufeffa-token \r\n"),
                           dict(TESSERA_SERVER=self.server.address,
-                ("--seed: '-1' is not a whole number of 0 or more", "put", "--random", "ones",
-                 "--shape", 3, "--name", "y", "--seed", -1),
-                (f"--block-size: Value -{2**64 - 1} not in range", "dot", "x", "x",
-                 f"--block-size=-{2**64 - 1}"),
                                TESSERA_TOKEN_FILE=f"{token}\n")):
             process = o.run(o.Program.cli, "health", env=o.environment(**variables))
             self.assertEqual((process.stdout, process.stderr), ("serving\n", ""), variables)
@@ -856,7 +856,8 @@ class CliTest(CliCase):
             ("BAD_DEVICE", "info", *put, "z", "--device", "tpu"),
             ("OPERAND_TOO_LARGE", "put", "dot", large, "x"),
             ("BAD_NPY", "numpy.save", "put", "text.npy"),
-            ("BAD_DTYPE", "", "put", self.save("complex", np.zeros(3, "c8"))),
+            ("BAD_DTYPE", "numpy.save", "put", self.save("complex", np.zeros(3, "c8"))),
+            ("BAD_SHAPE", "numpy.save", "put", self.save("deep", np.zeros((1,) * 9))),
         )
         self.all_fail(9, ("BUFFER_EXISTS", "--replace", "cp", "x", "y"),
                       ("BUFFER_EXISTS", "--replace", *put, "x"))
