@@ -352,7 +352,11 @@ absl::StatusOr<NpyFile> NpyFile::Open(const std::string& path) {
     return status;
   }
   absl::StatusOr<NpyHeader> header = ParseNpyHeader(begin);
-  if (!header.ok()) return header.status();
+  if (!header.ok()) {
+    absl::Status status = header.status();
+    SetErrorMetadata(status, "path", path);
+    return status;
+  }
   if (size - header->data_offset < header->data_bytes) {
     return BadNpy(absl::StrCat(path, " is truncated: its header promises ", header->data_bytes,
                                " bytes of elements, but only ", size - header->data_offset,

@@ -1,10 +1,9 @@
 #include "client/ring_client.h"
 
-#include <fstream>
-#include <sstream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/rpc/text_file.h"
 #include "kernels/base/error.h"
 
 namespace tessera {
@@ -31,13 +30,13 @@ RingClient::RingClient(Ring ring, const ClientOptions& options) : ring_(std::mov
 }
 
 absl::StatusOr<RingClient> RingClient::Read(const std::string& file, const ClientOptions& options) {
-  std::ifstream input(file);
-  std::stringstream text;
-  text << input.rdbuf();
-  if (!input) {
-    return MakeError(absl::StatusCode::kNotFound, "BAD_RING", absl::StrCat("cannot read ", file));
+  constexpr std::size_t kLargestRing = 1;  // MiB
+  const absl::StatusOr<std::string> text = ReadTextFile(file, kLargestRing);
+  if (!text.ok()) {
+    return MakeError(absl::StatusCode::kNotFound, "BAD_RING",
+                     absl::StrCat(file, " ", text.status().message()));
   }
-  absl::StatusOr<Ring> ring = Ring::Parse(text.str());
+  absl::StatusOr<Ring> ring = Ring::Parse(*text);
   if (!ring.ok()) return ring.status();
   return RingClient(*std::move(ring), options);
 }

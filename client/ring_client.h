@@ -24,7 +24,8 @@ class RingClient {
   // options: the options of each client, except that `server` comes from the ring.
   explicit RingClient(Ring ring, const ClientOptions& options = {});
   // Reads the ring from the file that is passed to the servers as --ring. Returns NOT_FOUND /
-  // BAD_RING if the file cannot be read, and the errors of Ring::Parse.
+  // BAD_RING if the file cannot be read, is empty, or is larger than 1 MiB, and the errors of
+  // Ring::Parse.
   static absl::StatusOr<RingClient> Read(const std::string& file,
                                          const ClientOptions& options = {});
 

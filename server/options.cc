@@ -124,9 +124,10 @@ CLI::Option* AddBytes(CLI::App& app, const std::string& flag, const std::string&
 template <class T>
 CLI::Option* AddCount(CLI::App& app, const std::string& flag, const std::string& help, T least,
                       T most, T& out) {
+  // Read as an unsigned number, -18446744073709551615 would be 1.
   return app.add_option("--" + flag, out, help)
       ->type_name("N")
-      ->check(CLI::Range(least, most))
+      ->check(CLI::Range(static_cast<std::int64_t>(least), static_cast<std::int64_t>(most)))
       ->envname(EnvironmentName(flag));
 }
 
@@ -495,6 +496,10 @@ cut off by --drain-timeout, 128 + N a second signal N.)");
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     *exit_code = app.exit(error, out, err) == 0 ? 0 : 1;
+    if (!out.flush()) {
+      err << "standard output cannot be written\n";
+      *exit_code = 1;
+    }
     return std::nullopt;
   }
   if (const std::string wrong = Conflict(options); !wrong.empty()) {

@@ -222,8 +222,9 @@ absl::Status Server::Listen() {
     return MakeError(absl::StatusCode::kInternal, "CANNOT_START", "gRPC could not start");
   }
   // This thread is created early, because no more threads may be available when the drain begins.
-  shutdown_ = std::async(std::launch::async, [this, at = shutdown_at_.get_future()]() mutable {
-    server_->Shutdown(absl::ToChronoTime(at.get()));
+  shutdown_ = std::async(std::launch::async, [this, begin = begin_shutdown_.get_future()] {
+    begin.wait();
+    server_->Shutdown();
   });
   buffer_service_.Serve(*queues_);
   compute_service_.Serve(*queues_);
@@ -365,18 +366,17 @@ bool Server::Drain() {
   // gRPC cancels calls that arrive during its shutdown, so their clients do not learn the reason.
   // During this pause, clients that call continually get DRAINING instead.
   absl::SleepFor(std::min(kRefusal, options.drain_timeout));
-  const absl::Duration limit = std::min(options.drain_timeout, kLongestDrain);
-  // Closes the listeners and sends GOAWAY, then waits for calls in progress. gRPC reads the wall
-  // clock only once, here.
-  shutdown_at_.set_value(absl::Now() + limit);
-  const bool idle = core_->admission().WaitIdle(limit);
+  // Closes the listeners and sends GOAWAY, then waits for calls in progress. gRPC gets no deadline
+  // of its own: calls that it cut off could end before WaitIdle returns, and not be noticed.
+  begin_shutdown_.set_value();
+  const bool idle = core_->admission().WaitIdle(std::min(options.drain_timeout, kLongestDrain));
   if (!idle) {
     spdlog::warn("cancelling the calls that are still in progress after the drain timeout");
-  } else if (shutdown_.wait_for(absl::ToChronoNanoseconds(kFlush)) != std::future_status::ready) {
-    // The health service's Watch calls never end by themselves.
     grpc_server_cancel_all_calls(server_->c_server());
   }
-  shutdown_.wait();
+  // Watch calls of the health service never end by themselves.
+  while (shutdown_.wait_for(absl::ToChronoNanoseconds(kFlush)) != std::future_status::ready)
+    grpc_server_cancel_all_calls(server_->c_server());
   core_->FlushSpans(kFlush);
   return idle;
 }

@@ -138,8 +138,8 @@ class Server {
   std::unique_ptr<CallQueues> queues_;
   std::unique_ptr<grpc::Server> server_;
   bool drained_ = false;
-  std::promise<absl::Time> shutdown_at_;  // when the remaining calls are cancelled
-  std::future<void> shutdown_;            // the end of server_->Shutdown
+  std::promise<void> begin_shutdown_;  // of gRPC
+  std::future<void> shutdown_;         // the end of server_->Shutdown
   // The lost devices that Tend has noticed, and, for each, whether the work that is waiting for it
   // is being refused.
   std::map<const Device*, std::shared_ptr<std::atomic<bool>>> lost_devices_;

@@ -118,6 +118,20 @@ class AccessTest(o.FreshCase):
         self.assertTrue(reader.attempt("Execute", steps=[plain]).ok)
         self.assertEqual(sorted(writer.names()), ["out", "x"])
 
+    def test_the_role_is_checked_before_the_rest_of_a_request(self):
+        reader = Caller(self.serve(line_of("r", "read")), "r")
+        x, out = o.resident("nowhere"), o.into("out")
+        maps = dict(operands=[x], result=out)  # without an expression
+        for rpc, fields in (
+            ("Map", maps),
+            ("Reduce", dict(x=x, op=o.compute.REDUCE_OP_SUM, result=out)),
+            ("TopK", dict(x=x, values=out, indices=out)),
+            ("Execute", dict(steps=[o.compute.Step(map=o.compute.MapRequest(**maps))])),
+        ):
+            with self.subTest(rpc):
+                end = reader.attempt(rpc, **fields)
+                self.assert_refused(end, "PERMISSION_DENIED", "ROLE_TOO_SMALL")
+
     def test_health_and_reflection_need_no_token(self):
         server = self.serve(line_of("t"))
         self.assertEqual(server.client().health(), 1)

@@ -366,6 +366,16 @@ class CliTest(CliCase):
                 ('{"steps": [{"guess": {}}]}', ""),
                 ('{"steps": [{"reduce": {"op": "guess", "x": "x"}}]}', ""), ("{" * 100000, ""),
                 ('{"steps": [{"dot": 1e400}]}', "number overflow parsing '1e400'"),
+                ('{"steps": [{"matmul": {"a": "x", "b": "x", "transpose_b": "yes"}}]}',
+                 '"transpose_b" must be true or false'),
+                ('{"steps": [{"topk": {"x": "x", "k": 1, "values": {"scratch": "no"}}}]}',
+                 '"scratch" must be true or false'),
+                ('{"stats": "t", "steps": []}', '"stats" must be true or false'),
+                ('{"steps": [{"dot": {"a": "x", "b": "x", "a": "y"}}]}', '"a" twice'),
+                ('{"steps": [{"matmul": {"transpose_b": true, "transposeB": false}}]}',
+                 '"transposeB" twice'),
+                ('{"steps": [], "steps": []}', '"steps" twice'),
+                ('{"steps": ' + "[" * 100000 + "]" * 100000 + "}", "nested too deeply"),
                 ('{"steps": [}', "line 1, column 12"), ("{}", 'no list called "steps"')):
             path.write_text(text)
             error = self.fails(4, "BAD_PROGRAM", 'a program is JSON', "run", path)
@@ -373,6 +383,8 @@ class CliTest(CliCase):
             self.assertNotIn("exception", error["message"])
         self.all_fail(4, *(("BAD_PROGRAM", "a program is JSON", "run", wrong)
                            for wrong in (self.folder, "missing.json")))
+        error = self.fails(4, "BAD_PROGRAM", "a program is JSON", "run", "/dev/zero")
+        self.assertIn("larger than 64 MiB", error["message"])
         path = self.program({"reduce": {"op": "sum", "x": "step:x"}})
         self.fails(4, "BAD_OPERAND", "", "run", path)
 
@@ -726,6 +738,18 @@ class CliTest(CliCase):
         for command in ("put", "search", "bench", "bench topk"):
             self.assertIn("Exit codes:", self.cli(*command.split(), "--help"))
 
+    def test_output_that_cannot_be_written_is_an_error(self):
+        self.put("x", np.ones(3, "<f4"))
+        for line in ("--help", "--version", "put --help", "bench topk --help", "completion bash",
+                     "complete ls", "token", "ls", "--json ls", "info", "info x", "strategies",
+                     "dot x x", "add x x", "add x x -o -", "get x -o -", "cp x y",
+                     "top --once", "bench dot x x --repeat 1", "health", "--json dot x nothing"):
+            with self.subTest(line), open("/dev/full", "wb") as full:
+                process = self.start_cli(*line.split(), stdout=full, stderr=subprocess.PIPE)
+                errors = process.communicate(timeout=60)[1].decode()
+                self.assertGreater(process.returncode, 0, errors)
+                self.assertIn("tessera: ", errors)
+
     def test_values_that_are_no_numbers_or_too_large(self):
         self.put("x", np.zeros(3, "<f4"))
         forms = "is not a duration above 0 such as 90 (seconds), 500ms, 10m or 1h30m"
@@ -739,6 +763,10 @@ class CliTest(CliCase):
                 (f"--radius: '{far}' does not fit", "bench", "window-sum", "x", "--radius", far),
                 (f"--k: '{2**63}' does not fit", "topk", "x", "--k", 2**63),
                 (f"--version: '{2**64}' does not fit", "rm", "x", "--version", 2**64),
+                ("--seed: '-1' is not a whole number of 0 or more", "put", "--random", "ones",
+                 "--shape", 3, "--name", "y", "--seed", -1),
+                (f"--block-size: Value -{2**64 - 1} not in range", "dot", "x", "x",
+                 f"--block-size=-{2**64 - 1}"),
                 (f"--seed: '{far}' does not fit", "put", "--random", "ones", "--shape", 3, "--name",
                  "y", "--seed", far)):
             process = self.run_cli(*arguments)
@@ -828,7 +856,8 @@ class CliTest(CliCase):
             ("BAD_DEVICE", "info", *put, "z", "--device", "tpu"),
             ("OPERAND_TOO_LARGE", "put", "dot", large, "x"),
             ("BAD_NPY", "numpy.save", "put", "text.npy"),
-            ("BAD_DTYPE", "", "put", self.save("complex", np.zeros(3, "c8"))),
+            ("BAD_DTYPE", "numpy.save", "put", self.save("complex", np.zeros(3, "c8"))),
+            ("BAD_SHAPE", "numpy.save", "put", self.save("deep", np.zeros((1,) * 9))),
         )
         self.all_fail(9, ("BUFFER_EXISTS", "--replace", "cp", "x", "y"),
                       ("BUFFER_EXISTS", "--replace", *put, "x"))

@@ -222,10 +222,11 @@ TEST(Options, FlagBeatsEnvironmentBeatsFile) {
 
 TEST(Options, MistakesEndTheProcessWithAReason) {
   for (const std::string bad :
-       {"--queue 0", "--workers many", "--memory-limit lots", "--memory-limit 0",
-        "--memory-limit 101%", "--host-memory 1Mi", "--max-connections 0", "--max-streams 0",
-        "--drain-delay 5", "--drain-delay -5s", "--drain-timeout inf", "--log-level loud",
-        "--log-format xml", "--max-transfers 0", "--transfer-timeout soon", "--slow-call soon"})
+       {"--queue 0", "--queue -1", "--max-connections -18446744073709551615", "--workers many",
+        "--memory-limit lots", "--memory-limit 0", "--memory-limit 101%", "--host-memory 1Mi",
+        "--max-connections 0", "--max-streams 0", "--drain-delay 5", "--drain-delay -5s",
+        "--drain-timeout inf", "--log-level loud", "--log-format xml", "--max-transfers 0",
+        "--transfer-timeout soon", "--slow-call soon"})
     ExpectRefused(absl::StrSplit(bad, ' '), bad.substr(0, bad.find(' ')));
   ExpectRefused({"--bogus"}, "--bogus");
   ExpectRefused({"--config", "/nowhere/at/all.toml"}, "/nowhere/at/all.toml");
@@ -252,6 +253,18 @@ TEST(Options, HelpAndVersionGoToStandardOutput) {
   const Parsed version = Parse({"--version"});
   EXPECT_EQ(version.exit_code, 0);
   EXPECT_EQ(version.out.rfind("tessera-server ", 0), 0u) << version.out;
+}
+
+TEST(Options, OutputThatCannotBeWrittenIsAnError) {
+  for (const char* flag : {"--help", "--version"}) {
+    std::ofstream full("/dev/full");
+    std::ostringstream err;
+    const char* const words[] = {"tessera-server", flag};
+    int exit_code = 0;
+    EXPECT_FALSE(ParseOptions(2, words, full, err, &exit_code).has_value());
+    EXPECT_EQ(exit_code, 1) << flag;
+    EXPECT_EQ(err.str(), "standard output cannot be written\n") << flag;
+  }
 }
 
 // A server uses the last ring that it could read and use.

@@ -97,6 +97,25 @@ class StopTest(Case):
             self.assertFalse(path.exists())
 
 
+    def test_calls_that_are_cut_off_show_in_its_exit_code(self):
+        server = self.serve("--drain-timeout", "0s")
+        client = server.client()
+        hold = threading.Event()
+        self.addCleanup(hold.set)
+
+        def messages():
+            data = ONES.tobytes()
+            yield o.buffers.UploadRequest(name="x", spec=o.spec_of(ONES), data=data[:4])
+            hold.wait()
+
+        upload = client.b.Upload.future(messages())
+        self.assertTrue(o.eventually(lambda: client.names() == ["x"], LONG_S))
+        server.signal()
+        self.assertEqual(server.wait(LONG_S), 75)
+        self.assertIn("the drain timeout", server.log())
+        self.assertEqual(upload.exception().code().name, "UNAVAILABLE")
+
+
 class LimitTest(Case):
     @unittest.skipIf(o.Program.sanitized(), "a sanitizer takes all addresses")
     def test_too_few_threads_are_refused_in_words(self):

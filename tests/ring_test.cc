@@ -74,7 +74,12 @@ TEST(Ring, ParseSaysWhichLineIsWrong) {
   EXPECT_EQ(good->servers()[0].name, "a");
   EXPECT_EQ(good->Find("b")->address, "h:2");
   EXPECT_EQ(good->Find("c"), nullptr);
-  EXPECT_EQ(ErrorReason(RingClient::Read("/none").status()), "BAD_RING");
+  for (const auto& [file, says] : std::map<std::string, std::string>{
+           {"/none", "cannot be read"}, {"/dev/zero", "is larger than 1 MiB"}}) {
+    const absl::Status status = RingClient::Read(file).status();
+    EXPECT_EQ(ErrorReason(status), "BAD_RING") << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(says));
+  }
 }
 
 // Records the route of each call, and gives no useful response.

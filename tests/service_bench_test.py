@@ -158,6 +158,7 @@ class ServiceBenchTest(o.Case):
             (["--beside", "upload:0"], "needs 1 to 4096 callers"),
             (["--beside", "nope:2"], '"nope:2" names no operation'),
             (["--seed", "x"], "--seed"),
+            (["--seed", "-1"], "--seed: Value -1 not in range"),
             (["--nope"], "--nope"),
         ]:
             done = o.run(BENCH, *flags)

@@ -5,13 +5,25 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <future>
 #include <limits>
+#include <memory>
+#include <string>
+#include <vector>
 
+#include "server/devices/chores.h"
+#include "server/shared_memory/region_listener.h"
+#include "tessera/v1/shared_memory.pb.h"
 #include "tests/fake_device.h"
+#include "tests/temporary_file.h"
 
 namespace tessera {
 namespace {
@@ -233,6 +245,72 @@ TEST_F(SharedRegionTest, ManyThreadsAddFindAndRemove) {
   threads.clear();
   EXPECT_EQ(bytes_.used(), 0);
   EXPECT_EQ(Mappings(), 0);
+}
+
+// A client's end of a connection. Its calls fail rather than wait for longer than 20 seconds.
+class Handshake {
+ public:
+  Handshake() {
+    const timeval patience = {.tv_sec = 20, .tv_usec = 0};
+    setsockopt(socket_.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    setsockopt(socket_.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+  }
+  // Returns 0, or the error's number.
+  int Connect(const std::string& path) {
+    sockaddr_un name{};
+    name.sun_family = AF_UNIX;
+    path.copy(name.sun_path, sizeof(name.sun_path) - 1);
+    return connect(socket_.get(), reinterpret_cast<sockaddr*>(&name), sizeof name) == 0 ? 0 : errno;
+  }
+  // Registers a file. Returns the reason of the server's refusal, or a text without a response.
+  std::string Register(const Descriptor& file) {
+    std::string greeting(RegionListener::kGreeting);
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+    iovec data = {greeting.data(), greeting.size()};
+    msghdr message{};
+    message.msg_iov = &data;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    cmsghdr* part = CMSG_FIRSTHDR(&message);
+    part->cmsg_level = SOL_SOCKET;
+    part->cmsg_type = SCM_RIGHTS;
+    part->cmsg_len = CMSG_LEN(sizeof(int));
+    const int fd = file.get();
+    std::memcpy(CMSG_DATA(part), &fd, sizeof fd);
+    if (sendmsg(socket_.get(), &message, MSG_NOSIGNAL) < 0) return std::strerror(errno);
+    char packet[4096];
+    const ssize_t size = recv(socket_.get(), packet, sizeof packet, 0);
+    if (size <= 0) return size == 0 ? "closed" : std::strerror(errno);
+    v1::RegisterRegionResponse response;
+    return response.ParseFromArray(packet, static_cast<int>(size)) ? response.reason() : "garbage";
+  }
+
+ private:
+  const Descriptor socket_{socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
+};
+
+TEST_F(SharedRegionTest, EveryClientThatHasConnectedIsToldOfADrain) {
+  constexpr std::size_t kClients = 100;  // more than the listener accepts at once
+  const TemporaryFile path;
+  std::promise<void> closed;
+  // The listener's thread waits here when it has accepted the first client.
+  const auto admits = [is_closed = closed.get_future().share()](uid_t) {
+    is_closed.wait();
+    return true;
+  };
+  Chores chores(1, 8);
+  const auto listener = RegionListener::Open(
+      path.path(), {}, kClients, {.admits = admits, .shares = [](uid_t) { return false; }},
+      regions_, chores);
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  std::vector<Handshake> clients(kClients);
+  for (Handshake& client : clients) ASSERT_EQ(client.Connect(path.path()), 0);
+  (*listener)->Close();
+  closed.set_value();
+  EXPECT_EQ(Handshake().Connect(path.path()), ENOENT);
+  const File file(kPage);
+  for (Handshake& client : clients) ASSERT_EQ(client.Register(file.descriptor()), "DRAINING");
 }
 
 }  // namespace

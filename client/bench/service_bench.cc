@@ -14,9 +14,11 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <ctime>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -122,7 +124,8 @@ void AddOptions(CLI::App& app, Options& options) {
       ->check(CLI::Range(0.01, 600.0));
   app.add_option("--rounds", options.rounds, "measurements of each target, interleaved")
       ->check(CLI::Range(1, 1000));
-  app.add_option("--seed", options.seed, "seed for the order of targets and for open loops");
+  app.add_option("--seed", options.seed, "seed for the order of targets and for open loops")
+      ->check(CLI::Range(std::numeric_limits<std::int64_t>::max()));
   app.add_option("--json", options.json,
                  "file for the results, written again after each kind of measurement");
 }

@@ -110,8 +110,8 @@ CLI::Option* AddTtl(CLI::App& command, std::string& ttl, const std::string& desc
 // Checks that a text is a duration. endless: whether "inf" is accepted.
 CLI::Validator DurationCheck(bool endless = false);
 
-// Rejects whole numbers that do not fit in T, a 64-bit type. The parser would replace them with the
-// nearest number that fits.
+// Rejects whole numbers that do not fit in T, a 64-bit type. The parser would replace them with
+// other numbers.
 template <class T>
 CLI::Validator Fits() {
   static_assert(sizeof(T) == sizeof(long long));
@@ -121,6 +121,8 @@ CLI::Validator Fits() {
         if constexpr (std::is_signed_v<T>) {
           std::strtoll(text.c_str(), nullptr, 0);
         } else {
+          if (text.find('-') != text.npos)
+            return "'" + text + "' is not a whole number of 0 or more";
           std::strtoull(text.c_str(), nullptr, 0);
         }
         return errno == ERANGE ? "'" + text + "' does not fit into 64 bits" : "";

@@ -120,6 +120,14 @@ ClientOptions ClientOptionsOf(const GlobalOptions& options) {
   return client;
 }
 
+// Writes what is left of the output. Returns false, after an error on stderr, if not all of the
+// output has been written.
+bool FlushOutput() {
+  if (std::cout.flush()) return true;
+  std::cerr << "tessera: standard output cannot be written\n  check the free space\n";
+  return false;
+}
+
 int Main(int argc, char** argv) {
   CLI::App app("Work with arrays that stay in GPU memory behind a Tessera server.", "tessera");
   app.set_version_flag("--version", TESSERA_VERSION);
@@ -153,7 +161,8 @@ int Main(int argc, char** argv) {
                              : CLI::ParseError(unknown, CLI::ExitCodes::ExtrasError));
     return kUsageExitCode;
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : kUsageExitCode;
+    if (app.exit(error) != 0) return kUsageExitCode;
+    return FlushOutput() ? 0 : kOutputExitCode;
   }
 
   Client client(ClientOptionsOf(options));
@@ -179,8 +188,7 @@ int Main(int argc, char** argv) {
     // mistake a part of it for a control sequence.
     std::cout << session.document.dump(2, ' ', true, Json::error_handler_t::replace) << '\n';
   }
-  std::cout.flush();
-  if (!std::cout && status.ok()) return 1;
+  if (!FlushOutput() && status.ok()) return kOutputExitCode;
   // Skips gRPC's shutdown, which waits up to 10 s for a connection that failed during a write.
   if (absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status) || absl::IsCancelled(status))
     std::_Exit(ExitCode(status));

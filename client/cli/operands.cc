@@ -1,5 +1,6 @@
 #include "client/cli/operands.h"
 
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -79,11 +80,14 @@ CLI::Option* AddOperand(CLI::App& command, const std::string& name, std::string&
 }
 
 void AddLaunch(CLI::App& command, Launch& launch) {
-  command.add_option("--block-size", launch.block_size,
-                     "Threads per block; default: the strategy's");
-  command.add_option("--grid-size", launch.grid_size, "Blocks; default: the strategy's");
-  command.add_option("--items-per-thread", launch.items_per_thread,
-                     "Elements per thread; default: the strategy's");
+  constexpr std::int64_t kMost = std::numeric_limits<std::uint32_t>::max();
+  const auto add = [&](const std::string& flag, std::uint32_t& out, const std::string& what) {
+    command.add_option(flag, out, what + "; default: the strategy's")
+        ->check(CLI::Range(std::int64_t{0}, kMost));
+  };
+  add("--block-size", launch.block_size, "Threads per block");
+  add("--grid-size", launch.grid_size, "Blocks");
+  add("--items-per-thread", launch.items_per_thread, "Elements per thread");
 }
 
 }  // namespace tessera

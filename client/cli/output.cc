@@ -449,7 +449,7 @@ std::string_view AdviceFor(std::string_view reason) {
       {"BAD_OPTION", "'tessera COMMAND --help' shows the options"},
       {"BAD_NPY", "write the file with numpy.save"},
       {"FILE_NOT_FOUND", "check the path and its permissions"},
-      {"FILE_ERROR", "check the path and its permissions"},
+      {"FILE_ERROR", "check the path, its permissions and the free space"},
       {"DRAINING", "the server is stopping; try again when it is back"},
       {"DEVICE_LOST", "the GPU failed and the server restarts; upload the buffers again"},
       {"BUFFER_CHANGED", "download it again to get the new version"},
@@ -493,6 +493,8 @@ std::string Advice(const absl::Status& error, std::string_view server) {
     return absl::StrCat(bytes("requested"), " requested", free,
                         "; 'tessera rm NAME' frees a buffer");
   }
+  if ((reason == "BAD_DTYPE" || reason == "BAD_SHAPE") && !figure("path").empty())
+    return "convert the array, and write the file again with numpy.save";
   if (reason == "ROLE_TOO_SMALL")
     return "it needs a token with the role " + figure("needed") +
            "; ask the server's operator for one";

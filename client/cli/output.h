@@ -84,6 +84,7 @@ Json NumberJson(double value);
 // Returns {code, reason, message, metadata}.
 Json ToJson(const absl::Status& error);
 
+inline constexpr int kOutputExitCode = 1;  // standard output cannot be written
 inline constexpr int kUsageExitCode = 2;
 // Returns the process's exit code for a status. Reason BAD_OPTION counts as a usage error.
 int ExitCode(const absl::Status& status);

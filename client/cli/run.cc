@@ -13,11 +13,15 @@
 //   out_dtype   "f32" instead of "DTYPE_F32"
 //
 // Operations may also have the names of commands, such as "topk" for "top_k".
-#include <fstream>
+#include <algorithm>
 #include <initializer_list>
 #include <iostream>
-#include <sstream>
+#include <memory>
+#include <set>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -27,6 +31,8 @@
 #include "client/cli/results.h"
 #include "client/expression_text.h"
 #include "client/rpc/requests.h"
+#include "client/rpc/text_file.h"
+#include "google/protobuf/descriptor.h"
 #include "google/protobuf/util/json_util.h"
 #include "kernels/base/error.h"
 #include "kernels/client_and_server/printable.h"
@@ -35,6 +41,8 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kLongestReason = 300;
+constexpr std::size_t kLargestProgram = 64;  // MiB
+constexpr int kDeepest = 100;                // as protobuf limits it
 
 [[noreturn]] void ThrowBadProgram(const std::string& path, const std::string& what) {
   ThrowInvalid("BAD_PROGRAM", absl::StrCat(path, " is not a program: ", what));
@@ -81,12 +89,55 @@ void Expand(Session& session, Json& request) {
   });
 }
 
+// Parses JSON. Sets `wrong` to what is wrong with the text, if it is JSON that must not be used.
+// Throws Json::exception if it is not JSON.
+Json ParseJson(const std::string& text, std::string& wrong) {
+  std::vector<std::set<std::string>> objects;  // the keys of each object that has not ended
+  const auto check = [&](int depth, Json::parse_event_t event, const Json& value) {
+    using Event = Json::parse_event_t;
+    if (depth > kDeepest) wrong = "it is nested too deeply";
+    if (!wrong.empty()) return false;
+    if (event == Event::object_start) objects.emplace_back();
+    if (event == Event::object_end) objects.pop_back();
+    if (event != Event::key) return true;
+    const std::string key = value.get<std::string>();
+    // protobuf accepts two spellings of a field, such as transpose_b and transposeB.
+    std::string folded = absl::AsciiStrToLower(key);
+    std::erase(folded, '_');
+    if (!objects.back().insert(std::move(folded)).second)
+      wrong = absl::StrCat("an object sets \"", Absl(Beginning(key, kLongestReason)), "\" twice");
+    return wrong.empty();
+  };
+  return Json::parse(text, check, /*allow_exceptions=*/true, /*ignore_comments=*/true);
+}
+
+// Returns the name of a field of type bool whose value is a string, or "" if there is none.
+// protobuf would take strings such as "yes" and "f" for true and false.
+std::string TextForBool(const Json& json, const google::protobuf::Descriptor& message) {
+  if (json.is_array()) {
+    for (const Json& one : json)
+      if (std::string found = TextForBool(one, message); !found.empty()) return found;
+  }
+  if (!json.is_object()) return "";
+  for (const auto& [key, value] : json.items()) {
+    const google::protobuf::FieldDescriptor* field = message.FindFieldByName(key);
+    if (field == nullptr) field = message.FindFieldByCamelcaseName(key);
+    if (field == nullptr) continue;  // protobuf will refuse it
+    if (field->type() == field->TYPE_BOOL && value.is_string()) return key;
+    if (field->type() != field->TYPE_MESSAGE) continue;
+    std::string found = TextForBool(value, *field->message_type());
+    if (!found.empty()) return found;
+  }
+  return "";
+}
+
 Program ReadProgram(Session& session, const std::string& path) {
-  std::ostringstream text;
-  if (!(text << std::ifstream(path).rdbuf())) ThrowBadProgram(path, "it cannot be read");
+  const absl::StatusOr<std::string> text = ReadTextFile(path, kLargestProgram);
+  if (!text.ok()) ThrowBadProgram(path, absl::StrCat("it ", text.status().message()));
   Json json;
+  std::string wrong;
   try {
-    json = Json::parse(text.str(), nullptr, /*allow_exceptions=*/true, /*ignore_comments=*/true);
+    json = ParseJson(*text, wrong);
   } catch (const Json::exception& error) {
     // The message comes after the library's name for the error, which is in brackets.
     const std::string_view what = error.what();
@@ -94,6 +145,7 @@ Program ReadProgram(Session& session, const std::string& path) {
     ThrowBadProgram(path, std::string(Beginning(what.substr(name == what.npos ? 0 : name + 2),
                                                 kLongestReason)));
   }
+  if (!wrong.empty()) ThrowBadProgram(path, wrong);
   if (!json.is_object() || !json.contains("steps") || !json["steps"].is_array())
     ThrowBadProgram(path, "it has no list called \"steps\"");
   for (Json& step : json["steps"]) {
@@ -104,6 +156,8 @@ Program ReadProgram(Session& session, const std::string& path) {
     step = Json{{OperationName(step.begin().key()), std::move(*step.begin())}};
   }
   Program program;
+  if (const std::string key = TextForBool(json, *program.request().descriptor()); !key.empty())
+    ThrowBadProgram(path, absl::StrCat("\"", key, "\" must be true or false"));
   const auto parsed = google::protobuf::util::JsonStringToMessage(json.dump(), &program.request());
   if (!parsed.ok()) ThrowBadProgram(path, std::string(parsed.message()));
   return program;

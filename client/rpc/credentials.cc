@@ -5,8 +5,6 @@
 #include <openssl/x509.h>
 
 #include <algorithm>
-#include <fstream>
-#include <ios>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -16,6 +14,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "client/rpc/address.h"
+#include "client/rpc/text_file.h"
 #include "kernels/base/error.h"
 #include "kernels/client_and_server/word_lines.h"
 
@@ -27,19 +26,13 @@ absl::Status Bad(std::string_view message, const std::string& file) {
                    {{"file", file}});
 }
 
-constexpr std::size_t kLargestFile = std::size_t{1} << 20;
+constexpr std::size_t kLargestFile = 1;  // MiB
 
 absl::Status ReadFile(const std::string& file, std::string& text) {
   if (file.empty()) return absl::OkStatus();
-  std::ifstream in(file, std::ios::binary);
-  text.assign(kLargestFile + 1, '\0');
-  in.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<std::size_t>(in.gcount()));
-  if (in.bad() || text.empty()) {
-    return Bad(absl::StrCat("cannot read ", file, ", or it is empty"), file);
-  }
-  if (text.size() > kLargestFile) return Bad(absl::StrCat(file, " is larger than 1 MiB"), file);
-  text.erase(0, text.size() - BehindByteOrderMark(text).size());
+  absl::StatusOr<std::string> read = ReadTextFile(file, kLargestFile);
+  if (!read.ok()) return Bad(absl::StrCat(file, " ", read.status().message()), file);
+  text = *std::move(read);
   return absl::OkStatus();
 }
 

@@ -11,12 +11,10 @@ constexpr std::size_t kMostSmallSteps = 64;
 }  // namespace
 
 absl::StatusOr<Device*> ExecuteCall::Prepare() {
-  if (absl::Status charged = ChargeAnswer(program_.memory()); !charged.ok()) return charged;
-  absl::StatusOr<Device*> device = program_.Prepare();
-  if (device.ok() && program_.Stores()) {
+  if (program_.Stores())
     if (absl::Status status = RequireWrite(); !status.ok()) return status;
-  }
-  return device;
+  if (absl::Status charged = ChargeAnswer(program_.memory()); !charged.ok()) return charged;
+  return program_.Prepare();
 }
 
 TaskSize ExecuteCall::SizeOn(const Device& device) {

@@ -11,6 +11,8 @@
 namespace tessera {
 
 absl::StatusOr<Device*> OperationCall::Prepare() {
+  if (Stores())
+    if (absl::Status status = RequireWrite(); !status.ok()) return status;
   absl::StatusOr<Operation> made = Make();
   if (!made.ok()) return made.status();
   operation_ = *std::move(made);
@@ -21,8 +23,6 @@ absl::StatusOr<Device*> OperationCall::Prepare() {
                        "only a step of a program can keep its result in scratch memory",
                        {{"field", "result"}});
     }
-    if (!destination->has_buffer()) continue;
-    if (absl::Status status = RequireWrite(); !status.ok()) return status;
   }
   absl::StatusOr<Sources> sources = FindSources(operation_.operands, store());
   if (!sources.ok()) return sources.status();

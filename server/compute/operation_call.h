@@ -23,6 +23,8 @@ class OperationCall : public DeviceCall {
       : DeviceCall(core, method, exchange), response_(response) {}
 
  private:
+  // Whether the request stores a result.
+  virtual bool Stores() const = 0;
   // Converts the request to an operation. Called once.
   virtual absl::StatusOr<Operation> Make() = 0;
 
@@ -58,6 +60,7 @@ class OperationCallOf final : public OperationCall {
         request_(exchange.request()) {}
 
  private:
+  bool Stores() const override { return tessera::Stores(request_); }
   absl::StatusOr<Operation> Make() override { return MakeOperation(request_); }
 
   const Request& request_;

@@ -44,6 +44,22 @@ TESSERA_OPERATION_METHODS(TESSERA_MAKE)
 #undef TESSERA_MAKE
 absl::StatusOr<Operation> MakeOperation(const v1::Step& step);
 
+// Whether a request or a step stores a result in a buffer.
+template <class Request>
+bool Stores(const Request& request) {
+  if constexpr (requires { request.result(); }) {
+    return request.result().has_buffer();
+  } else if constexpr (requires { request.indices(); }) {
+    return request.values().has_buffer() || request.indices().has_buffer();
+  } else {
+    return false;
+  }
+}
+inline bool Stores(const v1::Step& step) {
+  return VisitOperation(
+      step, [](const auto& request) { return Stores(request); }, [] { return false; });
+}
+
 // An upper bound on the host memory that a step takes in addition to its Operation and its message.
 struct OperationSize {
   std::size_t operands = 0;

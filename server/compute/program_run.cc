@@ -161,9 +161,8 @@ void ProgramRun::FindBuffers() {
 }
 
 bool ProgramRun::Stores() const {
-  return std::any_of(program_.steps.begin(), program_.steps.end(), [](const PlannedStep& step) {
-    return std::count(step.destinations.begin(), step.destinations.end(), Destination::kBuffer) > 0;
-  });
+  return std::any_of(request_.steps().begin(), request_.steps().end(),
+                     [](const v1::Step& step) { return tessera::Stores(step); });
 }
 
 bool ProgramRun::timed() const {

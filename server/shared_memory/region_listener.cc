@@ -150,8 +150,8 @@ RegionListener::~RegionListener() {
 }
 
 void RegionListener::Close() {
-  closed_ = true;
   RemoveSocketFile();
+  closed_ = true;
   eventfd_write(wake_.get(), 1);
 }
 
@@ -165,7 +165,11 @@ void RegionListener::Run() {
   bool paused = false;
   std::vector<pollfd> waits;
   while (!ending_) {
-    if (closed_) listening_ = Descriptor();
+    if (closed_ && listening_.get() >= 0) {
+      // Clients that have connected but are not accepted yet get a response as well.
+      AcceptSome(SOMAXCONN + 1);
+      listening_ = Descriptor();
+    }
     waits.assign({{wake_.get(), POLLIN, 0}, {paused ? -1 : listening_.get(), POLLIN, 0}});
     Clock::time_point next = paused ? Clock::now() + kPause : Clock::time_point::max();
     for (const auto& connection : connections_) {
@@ -188,12 +192,12 @@ void RegionListener::Run() {
       End(*connection);
       return true;
     });
-    if (waits[1].revents != 0) paused = !AcceptSome();
+    if (waits[1].revents != 0) paused = !AcceptSome(kBatch);
   }
 }
 
-bool RegionListener::AcceptSome() {
-  for (int i = 0; i < kBatch; ++i) {
+bool RegionListener::AcceptSome(int most) {
+  for (int i = 0; i < most; ++i) {
     const int fd = accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0) {
       if (errno == EINTR || errno == ECONNABORTED) continue;

@@ -72,8 +72,9 @@ class RegionListener {
 
   absl::Status Listen(const std::string& socket_group);
   void Run();
-  // Returns false if there are too few resources to accept a connection.
-  bool AcceptSome();
+  // Accepts connections that wait, at most this many. Returns false if there are too few resources
+  // to accept a connection.
+  bool AcceptSome(int most);
   // Handles a packet or the end of a connection. Returns false if the connection is over.
   bool Serve(const std::shared_ptr<Connection>& connection);
   // Submits a chore that maps a client's file.
