@@ -6,7 +6,7 @@ readonly packages=(
   g++ cmake ninja-build ccache pkg-config
   libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libabsl-dev
   libspdlog-dev libcli11-dev nlohmann-json3-dev libopenblas-dev libisal-dev libssl-dev
-  libgtest-dev libgmock-dev libbenchmark-dev
+  libgtest-dev libgmock-dev
   python3 python3-numpy python3-grpcio python3-protobuf python3-yaml openssl
   python3-dask python3-distributed python3-build python3-installer python3-setuptools python3-wheel python3-venv mypy
 )

@@ -36,7 +36,7 @@ bundle() {
   build release
   local out=build/bundle packed=build/bundle-packed program library size programs=(tessera-server tessera)
   mapfile -t -O "${#programs[@]}" programs <build/release/gpu_tests.txt
-  for program in lost_device_test strategy_bench product_bench service_bench; do
+  for program in lost_device_test strategy_bench service_bench; do
     if [[ -x $built/bin/$program ]]; then programs+=("$program"); fi
   done
   say "Pack $out"

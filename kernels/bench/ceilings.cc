@@ -1,12 +1,8 @@
-#include "kernels/bench/ceilings.h"
+#include "kernels/bench/launches.h"
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-
-#ifdef TESSERA_WITH_CUDA
-#include "kernels/bench/ceilings_device.h"
-#endif
 
 namespace tessera::bench {
 namespace {
@@ -50,16 +46,14 @@ inline __attribute__((always_inline)) T FmaChains(T factor) {
 TESSERA_BEST_CLONE float FmaFloat(float factor) { return FmaChains(factor); }
 TESSERA_BEST_CLONE double FmaDouble(double factor) { return FmaChains(factor); }
 
-[[maybe_unused]] bool OnCuda(const Stream& stream) {
-  return stream.device().info().backend == Backend::kCuda;
-}
+bool OnCuda(const Stream& stream) { return stream.device().info().backend == Backend::kCuda; }
 
 }  // namespace
 
-void LaunchRead([[maybe_unused]] Stream& stream, const void* data, std::size_t bytes, void* sink) {
-#ifdef TESSERA_WITH_CUDA
-  if (OnCuda(stream)) return LaunchReadCuda(stream, data, bytes, sink);
-#endif
+void LaunchRead(Stream& stream, const void* data, std::size_t bytes, void* sink) {
+  if constexpr (kWithCuda) {
+    if (OnCuda(stream)) return LaunchReadCuda(stream, data, bytes, sink);
+  }
   const auto* words = static_cast<const std::uint64_t*>(data);
   const std::size_t n = bytes / sizeof *words;
   const auto chunks = static_cast<std::int64_t>((n + kChunk - 1) / kChunk);
@@ -72,10 +66,10 @@ void LaunchRead([[maybe_unused]] Stream& stream, const void* data, std::size_t b
   std::memcpy(sink, &mix, sizeof mix);
 }
 
-void LaunchCopy([[maybe_unused]] Stream& stream, void* to, const void* from, std::size_t bytes) {
-#ifdef TESSERA_WITH_CUDA
-  if (OnCuda(stream)) return LaunchCopyCuda(stream, to, from, bytes);
-#endif
+void LaunchCopy(Stream& stream, void* to, const void* from, std::size_t bytes) {
+  if constexpr (kWithCuda) {
+    if (OnCuda(stream)) return LaunchCopyCuda(stream, to, from, bytes);
+  }
   const auto chunks = static_cast<std::int64_t>((bytes + kChunk - 1) / kChunk);
 #pragma omp parallel for schedule(static)
   for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
@@ -86,9 +80,9 @@ void LaunchCopy([[maybe_unused]] Stream& stream, void* to, const void* from, std
 }
 
 double LaunchFma(Stream& stream, bool double_precision, void* sink) {
-#ifdef TESSERA_WITH_CUDA
-  if (OnCuda(stream)) return LaunchFmaCuda(stream, double_precision, sink);
-#endif
+  if constexpr (kWithCuda) {
+    if (OnCuda(stream)) return LaunchFmaCuda(stream, double_precision, sink);
+  }
   const int threads = stream.device().info().multiprocessors;
   double sum = 0;
 #pragma omp parallel for reduction(+ : sum) num_threads(threads) schedule(static, 1)

@@ -2,54 +2,589 @@
 
 #include <algorithm>
 #include <cmath>
-#include <initializer_list>
 #include <limits>
 #include <memory>
-#include <string_view>
+#include <numeric>
+#include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/bench/launches.h"
 #include "kernels/choose/pace.h"
 #include "kernels/choose/tuning.h"
+#include "kernels/cuda/matmul/cublas.h"
+#include "kernels/expression/expression.h"
+#include "kernels/expression/map_cost.h"
 #include "kernels/problem/matmul.h"
 #include "kernels/same_bits/batch.h"
-#ifdef TESSERA_WITH_CUDA
-#include "kernels/bench/peers.h"
-#endif
 
 namespace tessera::bench {
 namespace {
 
-// The only strategy that is never a default, because its first call tries several algorithms.
-constexpr std::string_view kNoDefault = "cublas_lt";
-
-bool HasVendor([[maybe_unused]] Rig& rig) {
-#ifdef TESSERA_WITH_CUDA
-  return rig.gpu() && HasPeers();
-#else
-  return false;
-#endif
-}
-
-// Returns memory for an operand of n elements that begins `offset` elements after a multiple of 256
-// bytes.
-void* Place(Rig& rig, DType dtype, std::int64_t n, std::int64_t offset) {
-  const std::size_t size = SizeOf(dtype);
-  auto* begin =
-      static_cast<char*>(rig.Operands(dtype).Next(static_cast<std::size_t>(n + offset) * size));
-  return begin + static_cast<std::size_t>(offset) * size;
+std::size_t Bytes(DType dtype, std::int64_t n) {
+  return static_cast<std::size_t>(n) * SizeOf(dtype);
 }
 
 std::string Off(std::int64_t offset, DType dtype) {
   return offset == 0 ? "" : absl::StrCat(" +", offset * static_cast<std::int64_t>(SizeOf(dtype)));
 }
 
+template <class Keep>
+void KeepOnly(Case& problem, Keep keep) {
+  std::erase_if(problem.candidates, [&](const Candidate& c) { return !keep(c); });
+}
+
+// The same problem as another one, in other circumstances. Its peers would have the same names.
+Case Variant(Case problem, std::string operation, std::int64_t n) {
+  KeepOnly(problem, [](const Candidate& c) { return !c.peer; });
+  problem.operation = std::move(operation);
+  problem.size = absl::StrCat(n);
+  return problem;
+}
+
+// The same problem on an idle device. The host's time for launching a second kernel then counts.
+// Only the strategies that are compared with the vendor's calls are timed.
+Case Lone(Case problem) {
+  KeepOnly(problem, [](const Candidate& c) {
+    return c.peer || c.name == "fixed_tree" || c.name == "cublas";
+  });
+  problem.operation = "lone_" + problem.operation;
+  problem.lone = true;
+  return problem;
+}
+
+// Returns the largest error over some elements of c = a b, relative to the sum of the magnitudes of
+// the terms.
+double LargestError(Rig& rig, const MatmulProblem& p) {
+  constexpr int kElements = 64;
+  const Arena& arena = rig.Operands(p.dtype);
+  std::mt19937_64 random(2);
+  double largest = 0;
+  DispatchDType(p.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    for (int element = 0; element < kElements; ++element) {
+      const auto i = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(p.m));
+      const auto j = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(p.n));
+      T computed;
+      Check(CopyToHost(rig.stream(), &computed, static_cast<const T*>(p.c) + i * p.n + j,
+                       sizeof computed));
+      long double sum = 0, sizes = 0;
+      for (std::int64_t l = 0; l < p.k; ++l) {
+        const long double term = static_cast<long double>(arena.Value<T>(p.a, i * p.lda + l)) *
+                                 arena.Value<T>(p.b, l * p.ldb + j);
+        sum += term;
+        sizes += std::abs(term);
+      }
+      const long double error =
+          std::abs(static_cast<long double>(static_cast<ValueOf<T>>(computed)) - sum);
+      if (sizes > 0) largest = std::max(largest, static_cast<double>(error / sizes));
+    }
+  });
+  return largest;
+}
+
 }  // namespace
 
-Problems::Problems(Rig& rig, std::uint64_t seed)
-    : rig_(rig),
-      random_(seed),
-      most_bytes_(rig.gpu() ? 0x1p30 : 0x1p25),
-      most_flops_(rig.gpu() ? 0x1p41 : 0x1p31) {
+bool Problems::MayBeDefault(const Candidate& candidate) {
+  // The first call of cublas_lt tries several algorithms.
+  return !candidate.peer && candidate.name != "cublas_lt";
+}
+
+Problems::Problems(Rig& rig)
+    : rig_(rig), peers_([&rig] {
+        if constexpr (kWithCuda) return rig.gpu() && HasPeers();
+        return false;
+      }()) {}
+
+Case Problems::Make(std::string operation, DType dtype, std::string size, std::size_t operand_bytes,
+                    std::size_t result_bytes, double flops) {
+  rig_.Need(dtype, operand_bytes);
+  rig_.NeedOutput(result_bytes);
+  return {.operation = std::move(operation),
+          .dtype = std::string(Name(dtype)),
+          .size = std::move(size),
+          .bytes = static_cast<double>(operand_bytes + result_bytes),
+          .flops = flops};
+}
+
+template <class Problem>
+void Problems::AddStrategies(Case& out, const Problem& like,
+                             const std::function<void(Problem&)>& place,
+                             bool (*wanted)(const Strategy<Problem>&)) {
+  Problem placed = like;
+  if (is_random_) place(placed);  // the default may depend on the operands' alignment
+  const Strategy<Problem>* chosen = Choose(placed, rig_.device());
+  std::vector<const Strategy<Problem>*> able;
+  for (const Strategy<Problem>* strategy : Strategies<Problem>()) {
+    if (strategy->dtypes.Contains(like.dtype) && Missing(*strategy, rig_.device()).empty() &&
+        Refusal(*strategy, placed).empty() && (wanted == nullptr || wanted(*strategy)))
+      able.push_back(strategy);
+  }
+  if (is_random_) {
+    const Pace pace(rig_.device().info());
+    double least = std::numeric_limits<double>::infinity(), bound = chosen->roundoff(placed);
+    for (const Strategy<Problem>* strategy : able) {
+      least = std::min(least, pace.Estimate(*strategy, placed));
+      if (strategy->vendor) bound = std::max(bound, strategy->roundoff(placed));
+    }
+    std::erase_if(able, [&](const Strategy<Problem>* strategy) {
+      return strategy != chosen && !strategy->vendor &&
+             (pace.Estimate(*strategy, placed) > kBeyond * std::max(least, 10e-6) ||
+              strategy->roundoff(placed) > bound);
+    });
+  }
+  for (const Strategy<Problem>* strategy : able) {
+    out.candidates.push_back({.name = std::string(strategy->name),
+                              .chosen = strategy == chosen,
+                              .vendor = strategy->vendor,
+                              .launch = [this, like, place, strategy] {
+                                Problem p = like;
+                                place(p);
+                                strategy->launch(p, rig_.stream());
+                              }});
+  }
+}
+
+void Problems::AddPeer(Case& out, std::string name, std::function<void()> launch) {
+  if (peers_)
+    out.candidates.push_back(
+        {.name = std::move(name), .vendor = true, .peer = true, .launch = std::move(launch)});
+}
+
+void* Problems::Place(DType dtype, std::int64_t n, std::int64_t offset) {
+  return static_cast<char*>(rig_.Operands(dtype).Next(Bytes(dtype, n + offset))) +
+         Bytes(dtype, offset);
+}
+
+// --- Operations ---
+
+Case Problems::Dot(DType dtype, std::int64_t n, std::int64_t a_off, std::int64_t b_off) {
+  Case out = Make("dot", dtype, absl::StrCat(n, Off(a_off, dtype), Off(b_off, dtype)),
+                  Bytes(dtype, 2 * n), 0, 2.0 * static_cast<double>(n));
+  AddStrategies<DotProblem>(out, {.dtype = dtype, .n = n}, [this, a_off, b_off](DotProblem& p) {
+    p.a = Place(p.dtype, p.n, a_off);
+    p.b = Place(p.dtype, p.n, b_off);
+    p.result = rig_.stream().result();
+  });
+  return out;
+}
+
+Case Problems::Reduce(DType dtype, ReduceOp op, std::int64_t n, std::int64_t offset) {
+  // The fixed list names a sum only by its operation.
+  const bool named = is_random_ || op != ReduceOp::kSum;
+  Case out = Make(named ? absl::StrCat("reduce_", std::string(Name(op))) : "reduce", dtype,
+                  absl::StrCat(n, Off(offset, dtype)), Bytes(dtype, n), 0, static_cast<double>(n));
+  AddStrategies<ReduceProblem>(out, {.dtype = dtype, .op = op, .n = n},
+                               [this, offset](ReduceProblem& p) {
+                                 p.x = Place(p.dtype, p.n, offset);
+                                 p.result = rig_.stream().result();
+                               });
+  if constexpr (kWithCuda) {
+    for (const auto& [peer, of, name] : {std::tuple{Peer::kCubSum, ReduceOp::kSum, "cub_sum"},
+                                         {Peer::kCubMax, ReduceOp::kMax, "cub_max"},
+                                         {Peer::kCubArgMax, ReduceOp::kArgMax, "cub_argmax"},
+                                         {Peer::kCublasAsum, ReduceOp::kNormL1, "cublas_asum"},
+                                         {Peer::kCublasNrm2, ReduceOp::kNormL2, "cublas_nrm2"}}) {
+      if (of != op || dtype != DType::kF32) continue;
+      AddPeer(out, name, [this, peer = peer, n, offset] {
+        LaunchPeer(peer, rig_.stream(), static_cast<float*>(Place(DType::kF32, n, offset)), n);
+      });
+    }
+  }
+  return out;
+}
+
+// SUM along the middle of three axes.
+Case Problems::ReduceAxes(DType dtype, std::int64_t outer, std::int64_t length,
+                          std::int64_t inner) {
+  const std::int64_t n = outer * length * inner;
+  const std::size_t out_bytes = Bytes(ResultDType(ReduceOp::kSum, dtype), outer * inner);
+  Case out = Make("reduce_axes", dtype, absl::StrCat(outer, "x", length, "x", inner),
+                  Bytes(dtype, n), out_bytes, static_cast<double>(n));
+  AddStrategies<ReduceAxesProblem>(
+      out, {.dtype = dtype, .outer = outer, .length = length, .inner = inner},
+      [this, n, out_bytes](ReduceAxesProblem& p) {
+        p.x = Place(p.dtype, n);
+        p.out = rig_.Output(out_bytes);
+      });
+  if constexpr (kWithCuda) {
+    if (dtype == DType::kF32 && inner == 1)
+      AddPeer(out, "cub_segmented", [this, outer, length, n] {
+        LaunchRowSums(rig_.stream(), static_cast<float*>(Place(DType::kF32, n)), outer, length);
+      });
+  }
+  return out;
+}
+
+// Many short Dots or sums, launched in the same way as by a program.
+Case Problems::Batch(bool dot, std::int64_t count, std::int64_t n) {
+  Case out = Make("batch", DType::kF32, absl::StrCat(count, "x", n),
+                  Bytes(DType::kF32, (dot ? 2 : 1) * count * n), 0,
+                  static_cast<double>((dot ? 2 : 1) * count * n));
+  const auto dots = std::make_shared<std::vector<DotItem>>(static_cast<std::size_t>(count));
+  const auto sums = std::make_shared<std::vector<ReduceItem>>(dots->size());
+  const auto launch = [this, dot, count, n, dots, sums] {
+    const auto* a = static_cast<float*>(Place(DType::kF32, count * n));
+    const auto* b = dot ? static_cast<float*>(Place(DType::kF32, count * n)) : nullptr;
+    auto* results = static_cast<Scalar*>(rig_.stream().HostScratch(dots->size() * sizeof(Scalar)));
+    for (std::size_t i = 0; i < dots->size(); ++i) {
+      const std::int64_t at = static_cast<std::int64_t>(i) * n;
+      (*sums)[i] = {{a + at}, n};
+      if (dot) (*dots)[i] = {{a + at, b + at}, n};
+    }
+    dot ? LaunchBatch(DType::kF32, *dots, results, rig_.stream())
+        : LaunchBatch(DType::kF32, ReduceOp::kSum, *sums, results, rig_.stream());
+  };
+  out.candidates.push_back({.name = dot ? "dot" : "reduce_sum", .chosen = true, .launch = launch});
+  if constexpr (kWithCuda) {
+    if (dot)
+      AddPeer(out, "cublas_batched", [this, count, n] {
+        const auto* a = static_cast<float*>(Place(DType::kF32, count * n));
+        const auto* b = static_cast<float*>(Place(DType::kF32, count * n));
+        LaunchDots(rig_.stream(), a, b, count, n);
+      });
+  }
+  return out;
+}
+
+Case Problems::Matmul(const MatmulProblem& p, std::int64_t a_off, std::int64_t b_off) {
+  std::string size =
+      p.m == p.n && p.n == p.k ? absl::StrCat(p.m) : absl::StrCat(p.m, "x", p.n, "x", p.k);
+  absl::StrAppend(&size, p.transpose_a ? " a^T" : "", p.transpose_b ? " b^T" : "");
+  if (p.lda != (p.transpose_a ? p.m : p.k)) absl::StrAppend(&size, " lda ", p.lda);
+  if (p.ldb != (p.transpose_b ? p.k : p.n)) absl::StrAppend(&size, " ldb ", p.ldb);
+  absl::StrAppend(&size, Off(a_off, p.dtype), Off(b_off, p.dtype));
+  const std::size_t out_bytes = Bytes(p.dtype, p.m * p.n);
+  Case out =
+      Make("matmul", p.dtype, std::move(size), Bytes(p.dtype, p.m * p.k + p.k * p.n), out_bytes,
+           2.0 * static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k));
+  const auto last = std::make_shared<MatmulProblem>();
+  const auto place = [this, a_off, b_off, out_bytes, last](MatmulProblem& q) {
+    q.a = Place(q.dtype, (q.transpose_a ? q.k : q.m) * q.lda, a_off);
+    q.b = Place(q.dtype, (q.transpose_b ? q.n : q.k) * q.ldb, b_off);
+    q.c = rig_.Output(out_bytes);
+    *last = q;
+  };
+  AddStrategies<MatmulProblem>(out, p, place);
+  if (is_random_) {
+    const MatmulFeatures features = FeaturesOf(*last);
+    out.features.assign(features.begin(), features.end());
+    return out;
+  }
+  out.error = [this, last] { return LargestError(rig_, *last); };
+  if constexpr (kWithCuda) {
+    // The vendor's best call for f32 operands that are rounded to TF32.
+    if (p.dtype == DType::kF32)
+      AddPeer(out, "cublaslt_tf32", [this, p, place] {
+        MatmulProblem q = p;
+        place(q);
+        LaunchCublasLt(q, /*tf32=*/true, rig_.stream());
+      });
+  }
+  return out;
+}
+
+Case Problems::Matmul(DType dtype, std::int64_t m, std::int64_t n, std::int64_t k) {
+  Case out =
+      Matmul({.dtype = dtype, .out_dtype = dtype, .m = m, .n = n, .k = k, .lda = k, .ldb = n});
+  // The simpler strategies take seconds for the largest products.
+  if (out.flops > (dtype == DType::kF32 ? 0x1p40 : 0x1p39))
+    KeepOnly(out, [](const Candidate& c) {
+      return c.vendor || c.name == "warp_tiled_tma" || c.name == "ozaki_f64" ||
+             absl::StartsWith(c.name, "tensor_");
+    });
+  return out;
+}
+
+Case Problems::Add(DType dtype, std::int64_t n) {
+  const std::size_t bytes = Bytes(dtype, n);
+  Case out = Make("add", dtype, absl::StrCat(n), 2 * bytes, bytes, static_cast<double>(n));
+  AddStrategies<AddProblem>(out, {.dtype = dtype, .n = n}, [this, bytes](AddProblem& p) {
+    p.a = Place(p.dtype, p.n);
+    p.b = Place(p.dtype, p.n);
+    p.out = rig_.Output(bytes);
+  });
+  return out;
+}
+
+Case Problems::WindowSum(DType dtype, std::int64_t n, std::int64_t radius) {
+  const std::size_t out_bytes = Bytes(ResultDType(ReduceOp::kSum, dtype), n);
+  Case out = Make(absl::StrCat("window_sum_", radius), dtype, absl::StrCat(n), Bytes(dtype, n),
+                  out_bytes, 2.0 * static_cast<double>(radius) * static_cast<double>(n));
+  AddStrategies<WindowSumProblem>(out, {.dtype = dtype, .n = n, .radius = radius},
+                                  [this, out_bytes](WindowSumProblem& p) {
+                                    p.x = Place(p.dtype, p.n);
+                                    p.out = rig_.Output(out_bytes);
+                                  });
+  return out;
+}
+
+// The k largest elements of each row. rising: every element of an f32 row is larger than all
+// previous ones, which is the worst case for a strategy with a threshold. These rows are always in
+// the same memory, which is larger than the caches.
+Case Problems::TopK(DType dtype, std::int64_t rows, std::int64_t n, std::int64_t k, bool rising) {
+  const std::int64_t results = rows * k;
+  const std::size_t out_bytes = Bytes(dtype, results) + Bytes(DType::kI64, results);
+  Case out = Make(absl::StrCat("top_k_", rising ? "rising_" : "", k), dtype,
+                  absl::StrCat(rows, "x", n), Bytes(dtype, rows * n), out_bytes, 0);
+  const auto memory = std::make_shared<Memory>();
+  AddStrategies<TopKProblem>(
+      out, {.dtype = dtype, .rows = rows, .n = n, .k = k},
+      [this, results, out_bytes, rising, memory](TopKProblem& p) {
+        if (rising && memory->data() == nullptr) {
+          std::vector<float> row(static_cast<std::size_t>(p.n));
+          std::iota(row.begin(), row.end(), 0.0f);
+          *memory = OrDie(Allocate(rig_.device(), Bytes(p.dtype, p.rows * p.n)));
+          for (std::int64_t r = 0; r < p.rows; ++r)
+            Check(CopyToDevice(rig_.stream(), static_cast<float*>(memory->data()) + r * p.n,
+                               row.data(), row.size() * sizeof(float)));
+        }
+        p.x = rising ? memory->data() : Place(p.dtype, p.rows * p.n);
+        p.indices = static_cast<std::int64_t*>(rig_.Output(out_bytes));
+        p.values = p.indices + results;
+      });
+  // A single thread takes seconds for a long row.
+  constexpr std::int64_t kLong = std::int64_t{1} << 20;
+  if (n > kLong || rising)
+    KeepOnly(out, [](const Candidate& c) { return c.name != "heap_thread"; });
+  return out;
+}
+
+// --- Expressions ---
+
+struct Problems::Expression {
+  std::string name;
+  int operands;
+  std::vector<ExpressionNode> nodes;
+  bool has_row = false;  // whether operand 1 is one row, which is broadcast to all rows
+};
+
+namespace {
+
+constexpr std::int64_t kRowLength = 8192;
+
+ExpressionNode In(std::uint32_t i) {
+  return {.kind = ExpressionNode::Kind::kOperand, .operand = i};
+}
+ExpressionNode Real(double x) { return {.kind = ExpressionNode::Kind::kReal, .real = x}; }
+ExpressionNode Op(MapOp op, absl::InlinedVector<std::uint32_t, kMostArguments> args) {
+  return {.kind = ExpressionNode::Kind::kOperation, .op = op, .args = std::move(args)};
+}
+
+// Returns the problem of n elements of an expression's result, without operands.
+MapProblem MapOf(DType dtype, std::int64_t n, int operands,
+                 const std::vector<ExpressionNode>& nodes) {
+  MapProblem p = WarmUpMap(n, dtype, nullptr, nullptr);
+  const std::vector<DType> dtypes(static_cast<std::size_t>(operands), dtype);
+  p.program = new MapProgram(OrDie(CompileExpression(nodes, dtypes)));  // never freed
+  for (std::size_t i = 3; i < dtypes.size(); ++i) p.operands[i] = p.operands[0];
+  return p;
+}
+
+}  // namespace
+
+Case Problems::Map(DType dtype, std::int64_t n, const Expression& expression) {
+  MapProblem like = MapOf(dtype, n, expression.operands, expression.nodes);
+  const auto operands = static_cast<std::size_t>(expression.operands);
+  for (std::size_t i = 0; expression.has_row && i < operands; ++i) {
+    View& view = like.operands[i];
+    view.shape.rank = 2;
+    view.shape[0] = n / kRowLength;
+    view.shape[1] = kRowLength;
+    view.strides = {i == 1 ? 0 : kRowLength, 1};
+  }
+  const std::size_t bytes = Bytes(dtype, n);
+  Case out = Make(expression.name, dtype, absl::StrCat(n), operands * bytes, bytes,
+                  static_cast<double>(like.program->flops) * static_cast<double>(n));
+  if (expression.has_row) out.bytes -= static_cast<double>(bytes);
+  AddStrategies<MapProblem>(out, like, [this, operands, bytes](MapProblem& p) {
+    for (std::size_t i = 0; i < operands; ++i) p.operands[i].data = Place(p.dtype, p.n);
+    p.out = rig_.Output(bytes);
+  });
+  return out;
+}
+
+// The sum of an expression's result, by the strategies that compute the expression themselves.
+Case Problems::MappedReduce(DType dtype, std::int64_t n, const Expression& expression) {
+  Case out =
+      Make(expression.name, dtype, absl::StrCat(n), Bytes(dtype, 2 * n), 0, static_cast<double>(n));
+  const auto map = std::make_shared<MapProblem>(MapOf(dtype, n, 2, expression.nodes));
+  AddStrategies<ReduceProblem>(
+      out, {.dtype = dtype, .n = n},
+      [this, map](ReduceProblem& p) {
+        for (std::size_t i = 0; i < 2; ++i) map->operands[i].data = Place(p.dtype, p.n);
+        p.map = map.get();
+        p.result = rig_.stream().result();
+      },
+      [](const Strategy<ReduceProblem>& strategy) { return strategy.reads_views; });
+  return out;
+}
+
+// --- The fixed list ---
+
+// f32 is timed at every other power of two, and the other types at three sizes. The largest arrays
+// of the other types all have about the same number of bytes.
+std::vector<Case> Problems::All(int max_exponent) {
+  std::vector<Case> all;
+  for (DType dtype : kAllDTypes) {
+    const bool f32 = dtype == DType::kF32;
+    const int top = f32 ? max_exponent : std::min(max_exponent, SizeOf(dtype) == 8 ? 27 : 28);
+    for (int exponent = 8; exponent <= top; ++exponent) {
+      if (f32 ? exponent % 2 == 0 : exponent == 16 || exponent == 22 || exponent == top)
+        AddVectors(all, dtype, exponent, top);
+    }
+    AddTopKs(all, dtype);
+    AddMatrices(all, dtype);
+  }
+  AddCeilings(all);
+  return all;
+}
+
+void Problems::AddVectors(std::vector<Case>& all, DType dtype, int exponent, int top) {
+  const Expression multiply_add = {
+      "map", 3, {In(0), In(1), In(2), Op(MapOp::kMultiply, {0, 1}), Op(MapOp::kAdd, {3, 2})}};
+  const std::vector<Expression> maps = {
+      // 2 a + 1
+      {"map_scale",
+       1,
+       {In(0), Real(2), Real(1), Op(MapOp::kMultiply, {0, 1}), Op(MapOp::kAdd, {3, 2})}},
+      // (a - b)^2
+      {"map_distance",
+       2,
+       {In(0), In(1), Op(MapOp::kSubtract, {0, 1}), Op(MapOp::kMultiply, {2, 2})}},
+      // a < b ? c : d
+      {"map_where",
+       4,
+       {In(0), In(1), In(2), In(3), Op(MapOp::kLess, {0, 1}), Op(MapOp::kWhere, {4, 2, 3})}},
+      // a / 2 (1 + tanh(0.79788456 (a + 0.044715 a^3)))
+      {"map_gelu",
+       1,
+       {In(0), Op(MapOp::kMultiply, {0, 0}), Op(MapOp::kMultiply, {1, 0}), Real(0.044715),
+        Op(MapOp::kMultiply, {2, 3}), Op(MapOp::kAdd, {0, 4}), Real(0.79788456),
+        Op(MapOp::kMultiply, {5, 6}), Op(MapOp::kTanh, {7}), Real(1), Op(MapOp::kAdd, {8, 9}),
+        Real(0.5), Op(MapOp::kMultiply, {0, 11}), Op(MapOp::kMultiply, {12, 10})}},
+      // a + b, and its tanh: the addition of a bias to a product
+      {"map_row", 2, {In(0), In(1), Op(MapOp::kAdd, {0, 1})}, true},
+      {"map_tanh_row", 2, {In(0), In(1), Op(MapOp::kAdd, {0, 1}), Op(MapOp::kTanh, {2})}, true},
+  };
+  const std::vector<Expression> sums = {
+      {"mapped_reduce_product", 2, {In(0), In(1), Op(MapOp::kMultiply, {0, 1})}},
+      {"mapped_reduce_distance",
+       2,
+       {In(0), In(1), Op(MapOp::kSubtract, {0, 1}), Op(MapOp::kMultiply, {2, 2})}},
+  };
+  const bool f32 = dtype == DType::kF32;
+  const std::int64_t n = std::int64_t{1} << exponent;
+  all.push_back(Dot(dtype, n));
+  all.push_back(Reduce(dtype, ReduceOp::kSum, n));
+  all.push_back(Add(dtype, n));
+  all.push_back(Map(dtype, n, multiply_add));
+  if (!IsInteger(dtype) && (exponent == 16 || exponent == 22 || exponent == top))
+    for (const Expression& expression : maps) all.push_back(Map(dtype, n, expression));
+  if (exponent == 16 || exponent == 22 || exponent == std::min(top, 28))
+    for (const Expression& expression : sums) all.push_back(MappedReduce(dtype, n, expression));
+  all.push_back(WindowSum(dtype, n, 8));
+  if (!f32) return;
+  if (rig_.gpu() && exponent <= 22) {
+    all.push_back(Lone(Dot(dtype, n)));
+    all.push_back(Lone(Reduce(dtype, ReduceOp::kSum, n)));
+  }
+  if (exponent != 20 && exponent != std::min(top, 28)) return;
+  // The sum of operands that stay in the caches, if they fit there.
+  Case warm = Variant(Reduce(dtype, ReduceOp::kSum, n), "reduce_warm", n);
+  for (Candidate& candidate : warm.candidates)
+    candidate.launch = [this, dtype, launch = candidate.launch] {
+      rig_.Operands(dtype).Rewind();
+      launch();
+    };
+  all.push_back(std::move(warm));
+  // Operands one element after an aligned address.
+  all.push_back(Variant(Dot(dtype, n, 1, 1), "dot_misaligned", n));
+  all.push_back(Variant(Reduce(dtype, ReduceOp::kSum, n, 1), "reduce_misaligned", n));
+  for (ReduceOp op : {ReduceOp::kMax, ReduceOp::kArgMax, ReduceOp::kNormL1, ReduceOp::kNormL2,
+                      ReduceOp::kVariance})
+    all.push_back(Reduce(dtype, op, n));
+  for (std::int64_t radius : {1, 64, 512}) all.push_back(WindowSum(dtype, n, radius));
+}
+
+// Adds many long rows, a few longer ones, and rows that fit the caches.
+void Problems::AddTopKs(std::vector<Case>& all, DType dtype) {
+  const int shift = rig_.gpu() ? 0 : 4;  // rows are 16 times shorter on a CPU
+  const std::int64_t few = std::int64_t{1} << (24 - shift), many = std::int64_t{1} << (20 - shift);
+  for (std::int64_t k : {10, 100}) {
+    all.push_back(TopK(dtype, 64, 4096, k));
+    all.push_back(TopK(dtype, 8, few, k));
+    if (dtype == DType::kF32) all.push_back(TopK(dtype, 1024, many, k));
+  }
+  if (dtype != DType::kF32) return;
+  for (std::int64_t k : {10, 100, 4096}) all.push_back(TopK(dtype, 64, many, k, true));
+  all.push_back(TopK(dtype, 1, many, 100));
+  all.push_back(TopK(dtype, 100000, 128, 10));
+  for (std::int64_t k : {1000, 4096}) all.push_back(TopK(dtype, 8, few, k));
+}
+
+void Problems::AddMatrices(std::vector<Case>& all, DType dtype) {
+  const bool f32 = dtype == DType::kF32, gpu = rig_.gpu();
+  for (std::int64_t side : {256, 512, 1024, 2048, 4096, 8192, 16384}) {
+    if (!gpu && side > 1024) break;
+    const bool shown = side == (gpu ? 4096 : 512);
+    const bool tensors = gpu && !IsInteger(dtype) && side >= 2048;
+    if (f32 || shown || tensors) all.push_back(Matmul(dtype, side, side, side));
+    if (side >= 1024 && side <= 8192 && (f32 || side >= (gpu ? 4096 : 1024))) {
+      for (const char* what : {"_rows", "_columns"}) {
+        const bool rows = what[1] == 'r';
+        all.push_back(rows ? ReduceAxes(dtype, side, side, 1) : ReduceAxes(dtype, 1, side, side));
+        all.back().size = absl::StrCat(side, what);
+      }
+    }
+  }
+  if (f32) {
+    all.push_back(Matmul(dtype, 1021, 1031, 1033));  // primes: no tile size divides them
+    all.push_back(Matmul(dtype, 1, 4096, 4096));
+    for (bool dot : {false, true})
+      for (std::int64_t count : {64, 1000, 10000}) all.push_back(Batch(dot, count, 4096));
+  }
+  if (!gpu) return;
+  // In 8192 x 1 x 8192, the large operand is contiguous along k.
+  const std::vector<std::array<std::int64_t, 3>> shapes = {
+      {1, 8192, 8192},     {16, 8192, 8192},   {8192, 1, 8192},
+      {8192, 16, 8192},    {64, 8192, 8192},   {256, 8192, 8192},
+      {4096, 14336, 4096}, {8192, 1024, 8192}, {4093, 4099, 4111}};
+  const bool many = f32 || dtype == DType::kBF16 || dtype == DType::kF16;
+  for (const auto& [m, n, k] : shapes)
+    if (many || (dtype == DType::kF64 && m == 1)) all.push_back(Matmul(dtype, m, n, k));
+  for (std::int64_t k : {1, 8}) all.push_back(Matmul(dtype, 4096, 4096, k));
+}
+
+void Problems::AddCeilings(std::vector<Case>& all) {
+  const auto n = std::int64_t{1} << (rig_.gpu() ? 30 : 26);
+  const std::size_t bytes = Bytes(DType::kF32, n);
+  const auto add = [&](const char* name, DType dtype, std::size_t read, std::size_t written,
+                       double flops, std::function<void()> launch) {
+    all.push_back(Make("ceiling", dtype, absl::StrCat(read), read, written, flops));
+    all.back().candidates.push_back({.name = name, .launch = std::move(launch)});
+  };
+  add("read", DType::kF32, bytes, 0, 0, [this, n, bytes] {
+    LaunchRead(rig_.stream(), Place(DType::kF32, n), bytes, rig_.stream().Scratch(16));
+  });
+  add("copy", DType::kF32, bytes, bytes, 0, [this, n, bytes] {
+    LaunchCopy(rig_.stream(), rig_.Output(bytes), Place(DType::kF32, n), bytes);
+  });
+  for (DType dtype : {DType::kF32, DType::kF64}) {
+    const auto launch = [this, dtype] {
+      return LaunchFma(rig_.stream(), dtype == DType::kF64, rig_.stream().Scratch(16));
+    };
+    add("fma", dtype, 0, 0, launch(), launch);
+  }
+}
+
+// --- Random problems ---
+
+void Problems::Seed(std::uint64_t seed) {
+  is_random_ = true;
+  random_.seed(seed);
+  most_bytes_ = rig_.gpu() ? 0x1p30 : 0x1p25;
+  most_flops_ = rig_.gpu() ? 0x1p41 : 0x1p31;
   // Includes space for offsets and alignment.
   const auto most = static_cast<std::size_t>(most_bytes_) + (std::size_t{1} << 16);
   for (DType dtype : kAllDTypes) rig_.Need(dtype, most);
@@ -61,67 +596,51 @@ std::int64_t Problems::Extent(double most) {
       std::exp2(std::uniform_real_distribution<double>(0, std::log2(most))(random_)));
 }
 
-template <class T>
-T Problems::OneOf(std::initializer_list<T> values) {
-  return values.begin()[random_() % values.size()];
-}
-
 std::int64_t Problems::Offset() { return Chance(0.75) ? 0 : OneOf<std::int64_t>({1, 2, 3, 4, 8}); }
 
-template <class Problem>
-void Problems::AddStrategies(RandomProblem& out, const Problem& like,
-                             const std::function<void(Problem&)>& place) {
-  const Pace pace(rig_.device().info());
-  Problem placed = like;
-  place(placed);
-  const Strategy<Problem>* chosen = Choose(placed, rig_.device());
-  std::vector<const Strategy<Problem>*> able;
-  double least = std::numeric_limits<double>::infinity();
-  double bound = chosen->roundoff(placed);
-  for (const Strategy<Problem>* strategy : Strategies<Problem>()) {
-    if (!strategy->dtypes.Contains(like.dtype) || !Missing(*strategy, rig_.device()).empty() ||
-        !Refusal(*strategy, placed).empty())
-      continue;
-    able.push_back(strategy);
-    least = std::min(least, pace.Estimate(*strategy, placed));
-    if (strategy->vendor) bound = std::max(bound, strategy->roundoff(placed));
-  }
-  for (const Strategy<Problem>* strategy : able) {
-    const bool slow = pace.Estimate(*strategy, placed) > kBeyond * std::max(least, 10e-6);
-    if (strategy != chosen && !strategy->vendor && (slow || strategy->roundoff(placed) > bound))
-      continue;
-    out.candidates.push_back({.name = std::string(strategy->name),
-                              .chosen = strategy == chosen,
-                              .strategy = strategy->name != kNoDefault,
-                              .vendor = strategy->vendor,
-                              .launch = [this, like, place, strategy] {
-                                Problem p = like;
-                                place(p);
-                                strategy->launch(p, rig_.stream());
-                              }});
-  }
-}
-
-RandomProblem Problems::Next(const std::string& operation) {
+Case Problems::Random(const std::string& operation) {
   std::string which = operation;
   if (which.empty())
     which = OneOf<const char*>({"matmul", "matmul", "matmul", "matmul", "matmul", "dot", "reduce",
                                 "reduce", "reduce_axes", "batch"});
-  if (which == "dot") return Dot();
-  if (which == "reduce") return Reduce();
-  if (which == "reduce_axes") return ReduceAxes();
-  if (which == "batch") return Batch();
-  return Matmul();
+  if (which == "dot") {
+    const DType dtype = OneOf({DType::kF32, DType::kF32, DType::kF64, DType::kF16, DType::kBF16});
+    const std::int64_t n = Extent(most_bytes_ / 2 / static_cast<double>(SizeOf(dtype)));
+    const std::int64_t a_off = Offset(), b_off = Offset();
+    return Dot(dtype, n, a_off, b_off);
+  }
+  if (which == "reduce") {
+    const DType dtype = OneOf({DType::kF32, DType::kF32, DType::kF64, DType::kF16, DType::kBF16,
+                               DType::kI32, DType::kI64});
+    const ReduceOp op = OneOf({ReduceOp::kSum, ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kArgMax,
+                               ReduceOp::kMean, ReduceOp::kNormL2, ReduceOp::kVariance});
+    const std::int64_t n = Extent(most_bytes_ / static_cast<double>(SizeOf(dtype)));
+    return Reduce(dtype, op, n, Offset());
+  }
+  if (which == "reduce_axes") {
+    const DType dtype = OneOf({DType::kF32, DType::kF32, DType::kF32, DType::kF64, DType::kBF16});
+    for (;;) {
+      const std::int64_t outer = Extent(0x1p20), length = Extent(0x1p20);
+      const std::int64_t inner = Chance(0.6) ? 1 : Extent(0x1p15);
+      const double results = static_cast<double>(outer) * static_cast<double>(inner);
+      const double bytes =
+          static_cast<double>(SizeOf(dtype)) * results * static_cast<double>(length);
+      if (bytes <= most_bytes_ && 8 * results <= most_bytes_)
+        return ReduceAxes(dtype, outer, length, inner);
+    }
+  }
+  if (which == "batch") {
+    const std::int64_t n = Extent(kBatchBytes / 4), count = Extent(4096);
+    return Batch(true, count, n);
+  }
+  return RandomMatmul();
 }
 
-RandomProblem Problems::Matmul() {
+Case Problems::RandomMatmul() {
   MatmulProblem p;
   p.dtype = OneOf({DType::kF32, DType::kF32, DType::kBF16, DType::kBF16, DType::kF16, DType::kF16,
                    DType::kF64, DType::kF64, DType::kI32});
   p.out_dtype = p.dtype;
-  const auto size = static_cast<double>(SizeOf(p.dtype));
-  std::int64_t a_rows = 0, b_rows = 0;
-  double bytes = 0, flops = 0;
   // In practice, many products have extents that are multiples of 64, and matrices without offsets
   // or gaps between rows.
   const bool round = Chance(0.25);
@@ -129,152 +648,27 @@ RandomProblem Problems::Matmul() {
     const std::int64_t any = Extent(most);
     return round && any > 64 ? (any + 63) / 64 * 64 : any;
   };
+  const auto pitch = [&](std::int64_t columns) {
+    if (round || Chance(0.5)) return columns;
+    return Chance(0.5) ? (columns + 7) / 8 * 8 : columns + OneOf<std::int64_t>({1, 5, 8, 64});
+  };
   // Tables of vectors have one longer extent.
   const bool is_long = Chance(0.1);
   std::int64_t* const long_extent = OneOf({&p.m, &p.n, &p.k});
-  do {
+  for (;;) {
     p.m = extent(0x1p15), p.n = extent(0x1p15), p.k = extent(0x1p15);
     if (is_long) *long_extent = extent(0x1p21);
     p.transpose_a = Chance(0.5), p.transpose_b = Chance(0.5);
-    const auto pitch = [&](std::int64_t columns) {
-      if (round || Chance(0.5)) return columns;
-      return Chance(0.5) ? (columns + 7) / 8 * 8 : columns + OneOf<std::int64_t>({1, 5, 8, 64});
-    };
     p.lda = pitch(p.transpose_a ? p.m : p.k), p.ldb = pitch(p.transpose_b ? p.k : p.n);
-    a_rows = p.transpose_a ? p.k : p.m, b_rows = p.transpose_b ? p.n : p.k;
-    bytes = size * static_cast<double>(std::max(a_rows * p.lda + b_rows * p.ldb, p.m * p.n));
-    flops = 2.0 * static_cast<double>(p.m * p.n) * static_cast<double>(p.k);
-  } while (bytes > most_bytes_ || flops > most_flops_);
+    const std::int64_t a = (p.transpose_a ? p.k : p.m) * p.lda;
+    const std::int64_t b = (p.transpose_b ? p.n : p.k) * p.ldb;
+    const double bytes =
+        static_cast<double>(SizeOf(p.dtype)) * static_cast<double>(std::max(a + b, p.m * p.n));
+    const double flops = 2.0 * static_cast<double>(p.m * p.n) * static_cast<double>(p.k);
+    if (bytes <= most_bytes_ && flops <= most_flops_) break;
+  }
   const std::int64_t a_off = round ? 0 : Offset(), b_off = round ? 0 : Offset();
-
-  RandomProblem out{.operation = "matmul", .dtype = std::string(Name(p.dtype))};
-  out.shape = absl::StrCat(p.m, " x ", p.n, " x ", p.k, p.transpose_a ? " a^T" : "",
-                           p.transpose_b ? " b^T" : "");
-  if (p.lda != (p.transpose_a ? p.m : p.k)) absl::StrAppend(&out.shape, " lda ", p.lda);
-  if (p.ldb != (p.transpose_b ? p.k : p.n)) absl::StrAppend(&out.shape, " ldb ", p.ldb);
-  absl::StrAppend(&out.shape, Off(a_off, p.dtype), Off(b_off, p.dtype));
-  const std::function<void(MatmulProblem&)> place = [this, a_rows, b_rows, a_off,
-                                                     b_off](MatmulProblem& q) {
-    q.a = Place(rig_, q.dtype, a_rows * q.lda, a_off);
-    q.b = Place(rig_, q.dtype, b_rows * q.ldb, b_off);
-    q.c = rig_.Output(static_cast<std::size_t>(q.m * q.n) * SizeOf(q.out_dtype));
-  };
-  MatmulProblem placed = p;
-  place(placed);
-  const MatmulFeatures features = FeaturesOf(placed);
-  out.features.assign(features.begin(), features.end());
-  AddStrategies(out, p, place);
-  return out;
-}
-
-RandomProblem Problems::Dot() {
-  DotProblem p;
-  p.dtype = OneOf({DType::kF32, DType::kF32, DType::kF64, DType::kF16, DType::kBF16});
-  p.n = Extent(most_bytes_ / 2 / static_cast<double>(SizeOf(p.dtype)));
-  const std::int64_t a_off = Offset(), b_off = Offset();
-  RandomProblem out{.operation = "dot", .dtype = std::string(Name(p.dtype))};
-  out.shape = absl::StrCat(p.n, Off(a_off, p.dtype), Off(b_off, p.dtype));
-  AddStrategies<DotProblem>(out, p, [this, a_off, b_off](DotProblem& q) {
-    q.a = Place(rig_, q.dtype, q.n, a_off);
-    q.b = Place(rig_, q.dtype, q.n, b_off);
-    q.result = rig_.stream().result();
-  });
-  return out;
-}
-
-RandomProblem Problems::Reduce() {
-  ReduceProblem p;
-  p.dtype = OneOf(
-      {DType::kF32, DType::kF32, DType::kF64, DType::kF16, DType::kBF16, DType::kI32, DType::kI64});
-  p.op = OneOf({ReduceOp::kSum, ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kArgMax, ReduceOp::kMean,
-                ReduceOp::kNormL2, ReduceOp::kVariance});
-  p.n = Extent(most_bytes_ / static_cast<double>(SizeOf(p.dtype)));
-  const std::int64_t offset = Offset();
-  RandomProblem out{.operation = absl::StrCat("reduce_", std::string(Name(p.op))),
-                    .dtype = std::string(Name(p.dtype))};
-  out.shape = absl::StrCat(p.n, Off(offset, p.dtype));
-  AddStrategies<ReduceProblem>(out, p, [this, offset](ReduceProblem& q) {
-    q.x = Place(rig_, q.dtype, q.n, offset);
-    q.result = rig_.stream().result();
-  });
-#ifdef TESSERA_WITH_CUDA
-  if (HasVendor(rig_) && p.dtype == DType::kF32) {
-    const auto add = [&](const char* name, Peer peer) {
-      out.candidates.push_back({.name = name, .vendor = true, .launch = [this, p, offset, peer] {
-                                  const void* x = Place(rig_, p.dtype, p.n, offset);
-                                  LaunchPeer(peer, rig_.stream(), static_cast<const float*>(x),
-                                             p.n);
-                                }});
-    };
-    if (p.op == ReduceOp::kSum) add("cub_sum", Peer::kCubSum);
-    if (p.op == ReduceOp::kMax) add("cub_max", Peer::kCubMax);
-    if (p.op == ReduceOp::kArgMax) add("cub_argmax", Peer::kCubArgMax);
-    if (p.op == ReduceOp::kNormL2) add("cublas_nrm2", Peer::kCublasNrm2);
-  }
-#endif
-  return out;
-}
-
-// SUM along one axis; the vendor has a call for rows of f32.
-RandomProblem Problems::ReduceAxes() {
-  ReduceAxesProblem p;
-  p.dtype = OneOf({DType::kF32, DType::kF32, DType::kF32, DType::kF64, DType::kBF16});
-  const auto size = static_cast<double>(SizeOf(p.dtype));
-  do {
-    p.outer = Extent(0x1p20);
-    p.length = Extent(0x1p20);
-    p.inner = Chance(0.6) ? 1 : Extent(0x1p15);
-  } while (size * static_cast<double>(p.outer) * static_cast<double>(p.length) *
-                   static_cast<double>(p.inner) >
-               most_bytes_ ||
-           8.0 * static_cast<double>(p.outer * p.inner) > most_bytes_);
-  RandomProblem out{.operation = "reduce_axes", .dtype = std::string(Name(p.dtype))};
-  out.shape = absl::StrCat(p.outer, " x ", p.length, " x ", p.inner);
-  const std::int64_t n = p.outer * p.length * p.inner;
-  AddStrategies<ReduceAxesProblem>(out, p, [this, n](ReduceAxesProblem& q) {
-    q.x = Place(rig_, q.dtype, n, 0);
-    q.out = rig_.Output(static_cast<std::size_t>(q.outer * q.inner) * 8);
-  });
-#ifdef TESSERA_WITH_CUDA
-  if (HasVendor(rig_) && p.dtype == DType::kF32 && p.inner == 1) {
-    out.candidates.push_back({.name = "cub_segmented", .vendor = true, .launch = [this, p, n] {
-                                const void* x = Place(rig_, p.dtype, n, 0);
-                                LaunchRowSums(rig_.stream(), static_cast<const float*>(x), p.outer,
-                                              p.length);
-                              }});
-  }
-#endif
-  return out;
-}
-
-// Many short Dots, launched in the same way as by a program.
-RandomProblem Problems::Batch() {
-  constexpr std::int64_t kMost = kBatchBytes / 4;
-  const std::int64_t n = Extent(kMost), count = Extent(4096);
-  RandomProblem out{.operation = "batch", .dtype = "f32"};
-  out.shape = absl::StrCat(count, " dots of ", n);
-  const auto items = std::make_shared<std::vector<DotItem>>(static_cast<std::size_t>(count));
-  out.candidates.push_back(
-      {.name = "batch", .chosen = true, .strategy = true, .launch = [this, n, count, items] {
-         const auto* a = static_cast<const float*>(Place(rig_, DType::kF32, count * n, 0));
-         const auto* b = static_cast<const float*>(Place(rig_, DType::kF32, count * n, 0));
-         auto* results = static_cast<Scalar*>(
-             rig_.stream().HostScratch(static_cast<std::size_t>(count) * sizeof(Scalar)));
-         for (std::int64_t i = 0; i < count; ++i)
-           (*items)[static_cast<std::size_t>(i)] = {{a + i * n, b + i * n}, n};
-         LaunchBatch(DType::kF32, *items, results, rig_.stream());
-       }});
-#ifdef TESSERA_WITH_CUDA
-  if (HasVendor(rig_)) {
-    out.candidates.push_back({.name = "cublas_batched", .vendor = true, .launch = [this, n, count] {
-                                const void* a = Place(rig_, DType::kF32, count * n, 0);
-                                const void* b = Place(rig_, DType::kF32, count * n, 0);
-                                LaunchDots(rig_.stream(), static_cast<const float*>(a),
-                                           static_cast<const float*>(b), count, n);
-                              }});
-  }
-#endif
-  return out;
+  return Matmul(p, a_off, b_off);
 }
 
 }  // namespace tessera::bench

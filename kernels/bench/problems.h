@@ -1,69 +1,108 @@
-// Random problems. Extents are log-uniform, and operands have any alignment and pitch and may be
-// transposed.
+// The problems that strategy_bench times: a fixed list, and random ones.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <random>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/bench/rig.h"
 
 namespace tessera::bench {
 
-// One implementation that can solve a problem. launch enqueues it, with operands in different
-// memory at every call, and may throw DeviceError.
+// One way to solve a problem.
 struct Candidate {
   std::string name;
-  bool chosen = false;    // whether it is the default for a request that names no strategy
-  bool strategy = false;  // whether it could be the default
-  bool vendor = false;    // whether it is a call of the vendor's library
+  bool chosen = false;  // the default of a request that names no strategy
+  bool vendor = false;  // a call of the vendor's library, directly or by a strategy
+  bool peer = false;    // not a strategy
+  // Enqueues the work, with operands in different memory at every call. Throws DeviceError.
   std::function<void()> launch;
 };
 
-struct RandomProblem {
+struct Case {
   std::string operation, dtype;
-  std::string shape;            // extents, transposes, pitches, and offsets in bytes
-  std::vector<float> features;  // for a product: its MatmulFeatures
-  // The vendor's calls, and the strategies whose estimate is at most kBeyond times the lowest one
-  // and whose error bound does not exceed that of the default or of the vendor's strategy.
+  std::string size;  // of a random problem also its transposes, pitches, and offsets in bytes
+  // What the problem itself requires, with each input read once and each output written once.
+  double bytes = 0, flops = 0;
+  bool lone = false;            // whether the device is idle before each launch (Rig::kIdle)
+  std::vector<float> features;  // of a product: its MatmulFeatures
   std::vector<Candidate> candidates;
+  // Returns the largest error of the last launch. Null for most operations.
+  std::function<double()> error;
 };
 
-// Generates random problems for one device.
 class Problems {
  public:
-  Problems(Rig& rig, std::uint64_t seed);
+  explicit Problems(Rig& rig);
 
-  // operation: matmul, dot, reduce, reduce_axes or batch; empty: any of them.
-  RandomProblem Next(const std::string& operation);
+  // Returns the fixed list. Vectors have at most 2^max_exponent elements.
+  std::vector<Case> All(int max_exponent);
 
-  // The maximum ratio of a strategy's estimate to the fastest strategy's estimate.
+  // Begins a sequence of random problems. Must be called before Random.
+  void Seed(std::uint64_t seed);
+  // Returns the next random problem of an operation (matmul, dot, reduce, reduce_axes or batch), or
+  // of any of them if it is empty. Extents are log-uniform, and operands have any alignment and
+  // pitch and may be transposed. The candidates are the vendor's calls, and the strategies whose
+  // estimate is at most kBeyond times the lowest one and whose error bound does not exceed that of
+  // the default or of the vendor's strategy.
+  Case Random(const std::string& operation);
   static constexpr double kBeyond = 30;
 
- private:
-  RandomProblem Matmul();
-  RandomProblem Dot();
-  RandomProblem Reduce();
-  RandomProblem ReduceAxes();
-  RandomProblem Batch();
+  // Whether a request that names no strategy may get this one.
+  static bool MayBeDefault(const Candidate& candidate);
 
+ private:
+  struct Expression;
+
+  Case Make(std::string operation, DType dtype, std::string size, std::size_t operand_bytes,
+            std::size_t result_bytes, double flops);
+  template <class Problem>
+  void AddStrategies(Case& out, const Problem& like, const std::function<void(Problem&)>& place,
+                     bool (*wanted)(const Strategy<Problem>&) = nullptr);
+  // Adds a call of the vendor's library, if this host has it.
+  void AddPeer(Case& out, std::string name, std::function<void()> launch);
+  // Returns memory for an operand of n elements that begins `offset` elements after a multiple of
+  // 256 bytes.
+  void* Place(DType dtype, std::int64_t n, std::int64_t offset = 0);
+
+  Case Dot(DType dtype, std::int64_t n, std::int64_t a_off = 0, std::int64_t b_off = 0);
+  Case Reduce(DType dtype, ReduceOp op, std::int64_t n, std::int64_t offset = 0);
+  Case ReduceAxes(DType dtype, std::int64_t outer, std::int64_t length, std::int64_t inner);
+  Case Batch(bool dot, std::int64_t count, std::int64_t n);
+  Case Matmul(const MatmulProblem& p, std::int64_t a_off = 0, std::int64_t b_off = 0);
+  Case Matmul(DType dtype, std::int64_t m, std::int64_t n, std::int64_t k);
+  Case Add(DType dtype, std::int64_t n);
+  Case Map(DType dtype, std::int64_t n, const Expression& expression);
+  Case MappedReduce(DType dtype, std::int64_t n, const Expression& expression);
+  Case WindowSum(DType dtype, std::int64_t n, std::int64_t radius);
+  Case TopK(DType dtype, std::int64_t rows, std::int64_t n, std::int64_t k, bool rising = false);
+  void AddVectors(std::vector<Case>& all, DType dtype, int exponent, int top);
+  void AddTopKs(std::vector<Case>& all, DType dtype);
+  void AddMatrices(std::vector<Case>& all, DType dtype);
+  void AddCeilings(std::vector<Case>& all);
+
+  Case RandomMatmul();
   // Returns a log-uniform number from 1 to most.
   std::int64_t Extent(double most);
   bool Chance(double probability) { return std::bernoulli_distribution(probability)(random_); }
   template <class T>
-  T OneOf(std::initializer_list<T> values);
+  T OneOf(std::initializer_list<T> values) {
+    return values.begin()[random_() % values.size()];
+  }
   // Returns how many elements after a multiple of 256 bytes an operand begins; usually 0.
   std::int64_t Offset();
-  template <class Problem>
-  void AddStrategies(RandomProblem& out, const Problem& like,
-                     const std::function<void(Problem&)>& place);
 
   Rig& rig_;
+  const bool peers_;  // whether this host has the vendor's libraries
+  bool is_random_ = false;
   std::mt19937_64 random_;
-  double most_bytes_;  // for the operands of a problem
-  double most_flops_;  // for a product
+  double most_bytes_ = 0;  // for the operands of a random problem
+  double most_flops_ = 0;  // for a random product
 };
 
 }  // namespace tessera::bench

@@ -2,9 +2,9 @@
 """Converts runs of the benchmarks to the committed measurements, tables and plots.
 
   report.py collect RUN.json... --out docs/measured/h200.json --caption "NVIDIA H200, driver 580"
-      Writes the median and spread of every benchmark in runs of strategy_bench, in Google
-      Benchmark's JSON; it reads the repetitions, not the aggregates. Or it writes the medians of
-      the runs on several GPUs that tests/by_hand/many_gpus.py and product_bench write with --json.
+      Joins files that strategy_bench or tests/by_hand/many_gpus.py wrote with --json. Of rows with
+      one name in several runs of strategy_bench, the last counts, and a file from an earlier
+      collect may be a run; of rows of several GPUs, the median counts.
   report.py render [--check]
       Fills in the tables and draws the plots that PAGES request, from docs/measured/FILE.json. With
       --check it writes nothing, names the files that it would change, and exits with code 1 if
@@ -65,9 +65,6 @@ TF32 = "cublaslt_tf32"
 VENDORS = {"cublas", "cublas_lt"}
 # Strategies that round their operands to fewer bits than they have.
 ROUNDING = {("tensor_tf32", "f32"), ("tensor_bf16", "f32"), (TF32, "f32")}
-# The variants of product_bench that are shown, and where b is in each of them.
-ALONE, TOGETHER, CUBLAS_XT = "one", "overlapped", "cuBLASXt"
-PRODUCTS = {ALONE: "there", TOGETHER: "divided", CUBLAS_XT: "on one"}
 
 
 @functools.cache
@@ -102,65 +99,38 @@ def pivot(rows, key, cells):
 
 def collect(options):
     runs = [json.loads(pathlib.Path(path).read_text(encoding="utf-8")) for path in options.runs]
-    head, lists = {"caption": options.caption}, {}
+    head = {"caption": options.caption}
     if isinstance(runs[0], list):
-        lists = gpus_lists(row for run in runs for row in run)
+        lists = gpus_lists([row for run in runs for row in run])
     else:
-        for key in ("device", "model"):
-            head[key] = runs[-1]["context"].get(f"tessera_{key}", "")
-        found = collections.defaultdict(list)
-        for row in (row for run in runs for row in run["benchmarks"]):
-            if row.get("run_type") != "aggregate" and not row.get("error_occurred"):
-                found[row["name"].split("/manual_time")[0]].append(row)
-        lists["rows"] = [figures_of(*item) for item in sorted(found.items())]
+        head |= {key: runs[-1][key] for key in ("device", "model")}
+        rows = {name_of(row): row for run in runs for row in run["rows"]}
+        lists = {"rows": [row for _, row in sorted(rows.items())]}
     text = json.dumps(head, indent=1)[:-2]
     for name, rows in lists.items():
         text += f',\n "{name}": [\n' + ",\n".join("  " + json.dumps(row) for row in rows) + "\n ]"
     pathlib.Path(options.out).write_text(text + "\n}\n", encoding="utf-8")
 
 
-def figures_of(name, runs):
-    """Returns one row of measurements from the runs of one strategy on one problem."""
-    microseconds_in = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
-    times = [run["real_time"] * microseconds_in[run["time_unit"]] for run in runs]
-    row = dict(zip(("operation", "strategy", "dtype", "size"), name.split("/")))
-    for field, of in (("us", statistics.median), ("us_min", min), ("us_max", max)):
-        row[field] = round(of(times), 3)
-    row["runs"] = len(times)
-    for counter, field in (("bytes_per_second", "gb_per_s"), ("flops_per_second", "gflop_per_s")):
-        if rate := statistics.median(run.get(counter, 0.0) for run in runs):
-            row[field] = float(f"{rate / 1e9:.5g}")
-    if errors := [run["error"] for run in runs if "error" in run]:
-        row["error"] = float(f"{max(errors):.3g}")
-    return row | ({"chosen": True} if any("chosen" in run for run in runs) else {})
+def name_of(row):
+    return "/".join(row[key] for key in ("operation", "strategy", "dtype", "size"))
 
 
 def gpus_lists(rows):
-    """Returns {"arrays": rows, "products": rows} from runs on several GPUs. Rows of the same
-    problem are replaced by their median."""
-    found = {"arrays": collections.defaultdict(list), "products": collections.defaultdict(list)}
-    for row in rows:
-        if "elements" in row:
-            if row["worked"] != row["devices"]:
-                raise SystemExit(f"not by all: {row}")
-            key, times = ("what", "elements", "devices"), row["times"]
-            found["arrays"][tuple((k, row[k]) for k in key)].append((row["us"], times))
-        elif "way" in row and PRODUCTS.get(row["way"]) == row["b"] and not row["transpose_b"]:
-            if "OTHER" in row["bits"]:
-                raise SystemExit(f"other bits in {row}")
-            if row["way"] != TOGETHER or row["devices"] > 1:
-                key = {"dtype": row["dtype"], "side": row["n"]}
-                key |= {"way": row["way"], "devices": row["devices"]}
-                times = row["one_us"] / row["us"]
-                found["products"][tuple(key.items())].append((row["us"], times))
+    """Returns {"arrays": rows, "products": rows} from runs on several GPUs."""
     lists = {}
-    for what, runs_of in found.items():
-        lists[what] = []
-        for key, runs in sorted(runs_of.items(), key=lambda item: [v for _, v in item[0]]):
-            row = dict(key) | {"us": round(statistics.median(us for us, _ in runs), 2)}
-            if times := [times for _, times in runs if times is not None]:
+    for name, keys in (("arrays", ("what", "elements", "devices")),
+                       ("products", ("dtype", "side", "devices"))):
+        found = collections.defaultdict(list)
+        for row in rows:
+            if keys[1] in row and row["worked"] == row["devices"]:
+                found[tuple(row[key] for key in keys)].append(row)
+        lists[name] = []
+        for key, same in sorted(found.items()):
+            row = dict(zip(keys, key)) | {"us": round(statistics.median(r["us"] for r in same), 2)}
+            if times := [r["times"] for r in same if r["times"] is not None]:
                 row["times"] = round(statistics.median(times), 3)
-            lists[what].append(row)
+            lists[name].append(row)
     return lists
 
 
@@ -172,8 +142,7 @@ class Figures:
 
     def __init__(self, name):
         document = read(name)
-        names = ("operation", "strategy", "dtype", "size")
-        self.by_name = {"/".join(row[n] for n in names): row for row in document["rows"]}
+        self.by_name = {name_of(row): row for row in document["rows"]}
         self.rows = [r | {"operation": "matmul"} if r["strategy"] == TF32 else r
                      for r in document["rows"]]
         self.caption, self.cpu = document["caption"], document["device"] == "cpu"
@@ -535,54 +504,25 @@ def regret_plot(name):
 COUNTS = "none one two three four five six seven eight".split()
 
 
-def milliseconds(us):
-    return f"{float(f'{us / 1000:.3g}'):g} ms"
-
-
-def speedup_text(row):
-    """Returns a time, and the speedup over one GPU."""
-    times = f", {row['times']:.2f}" if row["devices"] > 1 and "times" in row else ""
-    return milliseconds(row["us"]) + times
-
-
-def words_of(rows):
-    """Returns {number of GPUs: its name in a heading}."""
-    return {count: COUNTS[count] for count in sorted({row["devices"] for row in rows})}
-
-
 def scaling_table(name, what):
     data = read(name)
     rows = sorted(data[what], key=lambda r: -r["us"])  # The fastest is the last, whose rate counts.
-    lines = {"arrays": arrays_lines, "products": products_lines}[what](rows)
+    rows.sort(key=lambda r: (r.get("elements"), r.get("dtype"), r.get("side"), r.get("what")))
+    counts = sorted({row["devices"] for row in rows})
+
+    def cells(row):
+        if what == "arrays":
+            rate = f"{4 * row['elements'] / row['us'] / 1e6:.3g} TB/s"
+        else:
+            rate = f"{2 * row['side'] ** 3 / row['us'] / 1e6:.0f} TFLOP/s"
+        times = f", {row['times']:.2f}" if row["devices"] > 1 and "times" in row else ""
+        time = f"{float('%.3g' % (row['us'] / 1000)):g} ms"
+        return {COUNTS[row["devices"]]: time + times, "at most": rate}
+
+    corner = {"arrays": "", "products": "product, a side"}[what]
+    heads = dict.fromkeys(COUNTS[count] for count in counts)
+    lines = pivot(rows, lambda r: {corner: scaling_label(r), **heads}, cells)
     return pages.table(lines, f"{data['caption']}.", missing="")
-
-
-def arrays_lines(rows):
-    words = words_of(rows)
-    rows.sort(key=lambda r: (r["elements"], r["what"]))
-
-    def cells(row):
-        rate = 4 * row["elements"] / row["us"] / 1e6
-        return {words[row["devices"]]: speedup_text(row), "at most": f"{rate:.3g} TB/s"}
-
-    return pivot(rows, lambda r: {"": scaling_label(r), **dict.fromkeys(words.values())}, cells)
-
-
-def products_lines(rows):
-    words = words_of(row for row in rows if row["way"] == TOGETHER)
-    last = max(words)
-    heads = ["one GPU", *words.values(), "at most", f"cuBLASXt on {words[last]}"]
-    rows.sort(key=lambda r: (r["dtype"], r["side"]))
-
-    def cells(row):
-        if row["way"] == CUBLAS_XT:
-            return {heads[-1]: milliseconds(row["us"])} if row["devices"] == last else {}
-        head = "one GPU" if row["way"] == ALONE else words[row["devices"]]
-        rate = 2 * row["side"] ** 3 / row["us"] / 1e6
-        return {head: speedup_text(row), "at most": f"{rate:.0f} TFLOP/s"}
-
-    begin = dict.fromkeys(heads)
-    return pivot(rows, lambda r: {"product, a side": scaling_label(r), **begin}, cells)
 
 
 def scaling_label(row):
@@ -602,10 +542,8 @@ def scaling_plot(name, what):
         rows = [row for row in rows if row["elements"] == largest]
     else:
         title = "Products: times as fast as one GPU"
-        rows = [row for row in data[what] if row["way"] == TOGETHER]
-        rows.sort(key=lambda row: (row["dtype"], row["side"]))
-        rows = [row | {"devices": 1, "times": 1.0} for row in rows] + rows
-    points = {(scaling_label(r), r["devices"], r["times"]): None for r in rows if "times" in r}
+        rows = sorted(data[what], key=lambda row: (row["dtype"], row["side"], row["devices"]))
+    points = [(scaling_label(r), r["devices"], r["times"]) for r in rows if "times" in r]
     lines = [line for line in pages.lines(points) if len(line.points) > 1]
     counts = sorted({count for line in lines for count, _ in line.points})
     ideal = pages.Line("as many GPUs", [(count, count) for count in counts], dashed=True)

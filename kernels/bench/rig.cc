@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <random>
 #include <type_traits>
 
-#ifdef TESSERA_WITH_CUDA
-#include "kernels/bench/hold.h"
-#endif
+#include "kernels/bench/launches.h"
 
 namespace tessera::bench {
 namespace {
@@ -34,10 +33,8 @@ Arena::Arena(Stream& stream, DType dtype, std::size_t bytes)
     }
   });
   for (std::size_t at = 0; at < memory_.size(); at += block_.size()) {
-    const absl::Status status =
-        CopyToDevice(stream, static_cast<char*>(memory_.data()) + at, block_.data(),
-                     std::min(block_.size(), memory_.size() - at));
-    if (!status.ok()) Die(status);
+    Check(CopyToDevice(stream, static_cast<char*>(memory_.data()) + at, block_.data(),
+                       std::min(block_.size(), memory_.size() - at)));
   }
 }
 
@@ -72,14 +69,14 @@ double Rig::WarmUp(const std::function<void()>& launch) {
   return us.count();
 }
 
-double Rig::Time(const std::function<void()>& launch, [[maybe_unused]] double enqueueing_us) {
+double Rig::Time(const std::function<void()>& launch, double enqueueing_us) {
   stream_->Reset();
-#ifdef TESSERA_WITH_CUDA
-  // The hold is limited to 200 us, because a longer one does not help operations that themselves
-  // wait for the device.
-  if (gpu() && enqueueing_us != kIdle)
-    LaunchHold(*stream_, std::min(10 + 3 * enqueueing_us, 200.0));
-#endif
+  if constexpr (kWithCuda) {
+    // The hold is limited to 200 us, because a longer one does not help operations that themselves
+    // wait for the device.
+    if (gpu() && enqueueing_us != kIdle)
+      LaunchHold(*stream_, std::min(10 + 3 * enqueueing_us, 200.0));
+  }
   stream_->StartTimer();
   launch();
   return stream_->StopTimer();

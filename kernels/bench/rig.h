@@ -1,5 +1,5 @@
-// The basis of strategy benchmarks: a device, operands that are in different memory at every call,
-// and the device's clock.
+// The basis of strategy_bench: a device, operands that are in different memory at every call, and
+// the device's clock.
 #pragma once
 
 #include <cstddef>
@@ -24,10 +24,12 @@ namespace tessera::bench {
   std::fprintf(stderr, "strategy_bench: %s\n", status.ToString().c_str());
   std::exit(1);
 }
-
+inline void Check(const absl::Status& status) {
+  if (!status.ok()) Die(status);
+}
 template <class T>
 T OrDie(absl::StatusOr<T> value) {
-  if (!value.ok()) Die(value.status());
+  Check(value.status());
   return *std::move(value);
 }
 

@@ -3,12 +3,15 @@
 a host with several GPUs; CI does not run it. shards_test.py, with --device, checks the bits.
 
 usage: many_gpus.py --server bin/tessera-server [--devices cuda:0,cuda:1,cuda:2,cuda:3]
-                    [--elements 32,34,36] [--copy-gib 1,8,32] [--upload-gib 64] [--json FILE]
+                    [--elements 32,34,36] [--products bf16:8192,f32:8192] [--scratch 2Gi]
+                    [--copy-gib 1,8,32] [--upload-gib 64] [--json FILE]
 
 --elements: arrays of 2^N f32, each on the smallest number of devices that hold it and on all larger
-numbers of them. --copy-gib: CopyBuffer from the first device to the second, including the
-allocation of the new buffer. --upload-gib: an array that is uploaded through shared memory, and
-over streams, to all devices at the same time. Products are measured by product_bench.
+numbers of them. --products: products of square matrices, of which all three are divided; each GPU
+needs room for the whole second operand in its --scratch, which is the server's --scratch-limit.
+--copy-gib: CopyBuffer from the first device to the second, including the allocation of the new
+buffer. --upload-gib: an array that is uploaded through shared memory, and over streams, to all
+devices at the same time.
 """
 
 import argparse
@@ -94,6 +97,33 @@ def speed(client, devices, exponents, rows_):
             client.call("DeleteBuffer", name="x")
 
 
+def products(server, devices, wanted, rows_):
+    print("== Device time of products, medians; TFLOP/s; how many times as fast as one")
+    with ts.connect(server.address) as t:
+        for dtype, side in (product.split(":") for product in wanted):
+            column, row = (t.put(np.linspace(1, 500, int(side), dtype="f4").reshape(shape))
+                           for shape in ((-1, 1), (1, -1)))
+            one = None
+            for count in range(1, len(devices) + 1):
+                place = {"placement": devices[:count], "replace": True}
+                # Values between -1 and 1, made on the devices.
+                a = np.sin(column * row).astype(dtype).save("a", **place)
+                b = np.cos(column * row).astype(dtype).save("b", **place)
+                product, found = (a @ b).with_(timing=True), []
+                for _ in range(ROUNDS):
+                    product.save("c", **place)
+                    found.append(product.stats[0])
+                us = statistics.median(stats.kernel_us for stats in found[1:])
+                one = us if count == 1 else one
+                print(f"   {dtype} {side} by {found[0].strategy} on {count} ({found[0].devices}"
+                      f" worked): {us / 1000:.3f} ms, {2 * int(side) ** 3 / us / 1e6:.1f} TFLOP/s,"
+                      f" {one / us:.2f} x", flush=True)
+                rows_.append({"dtype": dtype, "side": int(side), "devices": count, "us": us,
+                              "times": one / us, "worked": found[0].devices})
+        for name in "abc":
+            t.delete(name)
+
+
 def copies(client, devices, sizes, rows_):
     print(f"== CopyBuffer from {devices[0]} to {devices[1]}, as the client sees it, medians")
     for gib in sizes:
@@ -142,11 +172,13 @@ def main(arguments, folder):
     global ts
     ts = importlib.import_module("tessera")
     flags = ["--memory-limit", "92%" if gpus else "1Gi", "--shared-memory", f"{folder}/memory"]
-    server = o.Server(folder, *flags, "--scratch-limit", "2Gi" if gpus else "256Mi")
+    server = o.Server(folder, *flags, "--scratch-limit", arguments.scratch)
     rows = []
     try:
         client = server.client(options=[("grpc.max_receive_message_length", -1)])
         speed(client, devices, [int(e) for e in arguments.elements.split(",")], rows)
+        if arguments.products:
+            products(server, devices, arguments.products.split(","), rows)
         if arguments.copy_gib:
             copies(client, devices, [int(gib) for gib in arguments.copy_gib.split(",")], rows)
         if arguments.upload_gib:
@@ -163,6 +195,8 @@ if __name__ == "__main__":
     parser.add_argument("--server", required=True)
     parser.add_argument("--devices", default="cuda:0,cuda:1")
     parser.add_argument("--elements", default="32")
+    parser.add_argument("--products")
+    parser.add_argument("--scratch", default="2Gi")
     parser.add_argument("--copy-gib")
     parser.add_argument("--upload-gib", type=float, default=0)
     parser.add_argument("--json")

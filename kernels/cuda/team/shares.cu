@@ -1,7 +1,6 @@
 #include "kernels/cuda/team/shares.cuh"
 
 #include <algorithm>
-#include <atomic>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -12,8 +11,6 @@
 
 namespace tessera {
 namespace {
-
-std::atomic<WayOfB> way_of_b{WayOfB::kChosen};
 
 // A piece has at most about 1 / kMostPart of all columns. That also limits the additional memory
 // that a strategy needs for a piece of b.
@@ -153,8 +150,6 @@ class WholeWork {
 
 }  // namespace
 
-void SetWayOfB(WayOfB way) { way_of_b = way; }
-
 void CopyStreamEnd::operator()(CopyStream* copies) const noexcept {
   const std::unique_ptr<CopyStream> owned(copies);
   if (cudaSetDevice(copies->ordinal) != cudaSuccess ||
@@ -176,7 +171,7 @@ ProductShare::ProductShare(const MatmulProblem& p, const TeamShare& share, std::
       sizes_{.round = p.n, .most = p.n, .growth = 1},
       left_(p.n) {
   const double elsewhere = TakeCopy(p);
-  if (elsewhere > 0 && round > 0 && way_of_b != WayOfB::kBeforehand) {
+  if (elsewhere > 0 && round > 0) {
     sizes_ = SizesOf(problem_, round, rate, elsewhere);
     at_ = p.n * static_cast<std::int64_t>(index) / static_cast<std::int64_t>(count) / kPieceUnit *
           kPieceUnit;
@@ -191,7 +186,7 @@ double ProductShare::TakeCopy(const MatmulProblem& p) {
   source_ordinal_ = OrdinalOf(p.b);
   const std::size_t elsewhere =
       BytesElsewhere(stream_.device().ordinal(), p.b, bytes, source_ordinal_);
-  if (way_of_b == WayOfB::kRemote || p.ldb * size > kMostPitch || elsewhere == 0) return 0;
+  if (p.ldb * size > kMostPitch || elsewhere == 0) return 0;
   const std::int64_t pitch = CeilDiv(columns * size, kLine) * kLine;
   try {
     problem_.b = stream_.Scratch(static_cast<std::size_t>(rows * pitch));

@@ -9,15 +9,6 @@
 
 namespace tessera {
 
-// How b gets to a GPU that does not have it. Only benchmarks set this.
-enum class WayOfB {
-  kChosen,      // copied in pieces during the product, if the strategy supports that
-  kBeforehand,  // copied whole before the product
-  kRemote,      // kernels read it where it is
-};
-// Applies to all later products, on all threads.
-void SetWayOfB(WayOfB way);
-
 // Calls the strategy's launch for the rows of each share. Throws DeviceError.
 void LaunchGathered(const Strategy<MatmulProblem>& strategy, const MatmulProblem& p,
                     std::span<const TeamShare> shares);
