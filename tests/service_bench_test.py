@@ -139,26 +139,10 @@ class ServiceBenchTest(o.Case):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertNotIn("bare gRPC  ", done.stdout)
 
-    def test_naive(self):
-        document, rows = self.measure("--naive", "--operations", "ping,dot,reduce,upload")
-        naive = {operation for operation, *_, target in rows if target == "naive gRPC"}
-        self.assertEqual(naive, {"ping", "dot", "upload"})
-        (target,) = [t for t in document["targets"] if t["name"] == "naive gRPC"]
-        self.assertIn(target["devices"][0]["name"], ("plain loop", "cuBLAS"))
-
     def test_beside(self):
         _, rows = self.measure("--beside", "upload:3")
         for key, row in rows.items():
             self.assertGreater(row["median"]["beside_per_second"], 0, key)
-
-    def test_servers_that_run_elsewhere(self):
-        for command in ("serve", "serve-naive"):
-            socket = f"unix:{self.folder}/{command}"
-            server = self.serve("127.0.0.1:0", socket, command=[BENCH, command])
-            flags = ["--bare", server.address, "--bare", socket]
-            done = short_run(*flags, "--target", self.socket, "--operations", "ping")
-            self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertIn("bare gRPC unix", done.stdout)
 
     def test_bad_flags(self):
         for flags, said in [
@@ -172,10 +156,9 @@ class ServiceBenchTest(o.Case):
             (["--callers", "1,0"], "--callers: Value 0 not in range"),
             (["--rest", "-1"], "--rest: Value -1 not in range"),
             (["--beside", "upload:0"], "needs 1 to 4096 callers"),
-            (["--beside", "nope:2"], '"nope" is not one of ping, dot'),
+            (["--beside", "nope:2"], '"nope:2" names no operation'),
             (["--seed", "x"], "--seed"),
             (["--nope"], "--nope"),
-            (["serve"], "address is required"),
         ]:
             done = o.run(BENCH, *flags)
             self.assertGreater(done.returncode, 100, flags)
@@ -185,9 +168,7 @@ class ServiceBenchTest(o.Case):
     def test_what_cannot_be_reached(self):
         for flags, said in [
             (["--json", "/nonexistent/x"], "cannot write /nonexistent/x"),
-            (["--bare", "127.0.0.1:1", "--target", "unix:/x"], "no bare server has the transport"),
             (["--target", "unix:/nonexistent/x"], "no server answers at unix:/nonexistent/x"),
-            (["serve", "unix:/nonexistent/x"], "cannot listen on unix:/nonexistent/x"),
         ]:
             done = o.run(BENCH, *flags)
             self.assertEqual(done.returncode, 1, flags)

@@ -1,11 +1,20 @@
 #include "client/bench/bare_server.h"
 
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <csignal>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
+#include <cstdio>
+#include <deque>
+#include <fstream>
+#include <memory>
 
-#include "client/bench/serve.h"
+#include "client/bench/channels.h"
+#include "grpcpp/health_check_service_interface.h"
 
 namespace tessera::bench {
 namespace {
@@ -64,9 +73,7 @@ class WriteAll final : public grpc::ServerWriteReactor<v1::DownloadResponse> {
   std::uint64_t left_;
 };
 
-}  // namespace
-
-class BareServer::Compute final : public v1::ComputeService::CallbackService {
+class Compute final : public v1::ComputeService::CallbackService {
   grpc::ServerUnaryReactor* Dot(grpc::CallbackServerContext* context, const v1::DotRequest*,
                                 v1::DotResponse* response) override {
     response->mutable_value()->set_real(0);
@@ -90,7 +97,7 @@ class BareServer::Compute final : public v1::ComputeService::CallbackService {
   }
 };
 
-class BareServer::Buffers final : public v1::BufferService::CallbackService {
+class Buffers final : public v1::BufferService::CallbackService {
   grpc::ServerReadReactor<v1::UploadRequest>* Upload(grpc::CallbackServerContext*,
                                                      v1::UploadResponse* response) override {
     return new ReadAll(*response);
@@ -102,12 +109,50 @@ class BareServer::Buffers final : public v1::BufferService::CallbackService {
   }
 };
 
-BareServer::BareServer(std::vector<std::string> addresses)
-    : compute_(std::make_unique<Compute>()),
-      buffers_(std::make_unique<Buffers>()),
-      addresses_(std::move(addresses)),
-      server_(Serve(addresses_, {compute_.get(), buffers_.get()})) {}
+// Serves until the process ends. Writes the addresses, with the chosen ports, to `out`.
+[[noreturn]] void Serve(const std::vector<std::string>& addresses, std::FILE* out) {
+  Compute compute;
+  Buffers buffers;
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::ServerBuilder builder;
+  std::deque<int> ports(addresses.size());
+  for (std::size_t i = 0; i < addresses.size(); ++i)
+    builder.AddListeningPort(addresses[i], grpc::InsecureServerCredentials(), &ports[i]);
+  builder.RegisterService(&compute);
+  builder.RegisterService(&buffers);
+  builder.SetMaxReceiveMessageSize(8 << 20);
+  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  for (std::size_t i = 0; i < addresses.size(); ++i) {
+    std::string address = addresses[i];
+    if (server == nullptr || ports[i] == 0) Die("cannot listen on " + address);
+    if (!IsUnix(address)) address = "127.0.0.1:" + std::to_string(ports[i]);
+    std::fprintf(out, "%s\n", address.c_str());
+  }
+  std::fclose(out);
+  for (;;) pause();
+}
 
-BareServer::~BareServer() { server_->Shutdown(); }
+}  // namespace
+
+BareServer::BareServer(const std::vector<std::string>& addresses) {
+  int ends[2];
+  if (pipe(ends) != 0) Die("pipe failed");
+  pid_ = fork();
+  if (pid_ < 0) Die("fork failed");
+  if (pid_ == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    Serve(addresses, fdopen(ends[1], "w"));
+  }
+  close(ends[1]);
+  std::ifstream in("/dev/fd/" + std::to_string(ends[0]));
+  for (std::string address; std::getline(in, address);) addresses_.push_back(address);
+  close(ends[0]);
+  if (addresses_.empty()) Die("the bare server did not start");
+}
+
+BareServer::~BareServer() {
+  kill(pid_, SIGKILL);
+  waitpid(pid_, nullptr, 0);
+}
 
 }  // namespace tessera::bench

@@ -2,33 +2,30 @@
 // itself.
 #pragma once
 
-#include <memory>
+#include <sys/types.h>
+
 #include <string>
 #include <vector>
 
-#include "grpcpp/grpcpp.h"
-#include "tessera/v1/buffer.grpc.pb.h"
-#include "tessera/v1/compute.grpc.pb.h"
-
 namespace tessera::bench {
 
-// Uses gRPC's callback API. Dot and Reduce return 0, Execute returns zeros, Matmul returns no
-// product, and Health is gRPC's own. Uploads are read and discarded. Downloads send one message of
-// 1 MiB repeatedly. Thread safe.
+// A bare server in a separate process, which ends with this one. It uses gRPC's callback API and
+// gRPC's defaults, except that messages may have up to 8 MiB. Dot and Reduce return 0, Execute
+// returns zeros, Matmul returns no product, and Health is gRPC's own. Uploads are read and
+// discarded. Downloads send one message of 1 MiB repeatedly. Must be made before this process uses
+// gRPC.
 class BareServer {
  public:
   // With port 0, chooses a free port. Ends the process if the server cannot listen.
-  explicit BareServer(std::vector<std::string> addresses);
+  explicit BareServer(const std::vector<std::string>& addresses);
   ~BareServer();
+  BareServer(const BareServer&) = delete;
+  BareServer& operator=(const BareServer&) = delete;
   const std::vector<std::string>& addresses() const { return addresses_; }
 
  private:
-  class Compute;
-  class Buffers;
-  std::unique_ptr<Compute> compute_;
-  std::unique_ptr<Buffers> buffers_;
+  pid_t pid_ = 0;
   std::vector<std::string> addresses_;
-  std::unique_ptr<grpc::Server> server_;
 };
 
 }  // namespace tessera::bench

@@ -21,10 +21,9 @@ namespace tessera::bench {
 [[noreturn]] void Die(const std::string& what, const grpc::Status& status);
 
 struct Target {
-  enum class Kind { kTessera, kBare, kNaive };
   std::string name;
   std::string address;  // in gRPC's form: host:port, unix:/path, unix-abstract:name
-  Kind kind = Kind::kTessera;
+  bool bare = false;    // whether it is a bare server of this program
 };
 
 // Whether the address refers to a Unix socket.

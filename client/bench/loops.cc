@@ -2,14 +2,66 @@
 
 #include <sys/prctl.h>
 
+#include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <random>
 #include <string>
 #include <thread>
 #include <utility>
 
 namespace tessera::bench {
+namespace {
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
+}
+
+// Returns the sample for a measurement that took this many seconds. latencies: the latencies of its
+// calls, in microseconds. work: the work of one call, from WorkOf.
+Sample Summarize(std::vector<double> latencies, double seconds, std::uint64_t work,
+                 const Verdicts& verdicts) {
+  std::sort(latencies.begin(), latencies.end());
+  const auto count = static_cast<double>(latencies.size());
+  Sample sample = {{"per_second", count * static_cast<double>(work) / seconds},
+                   {"refused", verdicts.refused()}};
+  for (const auto& [name, q] : {std::pair{"p50_us", 0.5},
+                                {"p90_us", 0.9},
+                                {"p99_us", 0.99},
+                                {"p999_us", 0.999},
+                                {"max_us", 1.0}}) {
+    // The smallest latency that is at least as large as a fraction q of all of them.
+    const auto rank = static_cast<std::size_t>(std::max(std::ceil(q * count), 1.0));
+    if (!latencies.empty()) sample[name] = latencies[rank - 1];
+  }
+  std::erase_if(sample, [](const auto& figure) { return figure.second == 0; });
+  return sample;
+}
+
+}  // namespace
+
+Sample Medians(const std::vector<Sample>& samples) {
+  std::map<std::string, std::vector<double>> columns;
+  for (const Sample& sample : samples)
+    for (const auto& [name, value] : sample) columns[name].push_back(value);
+  Sample medians;
+  for (auto& [name, column] : columns) {
+    column.resize(samples.size());  // with a 0 for each sample without the figure
+    if (const double median = Median(column); median != 0) medians[name] = median;
+  }
+  return medians;
+}
+
+Sample MedianRatios(const std::vector<Sample>& samples, const std::vector<Sample>& peers) {
+  std::vector<Sample> ratios(samples.size());
+  for (std::size_t round = 0; round < samples.size(); ++round) {
+    for (const auto& [name, value] : samples[round]) {
+      const auto peer = peers[round].find(name);
+      if (peer != peers[round].end()) ratios[round][name] = value / peer->second;
+    }
+  }
+  return Medians(ratios);
+}
 
 bool Verdicts::Judge(const grpc::Status& status) {
   if (status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED) {
@@ -55,9 +107,7 @@ Sample ClosedLoop::Stop() {
   std::vector<double> all;
   for (const Caller& caller : callers_)
     all.insert(all.end(), caller.microseconds.begin(), caller.microseconds.end());
-  Sample sample = Summarize(std::move(all), seconds, work_);
-  sample.refused = verdicts_.refused();
-  return sample;
+  return Summarize(std::move(all), seconds, work_, verdicts_);
 }
 
 // --- Open loops ---
@@ -79,9 +129,8 @@ Sample OpenLoop::Run(double calls_per_second, double seconds, std::uint64_t seed
   std::unique_lock lock(mutex_);
   ended_.wait(lock, [this] { return free_.size() == slots_.size(); });
   const double lasted = std::max(seconds, Seconds(Clock::now() - begin));
-  Sample sample = Summarize(std::move(microseconds_), lasted, WorkOf(operation_, size_));
-  sample.refused = verdicts_.refused();
-  sample.late_us = Summarize(std::move(late), lasted, 1).p99_us;
+  Sample sample = Summarize(std::move(microseconds_), lasted, WorkOf(operation_, size_), verdicts_);
+  if (!late.empty()) sample["late_us"] = Summarize(late, lasted, 1, verdicts_)["p99_us"];
   return sample;
 }
 
@@ -120,9 +169,7 @@ Sample CallAfterRest(Channels& channels, const Operation& operation, std::int64_
   const bool ok = verdicts.Judge(call->Run());
   std::vector<double> latencies;
   if (ok) latencies.push_back(Microseconds(Clock::now() - begin));
-  Sample sample = Summarize(std::move(latencies), 1, 0);
-  sample.refused = verdicts.refused();
-  return sample;
+  return Summarize(std::move(latencies), 1, 0, verdicts);
 }
 
 }  // namespace tessera::bench

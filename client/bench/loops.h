@@ -2,19 +2,44 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "client/bench/channels.h"
 #include "client/bench/operations.h"
-#include "client/bench/sample.h"
 
 namespace tessera::bench {
+
+using Clock = std::chrono::steady_clock;
+
+inline double Seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
+inline double Microseconds(Clock::duration d) { return 1e6 * Seconds(d); }
+inline Clock::duration Ticks(double seconds) {
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+// One measurement of one target, as {name in JSON: figure}. Figures that are 0 are left out.
+//   per_second         calls, or bytes for transfers
+//   p50_us, p90_us, p99_us, p999_us, max_us    latencies of successful calls
+//   refused            calls that the server answered with RESOURCE_EXHAUSTED
+//   late_us            in open loops, the p99 delay until a call that is due starts
+//   beside_per_second  per_second of the concurrent loops
+using Sample = std::map<std::string, double>;
+
+// Returns the median of every figure.
+Sample Medians(const std::vector<Sample>& samples);
+
+// Divides every figure by the same figure of the peer in the same round, and returns the medians of
+// these ratios.
+Sample MedianRatios(const std::vector<Sample>& samples, const std::vector<Sample>& peers);
 
 // Counts calls that the server refused with RESOURCE_EXHAUSTED, and ends the process for any other
 // failure. Thread safe.

@@ -5,7 +5,6 @@
 #include <optional>
 #include <utility>
 
-#include "client/bench/shared_transfers.h"
 #include "client/bench/transfers.h"
 
 namespace tessera::bench {
@@ -129,36 +128,32 @@ std::unique_ptr<Call> Chain(Channels& channels, int caller, std::int64_t) {
 }
 
 constexpr std::array kOperations = {
-    Operation{"ping", SizeUnit::kNone, true, nullptr, Ping},
-    Operation{"dot", SizeUnit::kElements, true, PutVectors, Dot},
-    Operation{"reduce", SizeUnit::kElements, false, PutVectors, Reduce},
-    Operation{"matmul", SizeUnit::kSide, false, PutMatrices, Matmul},
-    Operation{"dots", SizeUnit::kSteps, false, PutForPrograms, Dots},
-    Operation{"chain", SizeUnit::kNone, false, PutForPrograms, Chain},
-    Operation{"upload", SizeUnit::kMib, true, nullptr, MakeUpload},
-    Operation{"download", SizeUnit::kMib, false, PutForDownload, MakeDownload},
-    Operation{"upload_shared", SizeUnit::kMib, false, nullptr, MakeSharedUpload},
-    Operation{"download_shared", SizeUnit::kMib, false, PutForDownload, MakeSharedDownload},
+    Operation{"ping", "", nullptr, Ping},
+    Operation{"dot", "elements", PutVectors, Dot},
+    Operation{"reduce", "elements", PutVectors, Reduce},
+    Operation{"matmul", "side", PutMatrices, Matmul},
+    Operation{"dots", "steps", PutForPrograms, Dots},
+    Operation{"chain", "", PutForPrograms, Chain},
+    Operation{"upload", "MiB", nullptr, MakeUpload},
+    Operation{"download", "MiB", PutForDownload, MakeDownload},
+    Operation{"upload_shared", "MiB", nullptr, MakeSharedUpload},
+    Operation{"download_shared", "MiB", PutForDownload, MakeSharedDownload},
 };
 
 }  // namespace
 
 std::span<const Operation> Operations() { return kOperations; }
 
-const Operation& FindOperation(std::string_view name) {
-  return *std::find_if(kOperations.begin(), kOperations.end(),
-                       [&](const Operation& operation) { return operation.name == name; });
+const Operation* FindOperation(std::string_view name) {
+  const auto found =
+      std::find_if(kOperations.begin(), kOperations.end(),
+                   [&](const Operation& operation) { return operation.name == name; });
+  return found == kOperations.end() ? nullptr : &*found;
 }
 
 std::uint64_t WorkOf(const Operation& operation, std::int64_t size) {
-  switch (operation.size_unit) {
-    case SizeUnit::kMib:
-      return static_cast<std::uint64_t>(size) << 20;
-    case SizeUnit::kSteps:
-      return static_cast<std::uint64_t>(size);
-    default:
-      return 1;
-  }
+  if (operation.size_unit == "MiB") return static_cast<std::uint64_t>(size) << 20;
+  return operation.size_unit == "steps" ? static_cast<std::uint64_t>(size) : 1;
 }
 
 }  // namespace tessera::bench

@@ -25,13 +25,10 @@ class Call {
   std::function<void(const grpc::Status&)> done;
 };
 
-// The unit of an operation's size.
-enum class SizeUnit { kNone, kElements, kSide, kSteps, kMib };
-
 struct Operation {
   std::string_view name;
-  SizeUnit size_unit;
-  bool naive;  // whether the naive server supports it
+  // elements, side, steps or MiB; empty if the operation has no size. MiB stands for transfers.
+  std::string_view size_unit;
   // Uploads the buffers that calls of this size read. Null if there are none.
   void (*prepare)(Channels& channels, std::int64_t size);
   // caller: 0, 1, ...; determines the connection and the names of results.
@@ -41,8 +38,8 @@ struct Operation {
 // The operations, in the order of the command line's help.
 std::span<const Operation> Operations();
 
-// REQUIRES: an operation has this name.
-const Operation& FindOperation(std::string_view name);
+// Returns null if no operation has this name.
+const Operation* FindOperation(std::string_view name);
 
 // Returns the number of bytes for a transfer, the number of steps for `dots`, and 1 for other
 // operations.

@@ -1,4 +1,5 @@
-// Uploads and downloads, in messages of 1 MiB.
+// Uploads and downloads, in messages of 1 MiB and through memory that a caller shares with the
+// server.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +17,16 @@ namespace tessera::bench {
 void Put(v1::BufferService::Stub& stub, const std::string& name,
          const std::vector<std::int64_t>& shape);
 
-inline std::int64_t ElementsOf(std::int64_t mib) {
-  return (mib << 20) / static_cast<std::int64_t>(sizeof(float));
-}
-
 // These implement Operation::prepare and Operation::make for transfers of this many MiB. A call
 // runs on a separate thread, because a stream's messages are written and read one after the other.
 void PutForDownload(Channels& channels, std::int64_t mib);
 std::unique_ptr<Call> MakeUpload(Channels& channels, int caller, std::int64_t mib);
 std::unique_ptr<Call> MakeDownload(Channels& channels, int caller, std::int64_t mib);
+
+// These use shared memory. For a bare server, which shares no memory, they measure a lower bound on
+// the time of such a transfer: a copy between page-locked memory and the GPU, in this process, or a
+// memcpy if there is no GPU. They end the process if any other server shares no memory.
+std::unique_ptr<Call> MakeSharedUpload(Channels& channels, int caller, std::int64_t mib);
+std::unique_ptr<Call> MakeSharedDownload(Channels& channels, int caller, std::int64_t mib);
 
 }  // namespace tessera::bench
