@@ -19,6 +19,7 @@ results are compared.
 import argparse
 import concurrent.futures
 import datetime
+import functools
 import importlib
 import json
 import math
@@ -72,21 +73,9 @@ class Operands:
             setattr(self, name, make(self.host[name]))
 
 
-class Recorder:
-    """Finds out which operands an expression takes."""
-
-    def __init__(self, operands):
-        self._operands, self.taken = operands, set()
-
-    def __getattr__(self, name):
-        self.taken.add(name)
-        return getattr(self._operands, name)
-
-
-def taken(expression, operands):
-    recorder = Recorder(operands)
-    expression(recorder)
-    return "".join(sorted(recorder.taken))
+def taken(name):
+    """Returns the names of the operands that an expression takes."""
+    return [operand for operand in Operands.NAMES if operand in EXPRESSIONS[name].__code__.co_names]
 
 
 class Peer:
@@ -144,31 +133,21 @@ class Servers:
         self.here = Operands(elements, peer.make)
         self.fresh = Operands(elements)
         self.ways = {
-            "tessera": self.tessera,
-            "tessera, put": self.tessera_put,
+            "tessera": lambda name: self.finish(EXPRESSIONS[name](self.resident)),
+            "tessera, put": functools.partial(self.moved, t.put, self.finish),
             peer.name: lambda name: peer.finish(EXPRESSIONS[name](self.here)),
-            f"{peer.name}, copied": self.copied,
+            f"{peer.name}, copied": functools.partial(self.moved, peer.make, peer.finish),
             f"{peer.name} service": self.called,
         }
 
     def finish(self, expression):
         return float(expression) if expression.ndim == 0 else self.t.keep(expression)[0]
 
-    def tessera(self, name):
-        return self.finish(EXPRESSIONS[name](self.resident))
-
-    def tessera_put(self, name):
-        names = taken(EXPRESSIONS[name], self.fresh)
-        self.fresh.move(self.t.put, names)
-        result = self.finish(EXPRESSIONS[name](self.fresh))
-        self.fresh.move(lambda array: array, names)
-        return result
-
-    def copied(self, name):
-        names = taken(EXPRESSIONS[name], self.fresh)
-        self.fresh.move(self.peer.make, names)
-        result = self.peer.finish(EXPRESSIONS[name](self.fresh))
-        self.fresh.move(lambda array: array, names)
+    def moved(self, make, finish, name):
+        """Moves the operands, computes, and forgets them."""
+        self.fresh.move(make, taken(name))
+        result = finish(EXPRESSIONS[name](self.fresh))
+        self.fresh.move(lambda array: array, taken(name))
         return result
 
     def called(self, name):

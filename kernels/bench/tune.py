@@ -2,7 +2,7 @@
 """Fits the decision trees of kernels/choose/tuning.h to the times of random products.
 
     strategy_bench --regret=400 --seed=11 --operation=matmul --json=a.json
-    kernels/bench/tune.py a.json [b.json...] [--judge c.json] >kernels/choose/matmul_sm90.inc
+    kernels/bench/tune.py a.json [b.json...] >kernels/choose/matmul_sm90.inc
 
 `./dev tune` does this with as many seeds as time allows.
 
@@ -14,31 +14,17 @@ A tree that is fitted to the times themselves also fits their noise. TREES trees
 first, each on products drawn with replacement and with a random subset of the features at each
 split. Their mean is the expected cost of a strategy for a product (a random forest: Breiman, 2001).
 The resulting tree is fitted to the expected costs of random products that were not timed, of which
-any number can be generated. --judge compares the costs of the trees' choices for the products of
-other files with the costs of the defaults there. The script needs NumPy."""
+any number can be generated. The script needs NumPy and scikit-learn."""
 
-import argparse
 import json
-import math
-import statistics
 import sys
 
 import numpy as np
+from sklearn.ensemble import RandomForestRegressor
 
-FEATURES = [
-    "kM",
-    "kN",
-    "kK",
-    "kLeast",
-    "kMost",
-    "kResults",
-    "kWork",
-    "kDepth",
-    "kTransposeA",
-    "kTransposeB",
-    "kAlignmentA",
-    "kAlignmentB",
-]
+FEATURES = (
+    "kM kN kK kLeast kMost kResults kWork kDepth kTransposeA kTransposeB kAlignmentA kAlignmentB"
+).split()
 EXTENTS = 8  # features that follow from m, n and k
 # The 16-bit types share a tree, which uses the names of strategies for f16.
 TWINS = {"bf16": "f16", "tensor_bf16": "tensor_f16"}
@@ -92,80 +78,6 @@ def costs_of(rows):
     return costs, names
 
 
-def allowed_splits(values, least):
-    """Returns where sorted values may be split so that each side has at least `least` of them."""
-    allowed = values[:-1] < values[1:]
-    allowed[: least - 1] = False
-    allowed[len(values) - least :] = False
-    return allowed
-
-
-# --- the forest -----------------------------------------------------------------------------------
-
-
-def grow(x, costs, random):
-    """Returns a tree. A leaf holds the mean costs of its products, and an inner node is (feature,
-    threshold, below, above). A split minimises the sum of squared deviations from the mean."""
-    count = len(x)
-    mean = costs.mean(axis=0)
-    if count < 2 * TREE_LEAST:
-        return mean
-    total, squares = costs.sum(axis=0), (costs * costs).sum()
-    least, feature, threshold = squares - count * (mean * mean).sum() - 1e-9, None, None
-    sizes = np.arange(1, count)[:, None]
-    for candidate in random.choice(x.shape[1], TREE_FEATURES, replace=False):
-        order = np.argsort(x[:, candidate], kind="stable")
-        values = x[order, candidate]
-        allowed = allowed_splits(values, TREE_LEAST)
-        if not allowed.any():
-            continue
-        below = np.cumsum(costs[order], axis=0)[:-1]
-        explained = (below * below / sizes + (total - below) ** 2 / (count - sizes)).sum(axis=1)
-        left = np.where(allowed, squares - explained, np.inf)
-        at = int(np.argmin(left))
-        if left[at] < least:
-            least, feature, threshold = left[at], candidate, (values[at] + values[at + 1]) / 2
-    if feature is None:
-        return mean
-    side = x[:, feature] <= threshold
-    return (
-        feature,
-        threshold,
-        grow(x[side], costs[side], random),
-        grow(x[~side], costs[~side], random),
-    )
-
-
-def expect(tree, x, out):
-    """Adds to out the costs that the tree expects for each product."""
-    if not isinstance(tree, tuple):
-        out += tree
-        return
-    feature, threshold, below, above = tree
-    side = x[:, feature] <= threshold
-    for which, branch in ((side, below), (~side, above)):
-        part = out[which]
-        expect(branch, x[which], part)
-        out[which] = part
-
-
-class Forest:
-    def __init__(self, x, costs):
-        random = np.random.default_rng(1)
-        self.columns = costs.shape[1]
-        draws = [random.integers(0, len(x), len(x)) for _ in range(TREES)]
-        self.trees = [grow(x[draw], costs[draw], random) for draw in draws]
-
-    def __call__(self, x):
-        costs = np.zeros((len(x), self.columns))
-        for tree in self.trees:
-            expect(tree, x, costs)
-        return costs / TREES
-
-
-# --- the tree -------------------------------------------------------------------------------------
-
-
 def imagined(like):
     """Returns the features of SAMPLES products with random extents, and with the transposes and
     alignments of products that were timed."""
@@ -188,7 +100,9 @@ def split(x, costs):
     for feature in range(x.shape[1]):
         order = np.argsort(x[:, feature], kind="stable")
         values = x[order, feature]
-        allowed = allowed_splits(values, LEAST)
+        # Each side has at least LEAST products.
+        allowed = values[:-1] < values[1:]
+        allowed[: LEAST - 1] = allowed[len(values) - LEAST :] = False
         if not allowed.any():
             continue
         below = np.cumsum(costs[order], axis=0)
@@ -217,9 +131,11 @@ def fit(x, costs, depth):
 
 
 def tree_for(x, costs):
-    forest = Forest(x, costs)
+    forest = RandomForestRegressor(
+        TREES, min_samples_leaf=TREE_LEAST, max_features=TREE_FEATURES, random_state=1
+    )
     samples = imagined(x)
-    expected = forest(samples)
+    expected = forest.fit(x, costs).predict(samples).reshape(len(samples), -1)
     return fit(samples, expected - expected.min(axis=1, keepdims=True), DEPTH)
 
 
@@ -253,58 +169,15 @@ def preorder(tree, names):
     return [f'{{"", {at}}}', *below, *above]
 
 
-def summary(chosen, rows):
-    """Summarises the times of the strategies chosen for products, as regret and as ratios to the
-    vendor's times."""
-    best = [min(times_of(row).values()) for row in rows]
-    regret = 100 * statistics.mean(c / b - 1 for c, b in zip(chosen, best))
-    ratios = [
-        c / min(t["us"] for t in row["times"] if t.get("vendor"))
-        for c, row in zip(chosen, rows)
-        if any(t.get("vendor") for t in row["times"])
-    ]
-    text = f"regret {regret:.1f} %"
-    if ratios:
-        behind = sum(ratio > 1.05 for ratio in ratios)
-        text += f", {math.exp(statistics.mean(map(math.log, ratios))):.3f} of the vendor's time"
-        text += f", {behind} of {len(ratios)} above 1.05"
-    return text
-
-
-def judge(path, trees):
-    rows, devices = products([path])
-    print(f"{devices[0]}:", file=sys.stderr)
-    for dtype, of_type in rows.items():
-        tree, names = trees[dtype]
-        fitted, default = [], []
-        for row in of_type:
-            times = times_of(row)
-            wanted = [names[choose(tree, row["features"])], *FALLBACKS]
-            fitted.append(next((times[name] for name in wanted if name in times), None))
-            default.append(next(t["us"] for t in row["times"] if t.get("chosen")))
-        both = [i for i, time in enumerate(fitted) if time is not None]
-        for what, chosen in (("defaults", default), ("trees", fitted)):
-            text = summary([chosen[i] for i in both], [of_type[i] for i in both])
-            print(f"  {dtype}, {len(both)} products, {what}: {text}", file=sys.stderr)
-
-
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("times", nargs="+")
-    parser.add_argument("--judge", action="append", default=[])
-    options = parser.parse_args()
-    rows, devices = products(options.times)
+    rows, devices = products(sys.argv[1:])
     print("// Written by kernels/bench/tune.py, from random products on")
     for device in devices:
         print(f"//   {device}")
-    trees = {}
     for dtype, of_type in rows.items():
         x = np.array([row["features"] for row in of_type])
         costs, names = costs_of(of_type)
         tree = tree_for(x, costs)
-        trees[dtype] = tree, names
         nodes = preorder(tree, names)
         print(
             f"{dtype}: {len(x)} products, a tree of {len(nodes)} nodes: regret"
@@ -317,8 +190,6 @@ def main():
         for node in nodes:
             print(f"    {node},")
         print("};")
-    for path in options.judge:
-        judge(path, trees)
 
 
 if __name__ == "__main__":
