@@ -2,6 +2,7 @@
 // a TOML file.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <ostream>
@@ -94,7 +95,7 @@ struct Options {
   absl::Duration HangLimit(std::size_t device_count) const;
   // Returns the maximum number of buffers, including drafts. Each takes up to 1.4 KiB of the host's
   // memory, so that all take at most a seventh of --host-memory in addition to it.
-  std::uint64_t MaxBuffers() const { return host_memory / (10 << 10); }
+  std::uint64_t MaxBuffers() const { return std::max<std::uint64_t>(16, host_memory / (10 << 10)); }
   // Returns the limit on estimates for a strategy that is not the default for its problem. It is
   // lower, because a caller who names such a strategy can hold a worker without need.
   double MaxSlowSeconds() const { return max_operation_seconds / 6; }

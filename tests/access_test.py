@@ -93,7 +93,7 @@ class AccessTest(o.FreshCase):
                         self.assertNotIn(end.code, ("UNAUTHENTICATED", "PERMISSION_DENIED"), end)
                     else:
                         self.assert_refused(end, "PERMISSION_DENIED", "ROLE_TOO_SMALL")
-                        self.assertIn(f"needs the role {NEEDED.get(rpc, "read")}", end.text)
+                        self.assertIn("needs the role " + NEEDED.get(rpc, "read"), end.text)
         for rpc, end in every_method(Caller(server)).items():
             with self.subTest(rpc, role=None):
                 self.assert_refused(end, "UNAUTHENTICATED", "BAD_TOKEN")

@@ -58,7 +58,7 @@ class OnceTest(TopCase):
         self.assertIn("256 MiB", " ".join(row))
         for budget in info.budgets:
             self.assertRegex(text, rf"(?m)^{budget.name} +\S+")
-        self.assertRegex(text, r"(?m)^buffers +25 +100000 +0%$")
+        self.assertRegex(text, r"(?m)^buffers +25 +104857 +0%$")
         shown = re.findall(r"(?m)^(b\d+) +f32 +\[(\d+)\]", text)
         self.assertEqual(shown, [(f"b{i}", str(1000 * (i + 1))) for i in range(24, 4, -1)])
         self.assertIn("\nand 5 smaller ones\n", text)

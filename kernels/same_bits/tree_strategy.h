@@ -7,40 +7,32 @@
 
 namespace tessera {
 
-// Tree<kCompensated> has the functions of a Strategy: Roundoff, CostOf, Launch and LaunchShared.
+// Complete a strategy of which the name, the backend and the limits are set. Tree<kCompensated> has
+// the functions of a Strategy: Roundoff, CostOf, Launch and LaunchShared.
 template <class Problem, template <bool kCompensated> class Tree>
-constexpr Strategy<Problem> FixedTreeStrategy(Backend backend, LaunchLimits limits = {}) {
-  return {
-      .name = "fixed_tree",
-      .summary = "a tree whose shape depends only on n: the same bits on every device",
-      .source = "reproducible summation by a fixed tree, kernels/same_bits/fixed_tree.h",
-      .backend = backend,
-      .deterministic = true,
-      .limits = limits,
-      .roundoff = Tree<false>::Roundoff,
-      .cost = Tree<false>::CostOf,
-      .launch = Tree<false>::Launch,
-      .wide = {.left_range = TreeLeftRange<Problem>, .launch = Tree<true>::Launch},
-      .shared = {.launch = Tree<false>::LaunchShared, .launch_wide = Tree<true>::LaunchShared},
-      .reads_views = true,
-  };
+constexpr Strategy<Problem> FixedTreeStrategy(Strategy<Problem> strategy) {
+  strategy.summary = "a tree whose shape depends only on n: the same bits on every device";
+  strategy.source = "reproducible summation by a fixed tree, kernels/same_bits/fixed_tree.h";
+  strategy.deterministic = true;
+  strategy.roundoff = Tree<false>::Roundoff;
+  strategy.cost = Tree<false>::CostOf;
+  strategy.launch = Tree<false>::Launch;
+  strategy.wide = {.left_range = TreeLeftRange<Problem>, .launch = Tree<true>::Launch};
+  strategy.shared = {.launch = Tree<false>::LaunchShared, .launch_wide = Tree<true>::LaunchShared};
+  strategy.reads_views = true;
+  return strategy;
 }
-
 template <class Problem, template <bool kCompensated> class Tree>
-constexpr Strategy<Problem> CompensatedStrategy(Backend backend, LaunchLimits limits = {}) {
-  return {
-      .name = "compensated",
-      .summary = "the fixed tree in twice the precision of the operands",
-      .source = "Ogita, Rump and Oishi, Accurate sum and dot product, 2005",
-      .backend = backend,
-      .deterministic = true,
-      .limits = limits,
-      .roundoff = Tree<true>::Roundoff,
-      .cost = Tree<true>::CostOf,
-      .launch = Tree<true>::Launch,
-      .shared = {.launch = Tree<true>::LaunchShared},
-      .reads_views = true,
-  };
+constexpr Strategy<Problem> CompensatedStrategy(Strategy<Problem> strategy) {
+  strategy.summary = "the fixed tree in twice the precision of the operands";
+  strategy.source = "Ogita, Rump and Oishi, Accurate sum and dot product, 2005";
+  strategy.deterministic = true;
+  strategy.roundoff = Tree<true>::Roundoff;
+  strategy.cost = Tree<true>::CostOf;
+  strategy.launch = Tree<true>::Launch;
+  strategy.shared = {.launch = Tree<true>::LaunchShared};
+  strategy.reads_views = true;
+  return strategy;
 }
 
 }  // namespace tessera

@@ -30,8 +30,8 @@ struct DotTree {
 }  // namespace
 
 extern constexpr Strategy<DotProblem> kDotCpuFixedTree =
-    FixedTreeStrategy<DotProblem, DotTree>(Backend::kCpu);
+    FixedTreeStrategy<DotProblem, DotTree>({.name = "fixed_tree"});
 extern constexpr Strategy<DotProblem> kDotCpuCompensated =
-    CompensatedStrategy<DotProblem, DotTree>(Backend::kCpu);
+    CompensatedStrategy<DotProblem, DotTree>({.name = "compensated"});
 
 }  // namespace tessera

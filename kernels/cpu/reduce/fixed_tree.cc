@@ -29,8 +29,8 @@ struct ReduceTree {
 }  // namespace
 
 extern constexpr Strategy<ReduceProblem> kReduceCpuFixedTree =
-    FixedTreeStrategy<ReduceProblem, ReduceTree>(Backend::kCpu);
+    FixedTreeStrategy<ReduceProblem, ReduceTree>({.name = "fixed_tree"});
 extern constexpr Strategy<ReduceProblem> kReduceCpuCompensated =
-    CompensatedStrategy<ReduceProblem, ReduceTree>(Backend::kCpu);
+    CompensatedStrategy<ReduceProblem, ReduceTree>({.name = "compensated"});
 
 }  // namespace tessera

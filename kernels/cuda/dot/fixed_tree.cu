@@ -57,9 +57,9 @@ constexpr LaunchLimits kLimits = {.block_size = kTreeBlockSize, .grid_size = kAn
 
 }  // namespace
 
-extern constexpr Strategy<DotProblem> kDotFixedTree =
-    FixedTreeStrategy<DotProblem, DotTree>(Backend::kCuda, kLimits);
-extern constexpr Strategy<DotProblem> kDotCompensated =
-    CompensatedStrategy<DotProblem, DotTree>(Backend::kCuda, kLimits);
+extern constexpr Strategy<DotProblem> kDotFixedTree = FixedTreeStrategy<DotProblem, DotTree>(
+    {.name = "fixed_tree", .backend = Backend::kCuda, .limits = kLimits});
+extern constexpr Strategy<DotProblem> kDotCompensated = CompensatedStrategy<DotProblem, DotTree>(
+    {.name = "compensated", .backend = Backend::kCuda, .limits = kLimits});
 
 }  // namespace tessera

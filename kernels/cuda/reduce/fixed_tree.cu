@@ -62,8 +62,10 @@ constexpr LaunchLimits kLimits = {.block_size = kTreeBlockSize, .grid_size = kAn
 }  // namespace
 
 extern constexpr Strategy<ReduceProblem> kReduceFixedTree =
-    FixedTreeStrategy<ReduceProblem, ReduceTree>(Backend::kCuda, kLimits);
+    FixedTreeStrategy<ReduceProblem, ReduceTree>(
+        {.name = "fixed_tree", .backend = Backend::kCuda, .limits = kLimits});
 extern constexpr Strategy<ReduceProblem> kReduceCompensated =
-    CompensatedStrategy<ReduceProblem, ReduceTree>(Backend::kCuda, kLimits);
+    CompensatedStrategy<ReduceProblem, ReduceTree>(
+        {.name = "compensated", .backend = Backend::kCuda, .limits = kLimits});
 
 }  // namespace tessera
