@@ -48,7 +48,7 @@ absl::Status KeepRoom(Device& device);
 absl::StatusOr<std::unique_ptr<Stream>> MakeLargeStream(Device& device);
 
 // Divides an array of `bytes` bytes evenly among the devices, in their order. Returns at least one
-// shard; shards begin at multiples of the first device's ShardUnit. A device that would get no
+// shard; shards begin at multiples of the first device's shard_unit. A device that would get no
 // bytes gets no shard. REQUIRES: devices is not empty.
 std::vector<Shard> MakeShards(absl::Span<Device* const> devices, std::uint64_t bytes);
 // Returns how many bytes of its device's memory a shard needs. count: the array's number of shards.

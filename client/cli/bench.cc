@@ -79,7 +79,11 @@ class Bench {
       options_.strategy = strategy;
       const auto result = flags_.operation->call(session_.client, flags_, operands_, options_);
       if (!result.ok()) return result.status();
-      return Answer(*result, with_values);
+      try {
+        return Answer(*result, with_values);
+      } catch (const CommandError& error) {
+        return error.status;
+      }
     };
     problem_.scale = [this] { return Scale(); };
     BenchReport report = OrThrow(RunBench(problem_));

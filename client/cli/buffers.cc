@@ -114,8 +114,8 @@ void Put(Session& session, const PutFlags& flags) {
     buffer = session.client.Upload(name, dtype, shape, source, options);
   }
   const absl::Duration wall = Since(start);
-  session.document["wall_us"] = absl::ToDoubleMicroseconds(wall);
   ReportBuffer(session, OrThrow(std::move(buffer)));
+  session.document["wall_us"] = absl::ToDoubleMicroseconds(wall);
   if (!session.json && wall >= absl::Seconds(1)) {
     const double rate = static_cast<double>(bytes) / absl::ToDoubleSeconds(wall);
     std::cerr << HumanDuration(wall) << ", " << HumanBytes(static_cast<std::uint64_t>(rate))

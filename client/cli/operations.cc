@@ -4,6 +4,7 @@
 #include <iostream>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/cli/comparison.h"
@@ -55,6 +56,10 @@ void AddOfReduce(CLI::App& command, ProblemFlags& flags) {
       .add_option("--axes", flags.axes,
                   "Axes to fold, as in 0,1 or -1; default: all, to one number")
       ->delimiter(',')
+      ->check([](const std::string& text) {  // CLI11 takes an empty text for 0
+        int axis = 0;
+        return absl::SimpleAtoi(text, &axis) ? "" : "'" + text + "' is not an axis";
+      })
       ->allow_extra_args(false);
 }
 
@@ -188,7 +193,8 @@ OperationOptions ProblemFlags::Options() const {
   OperationOptions options;
   options.strategy = strategy;
   options.launch = launch;
-  if (!expression.empty()) options.expression = OrThrow(ParseExpression(expression)).ToMessage();
+  if (!expression.empty() || Is("map"))
+    options.expression = OrThrow(ParseExpression(expression)).ToMessage();
   return options;
 }
 

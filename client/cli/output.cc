@@ -328,8 +328,11 @@ Json ToJson(const v1::Buffer& buffer) {
 
 Json ToJson(const v1::GetServerInfoResponse& info) {
   Json json = ToJson(static_cast<const google::protobuf::Message&>(info));
-  if (info.tenants().empty()) json.erase("tenants");
-  for (Json& tenant : json.contains("tenants") ? json["tenants"] : Json::array()) {
+  if (info.tenants().empty()) {
+    json.erase("tenants");
+    return json;
+  }
+  for (Json& tenant : json["tenants"]) {
     for (const char* quota : {"buffers_quota", "buffer_bytes_quota", "calls_quota"})
       if (tenant[quota] == 0) tenant[quota] = nullptr;
   }

@@ -197,6 +197,7 @@ Attempts::Attempts(Connection& connection, Plan plan)
       plan_(std::move(plan)),
       deadline_(After(plan_.timeout)),
       route_(plan_.route) {
+  route_.server = route_.only.value_or(route_.server);
   AwaitConnection();
 }
 

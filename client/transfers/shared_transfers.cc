@@ -268,7 +268,7 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryDownload(
   if (absl::Status status = received.Take(part->buffer()); !status.ok()) return status;
   for (std::size_t i = 0; received.bytes() < size; i = (i + 1) % (*slots)->count()) {
     const std::uint64_t begin = received.bytes(), end = begin + part->size();
-    if (end == begin || end > size)
+    if (part->size() == 0 || part->size() > size - begin)
       return absl::InternalError("the parts of a download are not contiguous");
     std::future<absl::StatusOr<v1::DownloadSharedResponse>> next;
     const bool ahead = (*slots)->count() > 1 && end < size;
