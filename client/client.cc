@@ -323,7 +323,7 @@ absl::StatusOr<v1::Buffer> Client::Impl::Seal(const Transfer& transfer) {
     }
     return VersionMismatch(transfer.name, transfer.version, buffer.version());
   }
-  // The connection may have broken after the draft had been sealed.
+  // The connection may have broken after the draft was sealed.
   if (auto now =
           Get(transfer.name, transfer.version, {.timeout = absl::Seconds(5)}, transfer.server);
       now.ok() && now->buffer().version() == transfer.version &&

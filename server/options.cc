@@ -311,8 +311,9 @@ void AddLimits(CLI::App& app, Options& options) {
            1 << 20, 1ull << 62, "of 1Mi or more", options.scratch_limit);
   AddBytes(
       app, "host-memory", "1Gi",
-      "memory for messages: requests, uploads, responses; there may be a buffer for every 10Ki of "
-      "it; by default a quarter of the memory of the host or cgroup, but at most 1Gi",
+      "memory for messages: requests, uploads, responses; also sets the maximum number of stored "
+      "buffers, one per 10Ki; by default a quarter of the memory of the host or cgroup, but at "
+      "most 1Gi",
       kLeastHostMemory, 1ull << 62, "of 16Mi or more", options.host_memory);
   AddCount(app, "max-transfers",
            "maximum number of simultaneous uploads, and of simultaneous downloads",

@@ -29,10 +29,11 @@
 namespace tessera {
 namespace {
 
-// How much longer than its timeout a drain may take before the process ends anyway.
+// How much longer than its timeout a drain may take before the process ends anyway. Also the
+// longest wait for a server under construction, and for a drain after the last device is lost.
 constexpr absl::Duration kGrace = absl::Seconds(5);
 
-// How long the process waits for the last lines of the log to be read.
+// How long the process waits for the last log lines to be written.
 constexpr absl::Duration kLastLines = absl::Milliseconds(500);
 
 // Notifies systemd, if it has requested that (Type=notify), as sd_notify(3) does.

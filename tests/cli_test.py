@@ -809,7 +809,8 @@ class CliTest(CliCase):
             self.assertIn(reason, process.stderr)
 
     def test_health_of_a_process_on_a_free_port(self):
-        # The process counts as started with this flag, whatever the program is.
+        # `health --process` reads only the command line and the environment, so any program with
+        # --listen in its arguments will do.
         command = ["/bin/sh", "-c", "read line", "sh", "--listen", "127.0.0.1:0,unix:/nowhere"]
         with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
             asked = self.run_cli("health", "--process", process.pid)

@@ -551,7 +551,7 @@ TEST_F(TwoDevicesTest, StatisticsTellWhatMoved) {
                 .stats()
                 .device(),
             "fake:1");
-  // This reads from the third element to the fifth.
+  // The view of y spans its third to fifth elements, so 12 bytes move.
   const auto response = GoodDot(InView(Named("x"), 0, {2}, {5}), InView(Named("y"), 2, {2}, {2}));
   EXPECT_EQ(response.value().real(), 13);
   EXPECT_EQ(response.stats().moved_bytes(), 12u);

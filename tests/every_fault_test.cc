@@ -238,7 +238,7 @@ TEST_F(EveryFaultTest, Operations) {
                             {"y", "z"});
 }
 
-// Errors of steps are separate. A program with a failing step succeeds, and stores what it can.
+// Each step reports its own error. A program with a failing step succeeds, and stores what it can.
 TEST_F(EveryFaultTest, Programs) {
   Try("Execute", [&] {
     v1::ExecuteResponse response;

@@ -173,7 +173,7 @@ FUNCTIONS = ("EXP", "LOG", "TANH", "POWER")
 def apply(op, types, values):
     """Returns the type and the values of an operation on values of these types."""
     _, rule, function = MODEL[op]
-    # One-byte integers and bool are promoted only if there are no other types.
+    # One-byte integers and bool affect the common type only if there are no other types.
     small = [t for t in types if t in BYTES or t == BOOL]
     common = functools.reduce(promote, [t for t in types if t not in small] or small)
     common = I32 if common in BYTES else common

@@ -673,8 +673,8 @@ TEST(ExpressionTest, TypesThatMeet) {
     for (DType b : kArrayDTypes) EXPECT_EQ(Promote(a, b), Promote(b, a));
 }
 
-// One-byte integers and bool are converted to the type of the other arguments, in any number and
-// order.
+// One-byte integers and bool affect the type of the result only if there are no other types. The
+// order of the arguments does not matter.
 TEST(ExpressionTest, TheOrderOfArgumentsDoesNotMatter) {
   const auto type_of = [](MapOp op, std::vector<DType> types) {
     const auto program = CompileExpression({In(0), In(1), In(2), Op(op, {0, 1, 2})}, types);

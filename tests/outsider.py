@@ -511,7 +511,8 @@ class Server:
         return self._status("Threads")
 
     def cpu_seconds(self):
-        """Returns the processor time of all its threads, in units of clock ticks."""
+        """Returns the CPU time of all its threads in seconds, with a resolution of one clock
+        tick."""
         fields = pathlib.Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

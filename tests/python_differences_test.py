@@ -46,8 +46,8 @@ def bytes_(put):
         yield x[None] @ x[:, None], [[40000]], "i4"
 
 
-# The cases of each line, given a client's put(). A case is an expression, its value and its type,
-# or a call, the error that it raises and the error's text.
+# The cases for each line of the table in docs/python.md, given a client's put(). A case is either
+# (expression, value, type) or (call, error class, error text).
 CASES = {
     "types": lambda put: [
         refused(lambda: put(I.astype("u2")), "uint16"),

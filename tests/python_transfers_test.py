@@ -436,7 +436,7 @@ class SharedTest(o.Case):
 
     @contextlib.contextmanager
     def stopped(self):
-        """Lets the server continue afterwards."""
+        """Resumes the server when the block ends. The block itself must stop it."""
         try:
             yield
         finally:

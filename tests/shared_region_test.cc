@@ -255,7 +255,7 @@ class Handshake {
     setsockopt(socket_.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
     setsockopt(socket_.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
   }
-  // Returns 0, or the error's number.
+  // Returns 0 or errno.
   int Connect(const std::string& path) {
     sockaddr_un name{};
     name.sun_family = AF_UNIX;

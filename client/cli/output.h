@@ -23,14 +23,14 @@ namespace tessera {
 // Keeps fields in the order in which they are set.
 using Json = nlohmann::ordered_json;
 
-// Returns a text such as "0 B", "312.5 KiB" or "8 GiB".
+// Returns a string such as "0 B", "312.5 KiB" or "8 GiB".
 std::string HumanBytes(std::uint64_t bytes);
-// Returns a text such as "12.3 us", "1.2 ms", "3.4 s" or "2 h 5 m".
+// Returns a string such as "12.3 us", "1.2 ms", "3.4 s" or "2 h 5 m".
 std::string HumanDuration(absl::Duration duration);
-// Returns a text such as "[1257, 64]".
+// Returns a string such as "[1257, 64]".
 std::string ShapeText(absl::Span<const std::int64_t> shape);
 std::string DtypeText(v1::Dtype dtype);
-// Returns the time since then as such a text.
+// Returns the time since then in the form of HumanDuration.
 std::string AgeText(const google::protobuf::Timestamp& since);
 // Returns the shortest decimal that reads back as the same number.
 std::string NumberText(double value);

@@ -8,12 +8,12 @@
   CuPy service       a grpcio server in a separate process that has the arrays on the GPU
 
 usage: peers.py ADDRESS [--json FILE] [--elements 4096,1048576,16777216] [--rounds 5]
-                [--peer cupy|numpy] [--only NAME,...]
+                [--seconds 0.1] [--peer cupy|numpy] [--only NAME,...]
 
-The servers are interleaved. A time is the median over the rounds, and a round's time is the median
-of as many calls as fit into --seconds. An expression counts as done when its number has arrived or
-its array is complete on the device. --peer numpy replaces CuPy on machines without a GPU. All
-results are compared.
+Tessera and its alternatives take turns in each round. A time is the median over the rounds, and a
+round's time is the median of as many calls as fit into --seconds. An expression counts as done when
+its number has arrived or its array is complete on the device. --peer numpy replaces CuPy on
+machines without a GPU. All results are compared.
 """
 
 import argparse

@@ -28,7 +28,7 @@
 namespace tessera {
 
 // Returns the status of a call, with the reason and metadata of its google.rpc.ErrorInfo. The delay
-// in its RetryInfo becomes metadata "retry_delay_ms".
+// in its RetryInfo becomes the metadata entry "retry_delay_ms".
 absl::Status FromGrpc(const grpc::Status& status);
 // Converts the error of a call that this client has not cancelled. When a server ends, gRPC cancels
 // the calls that are under way. CANCELLED then becomes CONNECTION_LOST, as for any other lost

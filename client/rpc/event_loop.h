@@ -83,8 +83,8 @@ class EventLoop {
   grpc::CompletionQueue* queue() { return &queue_; }
   void Add(const std::shared_ptr<AsyncCallBase>& call);
   void Remove(AsyncCallBase* call);
-  // Cancels all calls except those that must end, and waits until the last callback has returned.
-  // Must not be called from a callback.
+  // Cancels all calls except those with must_end, which run to completion, and waits until the last
+  // callback has returned. Must not be called from a callback.
   void CancelAll();
 
  private:

@@ -196,8 +196,8 @@ def cell(value):
 
 
 def table(summaries, earlier, conditions=(), name_head="case"):
-    """Returns the lines of a table. conditions: keys of summaries with texts, as additional
-    columns."""
+    """Returns the lines of a table. conditions: keys of each summary whose string values become
+    additional columns."""
     lines = []
     for name, summary in summaries.items():
         line = {name_head: name + " (missed)" * bool(summary.get("missed"))}

@@ -15,7 +15,7 @@ start_server() {
     if ! kill -0 "$server_pid" 2>/dev/null; then
       tail -n 20 "$log" | sed 's/^/    | /'
       server_pid=
-      die "the server ended while starting"
+      die "the server exited during startup"
     fi
     ((SECONDS < give_up)) || die "the server was not ready within 60 s: $(tail -n 1 "$log")"
     sleep 0.1

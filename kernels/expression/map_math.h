@@ -138,9 +138,10 @@ TESSERA_HD inline double FloorQuotient(double a, double b) {
     const double rest = std::fma(-quotient, b, a);
     return rest != 0 && (rest < 0) != (b < 0) ? quotient - 1 : quotient;
   }
-  // The quotient is an integer, rounded to nearest. The exact floor rounds to another double only
-  // if it is halfway between two doubles and the exact quotient is above it. Then the quotient was
-  // rounded up to a double with an odd last bit, and the floor is rounded down to the even one.
+  // Here `quotient` is an integer: a / b rounded to nearest. Rounding the exact floor gives a
+  // different double only if the floor lies exactly halfway between two doubles and a / b is above
+  // it. In that case a / b was rounded up to the double with an odd last bit, whereas the floor
+  // rounds down to the even one.
   if (magnitude > kMost || (BitsOf(quotient) & 1) == 0) return quotient;
   const double half = PowerOfTwo(ExponentOf(quotient) - 53);  // of the distance to the next number
   const double rest = std::fma(-quotient, b, a);

@@ -381,8 +381,9 @@ int Run(int m, int n, int k) {
     const double error = std::fabs(float{c[row * n + column]} - exact);
     worst = std::fmax(worst, (error - std::fabs(exact) / 256) / terms);
   }
-  std::printf("%d x %d x %d: error %.1e of the terms, %.0f us, %.0f TFLOP/s\n", m, n, k,
-              std::fmax(worst, 0), 1e6 * seconds.count(), 2e-12 * m * n * k / seconds.count());
+  std::printf(
+      "%d x %d x %d: worst error %.1e relative to the sum of |terms|, %.0f us, %.0f TFLOP/s\n", m,
+      n, k, std::fmax(worst, 0), 1e6 * seconds.count(), 2e-12 * m * n * k / seconds.count());
   cudaFree(device_a);
   cudaFree(device_b);
   cudaFree(device_c);

@@ -114,7 +114,7 @@ int main() {
   CHECK(cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, 0));
   const double error = std::abs(sum - exact) / magnitudes;
   const double rate = kBytes / (fastest * 1e-3), most = 2e3 * khz * bits / 8;
-  printf("sum %.3f, error %.1e of the terms, %.0f us, %.0f GB/s, %.0f %% of the memory's rate\n",
+  printf("sum %.3f, error %.1e relative to the sum of |x|, %.0f us, %.0f GB/s, %.0f %% of peak\n",
          sum, error, fastest * 1e3, rate * 1e-9, 100 * rate / most);
   return error <= 1e-6 ? 0 : 1;
 }

@@ -67,8 +67,8 @@ struct PlannedStep {
   std::array<std::uint64_t, kMostResults> offsets{};  // in the block; set by LayOut
   // Where each result is stored. Set before RunSteps for kBuffer, and by PlaceResults otherwise.
   std::array<void*, kMostResults> memory{};
-  // CheckSteps sets the stats of the step's strategy, as if the step ran alone. RunSteps sets the
-  // outcome.
+  // Unless the step is batched, CheckSteps fills in outcome.stats for the chosen strategy, as if
+  // the step ran alone. RunSteps replaces the whole outcome of a step that it runs.
   ScalarResult outcome;
 
   // Set by FuseSelections on a TopK that also computes the steps before it: the strategy that

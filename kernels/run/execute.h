@@ -258,7 +258,7 @@ class Work {
   Work& operator=(const Work&) = delete;
   virtual ~Work() = default;
 
-  // Launches in the stream's order. The measured time includes everything that this function
+  // Enqueues the work in stream order. The measured time includes everything that this function
   // enqueues.
   virtual void Launch(Stream& stream, Problem& problem, const Chosen& strategy) const = 0;
   // Launches again with wider accumulators.

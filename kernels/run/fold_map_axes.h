@@ -46,7 +46,7 @@ class FoldMapAxes final : public Work<ReduceAxesProblem> {
     const std::int64_t elements = PieceElements(stream_, SizeOf(map_.dtype), /*copies=*/1);
     return std::clamp<std::int64_t>(elements / (row() / inner_extent()), 1, inner_extent());
   }
-  // Returns the problem of `count` indices of the first inner axis.
+  // Returns the problem restricted to `count` indices of the first inner axis.
   ReduceAxesProblem Columns(std::int64_t count) const {
     ReduceAxesProblem part = problem_;
     part.inner = problem_.inner / inner_extent() * count;

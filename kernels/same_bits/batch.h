@@ -1,6 +1,6 @@
-// Batches: many short Dot or Reduce problems that share one launch. Each problem is folded in the
-// same way as by the strategy `fixed_tree`, with the same bits. kernels/run/ and the two backends
-// share this interface. Standard library only.
+// Batches: many short Dot or Reduce problems that share one launch. The results have the same bits
+// as those of the strategy `fixed_tree`. kernels/run/ calls this interface, and the CPU and CUDA
+// backends implement it. Standard library only.
 #pragma once
 
 #include <cstdint>

@@ -51,7 +51,7 @@ std::string Message(const absl::Status& status, const Figures& told) {
   return message;
 }
 
-// Whether the same call may succeed a little later, because it has done nothing and other calls
+// Whether the call is worth retrying: it has had no effect, and it failed only because other calls
 // hold what it needs.
 bool WorthRetrying(const std::string& reason, const Figures& metadata) {
   if (reason == "QUEUE_FULL" || reason == "TOO_MANY_IMPORTS") return true;

@@ -21,8 +21,8 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// The longest times for reading a request, for writing a response, and for the client to close the
-// connection after that.
+// Time limits for reading a request, writing a response, and waiting for the client to close the
+// connection afterwards.
 constexpr std::chrono::seconds kReadTime{10};
 constexpr std::chrono::seconds kWriteTime{20};
 constexpr std::chrono::seconds kCloseTime{2};

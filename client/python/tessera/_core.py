@@ -348,7 +348,8 @@ class Core:
         return name, replace, duration(ttl), None
 
     def _abandoned(self, names: Iterable[str]) -> None:
-        """Deletes anything that interrupted or cancelled calls may still create."""
+        """Queues for deletion all unnamed buffers among `names`: calls that were interrupted or
+        cancelled may still create them."""
         self.dead.extend((name, 0) for name in names if name.startswith(self._prefix))
 
     # --- buffers

@@ -162,7 +162,10 @@ class Lazy(Operators):
         return self._seen(self._view.at(key))
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        raise Unsupported("arrays are immutable: put() a new array with replace=True")
+        raise Unsupported(
+            "arrays on a server are immutable: upload a new one with the client's"
+            " put(..., replace=True)"
+        )
 
     def __iter__(self: Self) -> Iterator[Self]:
         return (self[i] for i in range(len(self)))

@@ -32,7 +32,7 @@ _INSTEAD = {
     **dict.fromkeys(("sort", "argsort", "partition", "argpartition"), _LARGEST),
     **dict.fromkeys(
         ("fill", "put", "itemset", "setfield", "resize", "setflags", "byteswap"),
-        "put() a new array with replace=True, because arrays are immutable",
+        "they are immutable, so upload a new one with the client's put(..., replace=True)",
     ),
     **dict.fromkeys(("take", "choose", "compress"), _ROWS),
     "view": "use .astype() to convert elements",

@@ -129,7 +129,9 @@ def tensordot(
     if not isinstance(axes, Iterable):
         count = index_of(axes, "the number of axes")
         if not 0 <= count <= min(rank_a, rank_b):
-            raise BadShape(f"shapes {a[1].shape} and {b[1].shape} do not have {count} axes to fold")
+            raise BadShape(
+                f"shapes {a[1].shape} and {b[1].shape} do not both have {count} axes to sum over"
+            )
         over_a: Sequence[int] = range(rank_a - count, rank_a)
         over_b: Sequence[int] = range(count)
     else:

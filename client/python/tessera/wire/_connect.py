@@ -189,7 +189,8 @@ class Options:
             # How soon after a failure a name is looked up again, because its address may have
             # changed. gRPC's default of 30 s is longer than callers wait.
             ("grpc.dns_min_time_between_resolutions_ms", 500),
-            # How long one attempt to connect may take.
+            # Despite its name, min_reconnect_backoff_ms limits one connection attempt;
+            # max_reconnect_backoff_ms limits the pause between attempts.
             ("grpc.min_reconnect_backoff_ms", 5000),
             ("grpc.max_reconnect_backoff_ms", 1000),
         ]

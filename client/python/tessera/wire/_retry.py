@@ -24,7 +24,7 @@ class Retry:
         patience: float,
         since: Optional[float] = None,
     ) -> None:
-        """since: when the patience began, as a time.monotonic() value; None means now."""
+        """since: when the patience period started, as a time.monotonic() value; None means now."""
         self._options = options
         self._idempotent = idempotent
         self._patience = patience

@@ -1,5 +1,5 @@
-// Chooses a product's tile and the division of its work, with a model of the time whose constants
-// were measured on one H200.
+// Chooses a product's tile and the division of its work, using a timing model whose constants were
+// measured on one H200.
 #pragma once
 
 #include <algorithm>
