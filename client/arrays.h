@@ -79,8 +79,8 @@ absl::StatusOr<std::vector<T>> Elements(const v1::Tensor& tensor) {
 
 // Downloads the whole buffer, or the byte range in the options. Returns the errors of
 // Client::Download and CheckElements, and INVALID_ARGUMENT / BAD_RANGE {offset, limit, element} if
-// the range does not consist of whole elements. The last two are returned before any data is
-// fetched.
+// the range does not consist of whole elements. The element type and the range are checked before
+// any data is fetched.
 template <class T>
 absl::StatusOr<std::vector<T>> Download(Client& client, const std::string& name,
                                         const DownloadOptions& options = {}) {

@@ -12,8 +12,8 @@
 
 namespace tessera::bench {
 
-// Uploads an array of f32 zeros, which replaces any array with this name. Ends the process if that
-// fails.
+// Uploads an array of f32 zeros, which replaces any array with this name. Ends the process if the
+// upload fails.
 void Put(v1::BufferService::Stub& stub, const std::string& name,
          const std::vector<std::int64_t>& shape);
 
@@ -25,7 +25,7 @@ std::unique_ptr<Call> MakeDownload(Channels& channels, int caller, std::int64_t 
 
 // These use shared memory. For a bare server, which shares no memory, they measure a lower bound on
 // the time of such a transfer: a copy between page-locked memory and the GPU, in this process, or a
-// memcpy if there is no GPU. They end the process if any other server shares no memory.
+// memcpy if there is no GPU. For any other server that shares no memory, they end the process.
 std::unique_ptr<Call> MakeSharedUpload(Channels& channels, int caller, std::int64_t mib);
 std::unique_ptr<Call> MakeSharedDownload(Channels& channels, int caller, std::int64_t mib);
 

@@ -166,7 +166,7 @@ BenchScratch::BenchScratch(Client& client, const v1::Limits& limits)
       ttl_(TemporaryTtl(limits)) {}
 
 BenchScratch::~BenchScratch() {
-  // A buffer does not exist if no result was stored in it.
+  // Deleting a buffer fails if no result was stored in it.
   for (const std::string& name : names_) client_.DeleteBuffer(name).IgnoreError();
 }
 

@@ -120,8 +120,8 @@ ClientOptions ClientOptionsOf(const GlobalOptions& options) {
   return client;
 }
 
-// Writes what is left of the output. Returns false, after an error on stderr, if not all of the
-// output has been written.
+// Flushes standard output. If not all of the output could be written, prints an error on stderr and
+// returns false.
 bool FlushOutput() {
   if (std::cout.flush()) return true;
   std::cerr << "tessera: standard output cannot be written\n  check the free space\n";

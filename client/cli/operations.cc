@@ -152,7 +152,7 @@ void RunOperation(Session& session, const OperationFlags& flags) {
   std::optional<BenchScratch> scratch;
   if (ErrorReason(result.status()) == "RESULT_TOO_LARGE" &&
       !(flags.result.file.empty() && flags.result.indices_file.empty())) {
-    // A result for a file goes to a buffer that is needed only until it has been downloaded.
+    // The result goes to a buffer, which is deleted after it has been downloaded to the file.
     scratch.emplace(session.client, session.Limits());
     if (!flags.result.file.empty()) options.target = scratch->Target("result");
     if (!flags.result.indices_file.empty()) options.indices_target = scratch->Target("indices");

@@ -102,8 +102,8 @@ std::vector<std::string> ProcessStrings(int process, std::string_view file) {
 }
 
 // Returns the first address on which a server listens, from its command line or, failing that, its
-// environment. 0.0.0.0 also leads to this host. It replaces [::], which does not work if the kernel
-// has no IPv6.
+// environment. Replaces [::], which does not work if the kernel has no IPv6, with 0.0.0.0, which
+// also leads to this host.
 std::string AddressOf(int process) {
   constexpr absl::string_view kFlag = "--listen", kVariable = "TESSERA_LISTEN=";
   std::string listen = ClientOptions().server;

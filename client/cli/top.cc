@@ -284,7 +284,7 @@ class Screen {
   }
 
  private:
-  // These two use only functions that a signal handler may call (async-signal-safe functions).
+  // Write and Leave use only functions that a signal handler may call (async-signal-safe ones).
   static void Write(std::string_view text) {
     while (!text.empty()) {
       const ssize_t size = write(STDOUT_FILENO, text.data(), text.size());

@@ -27,8 +27,8 @@ namespace {
 
 // The longest delay that a server can request. Longer requests are shortened to this.
 constexpr absl::Duration kLongestDelay = absl::Seconds(10);
-// Well above the size of a server's messages. Chunks have 1 MiB, and the server keeps inline
-// results below gRPC's default limit of 4 MiB.
+// The maximum size of a received message. A server's messages are far smaller: chunks are 1 MiB,
+// and inline results stay below gRPC's default limit of 4 MiB.
 constexpr int kMaxReceiveBytes = 8 << 20;
 // How long a call that failed at one server waits for other servers before it may return to the
 // first.
