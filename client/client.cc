@@ -413,9 +413,11 @@ absl::Status Source::operator()(std::uint64_t offset, absl::Span<char> out) cons
 Source FromMemory(std::string_view bytes) {
   return {[bytes](std::uint64_t offset, absl::Span<char> out) {
             if (offset > bytes.size() || out.size() > bytes.size() - offset) {
-              return MakeError(absl::StatusCode::kInvalidArgument, "BAD_RANGE",
-                               absl::StrCat("bytes ", offset, " to ", offset + out.size(),
-                                            " of an array of ", bytes.size()));
+              return MakeError(
+                  absl::StatusCode::kInvalidArgument, "BAD_RANGE",
+                  absl::StrCat("bytes ", offset, " to ", offset + out.size(),
+                               " are beyond the end of the source; its size in bytes is ",
+                               bytes.size()));
             }
             if (!out.empty()) std::memcpy(out.data(), bytes.data() + offset, out.size());
             return absl::OkStatus();

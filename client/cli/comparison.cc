@@ -37,7 +37,7 @@ std::string Refusal(const absl::Status& error) {
   if (reason == "STRATEGY_UNSUPPORTED") return "needs " + ErrorMetadata(error)["needs"];
   if (reason == "BAD_LAUNCH") {
     auto metadata = ErrorMetadata(error);
-    return metadata["field"] + " of " + metadata["value"] + ": takes " + metadata["range"];
+    return metadata["field"] + " is " + metadata["value"] + ", but must be " + metadata["range"];
   }
   if (error.code() == absl::StatusCode::kDeadlineExceeded) return "takes longer than --timeout";
   return "";

@@ -122,7 +122,7 @@ std::string AddressOf(int process) {
   if (absl::EndsWith(listen, ":0")) {
     throw CLI::ValidationError(
         "--process", absl::StrCat("process ", process, " chose a free port, which --listen ",
-                                  listen, " does not show: give --server instead"));
+                                  listen, " does not show; use --server instead"));
   }
   constexpr absl::string_view kEveryAddress = "[::]:";
   if (absl::StartsWith(listen, kEveryAddress)) listen.replace(0, kEveryAddress.size(), "0.0.0.0:");

@@ -105,7 +105,7 @@ class HttpConnection {
       if (errno != EAGAIN && errno != EINTR && errno != EINPROGRESS && errno != EALREADY)
         ThrowNoMetrics(std::strerror(errno));
       const absl::Duration left = end_ - absl::Now();
-      if (left <= absl::ZeroDuration()) ThrowNoMetrics("there is no response in time");
+      if (left <= absl::ZeroDuration()) ThrowNoMetrics("no response arrived in time");
       pollfd one = {.fd = socket_, .events = event, .revents = 0};
       poll(&one, 1, static_cast<int>(absl::ToInt64Milliseconds(left)) + 1);
     }

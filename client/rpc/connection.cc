@@ -397,7 +397,7 @@ absl::Status Connection::WhyUnreachable(const Route& route) {
   std::optional<Proxy> proxy;
   if (!options_.tls_ca.empty()) proxy = ProxyFor(servers);
   if (proxy && !proxy->excepted)
-    absl::StrAppend(&text, ", through the proxy ", proxy->value, " of ", proxy->variable);
+    absl::StrAppend(&text, ", through the proxy ", proxy->value, ", set by ", proxy->variable);
   absl::Status status =
       MakeError(absl::StatusCode::kUnavailable, reason, text, {{"server", servers}});
   if (!cause.empty()) SetErrorMetadata(status, "cause", cause);

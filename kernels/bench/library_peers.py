@@ -19,7 +19,7 @@ A round is the median of its calls.
 search: times exact searches for nearest neighbours, from the call until the indices and squared
 distances have arrived: through the service, with PyTorch and CuPy in this process, and by `tessera
 search`, which computes |x|^2 in each call. The server's --scratch-limit must be large enough for
-the scores, which need queries x vectors x 4 bytes. All others compute |x|^2 - 2 q x from a stored
+the scores, which need queries x vectors x 4 bytes. The others compute |x|^2 - 2 q x from a stored
 |x|^2 (in f32 even for bf16 operands), and select the k smallest values of each row. Then it prints
 the device times of the product, the expression and TopK as separate steps, and of the strategies
 that a search uses.

@@ -660,7 +660,7 @@ def service_table(name, operation, load):
         note += ", with {1} concurrent callers of {0}".format(*options["beside"].split(":"))
     note += f"; seed {options['seed']}."
     if load == "open":
-        note += " Late: how long after its time a call was made, p99; latencies count it."
+        note += " Late: the p99 delay of the start of a call that is due, which latencies include."
     return pages.table([cells_of(r, names) for r in service_rows(run, operation, *kinds)], note)
 
 

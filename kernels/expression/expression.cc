@@ -155,8 +155,8 @@ class Compiler {
         return BadNode(i, "it is neither an operand nor a constant nor an operation");
       case Kind::kOperand:
         if (node.operand >= operands_.size()) {
-          return BadNode(i, absl::StrCat("it names operand ", node.operand,
-                                         ", and the last one is operand ", operands_.size() - 1));
+          return BadNode(i, absl::StrCat("it refers to operand ", node.operand,
+                                         ", but the last one is operand ", operands_.size() - 1));
         }
         type.dtype = operands_[node.operand];
         return absl::OkStatus();
@@ -207,7 +207,7 @@ class Compiler {
       // The server keeps at most one argument more than any operation takes.
       const bool many = node.args.size() > kMostArguments;
       return BadNode(i, absl::StrCat(Absl(info->name), " takes ", info->arguments,
-                                     info->arguments == 1 ? " argument" : " arguments", " and has ",
+                                     info->arguments == 1 ? " argument" : " arguments", ", not ",
                                      many ? absl::StrCat("more than ", kMostArguments)
                                           : absl::StrCat(node.args.size())));
     }

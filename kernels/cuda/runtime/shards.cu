@@ -211,8 +211,8 @@ void CheckManages(const CudaDevice& device) {
   DRIVER_CHECK(
       Driver().get_granularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
   if (granularity == 0 || kCudaShardUnit % granularity != 0)
-    Unsupported(device.info().name + " gives memory in units of " + std::to_string(granularity) +
-                " bytes");
+    Unsupported(device.info().name + " allocates memory in units of " +
+                std::to_string(granularity) + " bytes");
 }
 
 }  // namespace
@@ -227,7 +227,7 @@ std::unique_ptr<ShardedMemory> MakeCudaShards(std::span<const Shard> shards) {
       // Results and the values of chunks are also copied between the devices' pools.
       auto& peer = static_cast<CudaDevice&>(*other.device);
       if (!device.OpenTo(peer))
-        Unsupported(peer.info().name + " does not reach the memory of " + device.info().name);
+        Unsupported(peer.info().name + " cannot access the memory of " + device.info().name);
     }
   }
   return std::make_unique<CudaShards>(shards);
