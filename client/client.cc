@@ -161,7 +161,7 @@ class Client::Impl : public Connection {
                                                v1::UploadRequest request, Range& range);
   // Repeats SendRange after transient failures, from the first byte that the server lacks.
   absl::Status SendRangeResuming(Transfer& transfer, std::size_t i, Range range);
-  // Returns the first byte of the range that the draft lacks.
+  // Returns the first byte of the range that the draft may lack, or range.end if it lacks none.
   absl::StatusOr<std::uint64_t> FirstMissing(const Transfer& transfer, Range range);
   absl::StatusOr<v1::Buffer> Seal(const Transfer& transfer);
 

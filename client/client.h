@@ -6,9 +6,9 @@
 //   absl::StatusOr<tessera::v1::DotResponse> dot = client.Dot("x", "x");
 //
 // Errors are absl::Status with the server's reason and metadata (kernels/base/error.h: ErrorReason,
-// ErrorMetadata). Two errors have no reason: CANCELLED, and DEADLINE_EXCEEDED, whose text names the
-// deadline. Calls with invalid options fail immediately with INVALID_ARGUMENT / BAD_ADDRESS
-// {address} or BAD_CREDENTIALS {file}.
+// ErrorMetadata). Two errors have no reason: CANCELLED, and DEADLINE_EXCEEDED, whose message
+// contains the deadline. Calls with invalid options fail immediately with INVALID_ARGUMENT /
+// BAD_ADDRESS {address} or BAD_CREDENTIALS {file}.
 //
 // The client adds these reasons:
 //  - UNREACHABLE {server, cause}: no connection within connect_timeout. This includes a

@@ -335,7 +335,7 @@ Json DescribeTarget(const Target& target) {
   grpc::ClientContext context;
   v1::GetServerInfoResponse info;
   const grpc::Status status = channels.compute(0).GetServerInfo(&context, {}, &info);
-  if (!status.ok()) Die("GetServerInfo of " + target.name, status);
+  if (!status.ok()) Die("cannot get the devices of " + target.name, status);
   object["version"] = info.version();
   for (const v1::Device& device : info.devices())
     object["devices"].push_back({{"name", device.name()}, {"model", device.model()}});

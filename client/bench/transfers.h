@@ -25,7 +25,7 @@ std::unique_ptr<Call> MakeDownload(Channels& channels, int caller, std::int64_t 
 
 // These use shared memory. For a bare server, which shares no memory, they measure a lower bound on
 // the time of such a transfer: a copy between page-locked memory and the GPU, in this process, or a
-// memcpy if there is no GPU. For any other server that shares no memory, they end the process.
+// memcpy if there is no GPU. If any other server shares no memory, they end the process.
 std::unique_ptr<Call> MakeSharedUpload(Channels& channels, int caller, std::int64_t mib);
 std::unique_ptr<Call> MakeSharedDownload(Channels& channels, int caller, std::int64_t mib);
 

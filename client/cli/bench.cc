@@ -168,7 +168,7 @@ class Bench {
     return norms;
   }
 
-  // Returns the factor by which a strategy's roundoff is multiplied to get its error bound.
+  // Returns the factors by which a strategy's roundoff is multiplied to get its error bounds.
   BenchScale Scale() {
     const Input& x = inputs_[0];
     if (flags_.Is("reduce")) return ScaleOfReduce(x);

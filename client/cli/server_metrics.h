@@ -36,8 +36,8 @@ struct MetricsSample {
     std::map<double, double> until;  // seconds -> number of calls that took at most that long
   };
   struct Gpu {
-    // The key is the metric's name after "tessera_gpu_". Samples that differ only in another label
-    // than the device are added up.
+    // The key is the metric's name after "tessera_gpu_". Samples whose labels differ, but not in
+    // the device, are added up.
     std::map<std::string, double> figures;
     std::vector<std::string> slowdowns;  // the reasons for lower clocks
   };

@@ -83,8 +83,8 @@ class Attempts {
   // Returns a channel for the next attempt, or the error that ends the call: CANCELLED, the error
   // of Plan::refused or Connection::refused, UNAVAILABLE / UNREACHABLE once connect_timeout or the
   // deadline has passed, or UNAVAILABLE / CERTIFICATE_REFUSED, immediately if there is only one
-  // server. Returns nothing if there is neither yet. The caller must then wait until the state of
-  // Awaited() changes or WaitLimit() passes, and call Pick again.
+  // server. Returns nothing if there is neither a channel nor an error yet. The caller must then
+  // wait until the state of Awaited() changes or WaitLimit() passes, and call Pick again.
   absl::StatusOr<std::optional<Lease>> Pick();
   std::shared_ptr<grpc::Channel> Awaited();
   gpr_timespec WaitLimit() const;

@@ -77,7 +77,7 @@ class SharedTransfers {
   absl::StatusOr<SharedMemory> MakeMemory(std::size_t bytes, const TransferLimit& limit);
 
   // These implement Client::Upload and Download through memory that this class owns. They return
-  // nothing if that is impossible or not worthwhile. The caller must then use a stream.
+  // nothing if shared memory is impossible or not worthwhile. The caller must then use a stream.
   std::optional<absl::StatusOr<v1::Buffer>> TryUpload(const v1::CreateBufferRequest& create,
                                                       std::uint64_t size, const Source& source,
                                                       const UploadOptions& options);

@@ -101,7 +101,7 @@ def cupy_us(work):
 # --- map ------------------------------------------------------------------------------------------
 
 EXPONENTS = (8, 10, 12, 14, 16, 28)  # the numbers of elements are these powers of two
-CALLS = 20  # in a round
+CALLS = 20  # calls in a round
 # Each entry has the number of operands, and the expression in terms of the functions of a module m.
 EXPRESSIONS = {
     "2a+1": (1, lambda m, a: 2 * a + 1),

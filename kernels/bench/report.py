@@ -394,7 +394,7 @@ def targets_table(data, operation, _):
                 aim_text = ("<= " if most else ">= ") + aim_text.format(aim).replace("%", " %")
                 met = figure <= aim if most else figure >= aim
                 return aim_text, text.format(figure).replace("%", " %"), met
-        raise SystemExit(f"targets.json: no aim in {target}")
+        raise SystemExit(f"targets.json states no aim in {target}")
 
     for target in read("targets")[operation]:
         line = {"what": target["what"], "aim": None, "measured": None, "": "unmeasured"}
@@ -660,7 +660,7 @@ def service_table(name, operation, load):
         note += ", with {1} concurrent callers of {0}".format(*options["beside"].split(":"))
     note += f"; seed {options['seed']}."
     if load == "open":
-        note += " Late: the p99 delay of the start of a call that is due, which latencies include."
+        note += "  Late: the p99 delay until a call that is due starts; latencies include it."
     return pages.table([cells_of(r, names) for r in service_rows(run, operation, *kinds)], note)
 
 
@@ -831,7 +831,7 @@ def render(options):
     for path in stale:
         if not options.check:
             path.write_text(outputs[path], encoding="utf-8")
-        state = "is stale: kernels/bench/report.py render" if options.check else "written"
+        state = "is stale; run kernels/bench/report.py render" if options.check else "written"
         print(f"{path.relative_to(ROOT)} {state}")
     sys.exit(1 if stale and options.check else 0)
 

@@ -144,7 +144,8 @@ class Device {
   // DeviceError.
   virtual std::unique_ptr<Stream> MakeLargeStream() { return MakeStream(); }
 
-  // Whether a stream has failed with kLost. A lost device does not recover within the process.
+  // Whether an error of kind kLost has been reported. A lost device does not recover within the
+  // process.
   bool lost() const { return lost_.load(std::memory_order_acquire); }
   void MarkLost() const { lost_.store(true, std::memory_order_release); }
 

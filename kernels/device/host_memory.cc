@@ -137,8 +137,8 @@ class Ledger {
   bool Reserve(std::size_t bytes) {
     std::unique_lock lock(mutex_);
     while (!Fits(bytes)) {
-      // Memory that other threads are populating may be counted twice: by the ledger and by the
-      // system. So waits until they are done.
+      // Waits, because memory that other threads are populating may be counted twice: by the ledger
+      // and by the system.
       if (populating_ == 0) return false;
       changed_.wait(lock);
     }

@@ -13,9 +13,9 @@
 
 namespace tessera {
 
-// The entry points in use. cublas_v2.h maps the plain names to the names of the current interface
-// (for example cublasCreate to cublasCreate_v2), and cublas_loader.cu uses the same mapping.
-// Functions with the suffix _64 accept 64-bit extents.
+// The entry points that are used. cublas_v2.h maps the plain names to the names of the current
+// interface (for example cublasCreate to cublasCreate_v2), and cublas_loader.cu uses the same
+// mapping. Functions with the suffix _64 accept 64-bit extents.
 struct CublasApi {
   decltype(&cublasCreate) create;
   decltype(&cublasDestroy) destroy;
