@@ -166,7 +166,7 @@ class Servers:
                 got = got.numpy() if hasattr(got, "_session") else self.peer.host(got)
                 close = np.abs(got - want).max() <= 1e-3 * scale
             if not close:
-                raise SystemExit(f"peers.py: {name} of {self.elements} by {way} is {got}, not {want}")
+                raise SystemExit(f"peers.py: {name}({self.elements}) by {way} is {got}, not {want}")
 
 
 def median_us(call, name, seconds):
