@@ -49,8 +49,7 @@ std::uint64_t StreamsOf(int wanted) {
   return static_cast<std::uint64_t>(std::clamp(wanted, 1, 64));
 }
 
-// Runs run(i) for each stream i on a thread of its own. When the first error occurs, calls stop().
-// Returns this error.
+// Runs run(i) for each stream i on its own thread. Calls stop() on the first error; returns it.
 template <class Run, class Stop>
 absl::Status InParallel(std::uint64_t streams, const Run& run, const Stop& stop) {
   std::mutex mutex;

@@ -29,8 +29,7 @@ class ResidentBuffer {
   ResidentBuffer& operator=(ResidentBuffer&& other) noexcept;
   // If HoldOptions::delete_with_handle is set, starts to delete this version of the buffer, and no
   // other version with its name. Does not wait, but closing the connections waits up to five
-  // seconds for the deletion. If the server does not respond, the buffer remains until its ttl
-  // ends.
+  // seconds for the deletion. If the server does not respond, the buffer lives until its ttl ends.
   ~ResidentBuffer();
 
   explicit operator bool() const { return connection_ != nullptr; }

@@ -12,8 +12,7 @@
 
 namespace tessera::bench {
 
-// Uploads an array of f32 zeros, which replaces any array with this name. Ends the process if the
-// upload fails.
+// Uploads f32 zeros, which replace any array with this name. Ends the process on failure.
 void Put(v1::BufferService::Stub& stub, const std::string& name,
          const std::vector<std::int64_t>& shape);
 

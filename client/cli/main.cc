@@ -120,8 +120,7 @@ ClientOptions ClientOptionsOf(const GlobalOptions& options) {
   return client;
 }
 
-// Flushes standard output. If not all of the output could be written, prints an error on stderr and
-// returns false.
+// Flushes standard output. On failure, prints an error on stderr and returns false.
 bool FlushOutput() {
   if (std::cout.flush()) return true;
   std::cerr << "tessera: standard output cannot be written\n  check the free space\n";

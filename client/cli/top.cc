@@ -87,8 +87,7 @@ class View {
   View(Session& session, std::optional<MetricsAddress> metrics)
       : session_(session), metrics_(std::move(metrics)) {}
 
-  // Asks the server for its state. If a request fails, throws its error and keeps the previous
-  // state.
+  // Asks the server for its state. On an error, throws it and keeps the previous state.
   void Update() {
     info_ = OrThrow(session_.client.GetServerInfo());
     const Clock::time_point begin = Clock::now();

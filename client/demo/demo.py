@@ -186,8 +186,7 @@ def check(tessera, folder, case, strategy, dtype):
     command = [*case.command, "--strategy", strategy, "--timing"]
     if case.exact.ndim > 0:
         command += ["-o", folder / "result.npy"]
-    # A strategy may refuse operands of a listed type. Some accept only a few rows, and one refuses
-    # products.
+    # A strategy may refuse operands: some accept only a few rows, and one refuses products.
     answer = tessera(*command, may_refuse=True)
     if answer is None:
         print(f"{case.title:<26}{strategy:<25}{dtype:<5}{'refused':>10}")

@@ -25,8 +25,7 @@ TESSERA_BEST_CLONE std::uint64_t Mix(const std::uint64_t* words, std::size_t n) 
   return mix;
 }
 
-// The number of independent chains of operations. They fill eight 64-byte vectors, which hide the
-// latency of an operation that runs on two units.
+// Chains that fill eight 64-byte vectors hide the latency of an operation that runs on two units.
 template <class T>
 constexpr int kChains = 512 / sizeof(T);
 constexpr int kSteps = 1 << 20;

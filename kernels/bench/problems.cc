@@ -34,8 +34,7 @@ void KeepOnly(Case& problem, Keep keep) {
   std::erase_if(problem.candidates, [&](const Candidate& c) { return !keep(c); });
 }
 
-// Returns the problem with another operation and size, without the peers, whose names would be the
-// same.
+// Renames the problem, and drops the peers, whose rows' names would be the same.
 Case Variant(Case problem, std::string operation, std::int64_t n) {
   KeepOnly(problem, [](const Candidate& c) { return !c.peer; });
   problem.operation = std::move(operation);

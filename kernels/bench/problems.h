@@ -27,8 +27,7 @@ struct Candidate {
 struct Case {
   std::string operation, dtype;
   std::string size;  // of a random problem, also its transposes, pitches and byte offsets
-  // The bytes and operations that the problem requires, if each input is read once and each output
-  // is written once.
+  // What the problem requires if each input is read once and each output is written once.
   double bytes = 0, flops = 0;
   bool lone = false;            // whether the device is idle before each launch (Rig::kIdle)
   std::vector<float> features;  // MatmulFeatures of a random product

@@ -698,8 +698,7 @@ def brief_table(names, operations):
         return {"operation": f"`{row['operation']}`"} | cells_of(row, ["size", load, "callers"])
 
     lines = pivot(rows, key, lambda r: brief_cells(r, bare.get((r["operation"], load_of(r)))))
-    # Leaves out what the page states: columns that are the same in all lines, and the sizes if each
-    # operation has only one.
+    # Leaves out an operation's only size and columns that are constant: the page states them.
     sizes = {(line["operation"], line["size"]) for line in lines}
     same = {head for head in key(rows[0]) if len({line[head] for line in lines}) == 1}
     same |= {"size"} if len(sizes) == len({operation for operation, _ in sizes}) else set()

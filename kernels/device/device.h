@@ -108,8 +108,8 @@ class Device {
   }
   // Allocates uninitialised memory on several devices of one backend, including this one. Streams
   // of all these devices can access all of the memory. shards: at least two, none empty, adjacent
-  // from byte 0 on, on different devices. Throws DeviceError, with kUnsupported if the devices
-  // cannot access each other's memory.
+  // from byte 0 on, on different devices. Throws DeviceError; its kind is kUnsupported if the
+  // devices cannot share memory.
   virtual std::unique_ptr<ShardedMemory> AllocateShards(std::span<const Shard> /*shards*/) {
     throw DeviceError(DeviceError::Kind::kUnsupported, "Device::AllocateShards",
                       "devices of this kind cannot access each other's memory");
@@ -119,21 +119,18 @@ class Device {
   // DeviceError.
   virtual StagingMemory MakeStaging(std::size_t bytes) = 0;
   // Gives the device's copies direct access to host memory. One registration serves all devices of
-  // a backend. A second registration of the same memory may have no effect of its own; access then
-  // ends when the first registration does. Registering and unregistering may wait for the device's
-  // work. REQUIRES: the memory consists of whole pages, all of which are present. Throws
-  // DeviceError.
+  // a backend. A second registration of the same memory may be empty; access then ends with the
+  // first one. Registering and unregistering may wait for the device's work. REQUIRES: the memory
+  // consists of whole pages, all of which are present. Throws DeviceError.
   virtual HostRegistration RegisterHost(void* /*memory*/, std::size_t /*bytes*/) {
     return {nullptr, [](void*) noexcept {}};
   }
   // Throws DeviceError.
   virtual std::unique_ptr<Stream> MakeStream() = 0;
   // Checks that the device still responds. Takes microseconds and does not wait for the device's
-  // work. Throws DeviceError; its kind is kLost if the device is lost, even if no stream has
-  // reported this yet.
+  // work. Throws DeviceError, also for a lost device that no stream has reported yet (kLost).
   virtual void Probe() = 0;
-  // If a profiler is attached and waits for this call, starts or stops its recording of the
-  // device's work.
+  // Starts or stops the recording of work by a profiler, if one waits for this call.
   virtual void SetProfiling(bool /*on*/) noexcept {}
   // If the device can be partitioned, reserves a part of it that the streams from MakeLargeStream
   // do not use. Work on other streams then never waits for a kernel that fills the rest of the
@@ -144,8 +141,7 @@ class Device {
   // DeviceError.
   virtual std::unique_ptr<Stream> MakeLargeStream() { return MakeStream(); }
 
-  // Whether an error of kind kLost has been reported. A lost device does not recover within the
-  // process.
+  // Whether a kLost error has been reported. A lost device does not recover within the process.
   bool lost() const { return lost_.load(std::memory_order_acquire); }
   void MarkLost() const { lost_.store(true, std::memory_order_release); }
 
@@ -178,15 +174,13 @@ class Stream {
   // Sets the cancellation flag of the current request, or null if the request cannot be cancelled.
   // Once the flag is set, it stays set until the request ends. Any thread may set it.
   void WatchStop(const std::atomic<bool>* stop) { stop_ = stop; }
-  // Whether the request has been cancelled. Strategies poll this every few milliseconds where
-  // polling costs nothing. A strategy that stops leaves incomplete results, which are not read.
-  // Thread safe.
+  // Whether the request has been cancelled. Strategies poll this every few milliseconds where that
+  // costs nothing. Incomplete results of a strategy that stops are not read. Thread safe.
   bool stopped() const { return stop_ != nullptr && stop_->load(std::memory_order_relaxed); }
   const std::atomic<bool>* stop() const { return stop_; }
 
   // Adds to the seconds that the stream's work is expected to take; ExpectNothing sets the sum to
-  // 0. Only one thread at a time may call Expect and ExpectNothing; any thread may call
-  // expected_seconds.
+  // 0. Expect and ExpectNothing are for one thread at a time, expected_seconds for any thread.
   void Expect(double seconds) {
     expected_.store(expected_seconds() + seconds, std::memory_order_relaxed);
   }
@@ -268,8 +262,7 @@ class Stream {
   virtual double Time(const std::function<void()>& work) = 0;
 
  protected:
-  // host_scratch: allocates page-locked memory if the device is a GPU. Both sources must outlive
-  // the stream.
+  // host_scratch: page-locked memory if it is a GPU. Both sources must outlive the stream.
   Stream(Device& device, ScratchBlocks::Source scratch, ScratchBlocks::Source host_scratch)
       : device_(device), scratch_(std::move(scratch)), host_scratch_(std::move(host_scratch)) {}
 

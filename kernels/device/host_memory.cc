@@ -137,8 +137,7 @@ class Ledger {
   bool Reserve(std::size_t bytes) {
     std::unique_lock lock(mutex_);
     while (!Fits(bytes)) {
-      // Waits, because memory that other threads are populating may be counted twice: by the ledger
-      // and by the system.
+      // Waits, because memory that is being populated may count twice: here and in the system.
       if (populating_ == 0) return false;
       changed_.wait(lock);
     }

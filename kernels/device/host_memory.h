@@ -27,8 +27,7 @@ int ReadCpuQuota(const std::string& root = "");
 bool PopulateHost(void* memory, std::size_t bytes);
 
 // Allocates `bytes` of uninitialised memory, aligned to 256 bytes, whose pages are all present.
-// Returns null unless that much memory is free besides 64 MiB, which are reserved for the rest of
-// the process.
+// Returns null unless that much is free besides 64 MiB for the rest of the process.
 void* AllocateHost(std::size_t bytes);
 // memory: a result of AllocateHost.
 void FreeHost(void* memory) noexcept;

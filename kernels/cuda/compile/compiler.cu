@@ -25,9 +25,8 @@ namespace {
 // The maximum number of kernels in a process, so that a client that keeps sending new expressions
 // cannot fill the process's memory. Further expressions get no kernel.
 constexpr std::size_t kMostKernels = 1024;
-// The longest text that is compiled, in bytes. CUDA's assembler needs less than a second for a text
-// of this length, but 19 s and 0.9 GB for the 2 MB of text of an expression of 62 floor divisions
-// of bf16.
+// The longest text that is compiled, in bytes. CUDA's assembler needs less than a second for this
+// length, but 19 s and 0.9 GB for 62 floor divisions of bf16, which are 2 MB of text.
 constexpr std::size_t kMostText = std::size_t{256} << 10;
 // The maximum number of texts that wait to be compiled, so that no text waits behind hundreds of
 // others. If the queue is full, an expression is not compiled until its next use.
@@ -174,8 +173,7 @@ class Kernels {
 
   std::mutex mutex_;
   std::condition_variable wake_;
-  // Maps keys to kernels. A kernel is null while it is being compiled, and if it cannot be
-  // compiled.
+  // Kernels by key. A kernel is null while it is being compiled, and if it cannot be compiled.
   std::unordered_map<std::string, std::unique_ptr<Kernel>> kernels_;
   std::unordered_set<std::string> seen_;
   std::deque<Job> jobs_;

@@ -435,8 +435,7 @@ class Kernel {
     Line("mul.lo.u64 ", first_, ", ", place, ", ", plan_.width, ";");
   }
 
-  // Computes the thread's group if all of its elements exist. All loads come before the first
-  // computation.
+  // Computes the thread's group if all its elements exist. All loads come before all computations.
   void Group() {
     const std::string last = Plus(first_, static_cast<std::size_t>(plan_.width)),
                       predicate = Predicate(), exists = absl::StrCat("@", predicate, " ");

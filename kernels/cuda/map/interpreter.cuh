@@ -68,8 +68,7 @@ __device__ inline std::int64_t OffsetOf(const MapLayout& layout, const MapLayout
   return offset;
 }
 
-// These two call f(T{}), where T is the C++ type of `type` or `dtype`, unless T has more than
-// kBytes bytes.
+// Call f(T{}), where T is the C++ type of `type` or `dtype`, unless T exceeds kBytes bytes.
 template <int kBytes, class F>
 __device__ void DispatchFitting(ValueType type, F f) {
   DispatchValue(type, [&](auto t) {
@@ -136,8 +135,7 @@ __device__ void RunInstruction(const Instruction& in, const MapLayout& layout,
           constexpr MapOp kOp = decltype(o)::value;
           if constexpr (kHasMapOp<kOp, T>) {
             constexpr int kArguments = InfoOf(kOp)->arguments;
-            // The code of a long function exists once, in a loop, and that of a short one once for
-            // each element.
+            // A long function's code exists once, in a loop; a short one's, once per element.
             constexpr int kUnrolled = InfoOf(kOp)->flops > 8 ? 1 : kEach;
 #pragma unroll kUnrolled
             for (int j = 0; j < kEach; ++j) {

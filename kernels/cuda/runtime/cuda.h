@@ -52,8 +52,7 @@ using StreamHandle = std::unique_ptr<CUstream_st, CudaDeleter>;
 using Event = std::unique_ptr<CUevent_st, CudaDeleter>;
 using PinnedMemory = std::unique_ptr<void, CudaDeleter>;
 
-// The objects that these functions create belong to the device that is current on the calling
-// thread.
+// These functions create objects on the device that is current on the calling thread.
 
 // Creates a stream that does not wait for the legacy default stream. first: when blocks wait for
 // space on an SM, the blocks of this stream have priority over those of other streams.
@@ -168,8 +167,7 @@ class CudaStream final : public Stream {
   void ClearMailbox();
   void ClearTicket();
   // Returns kTickets counters in device memory, which are zero whenever no kernel of the stream is
-  // running. A kernel resets each counter that it has used, so no launch has to begin with a
-  // memset.
+  // running. A kernel resets the counters that it has used, so no launch begins with a memset.
   static constexpr std::size_t kTickets = 4096;
   std::uint32_t* Tickets() { return static_cast<std::uint32_t*>(tickets_); }
 

@@ -22,17 +22,15 @@ namespace tessera {
 namespace {
 
 // A PCIe 5 link transfers one slot in about 20 us, and a core fills a slot in about 90 us. The time
-// to start a copy is negligible in comparison, and a slot is small enough to stay in the core's
-// cache.
+// to start a copy is negligible in comparison, and a slot stays in the core's cache.
 constexpr std::size_t kSlotBytes = std::size_t{1} << 20;
 // The mailbox's ticket has its own sectors, because the slots are read while it is written.
 constexpr std::size_t kTicketBytes = 256;
 constexpr std::size_t kMailboxBytes = kTicketBytes + Mailbox::kSlots * sizeof(ulonglong2);
 // The pool rounds sizes up to multiples of this number of bytes.
 constexpr std::size_t kPoolUnit = 512;
-// A thread polls for this time before it sleeps. Small operations end within it, and waking a
-// sleeping thread would take about as long again. A thread that waits longer sleeps, so that many
-// streams do not each keep a core busy.
+// A thread polls this long and then sleeps, so that streams do not each keep a core busy. Small
+// operations end in this time, and waking a sleeping thread would take about as long again.
 constexpr std::chrono::microseconds kPollTime{50};
 // The last kTailBytes of a long copy take a third of a millisecond over PCIe 5, which is long
 // enough for a sleeping thread to wake up: on some virtual machines, waking up takes 250 us.
@@ -436,8 +434,7 @@ CudaStream::~CudaStream() {
     device_.Use();
     Synchronize();
   } catch (const DeviceError&) {
-    // The device is lost. Nothing is running on it, and the calls below that free memory fail
-    // silently.
+    // The device is lost. Nothing is running on it, and the calls below fail silently.
   }
   if (cublas_ != nullptr) LoadCublas()->destroy(cublas_);
   FreeAll();

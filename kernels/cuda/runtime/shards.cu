@@ -54,8 +54,7 @@ void CheckDriver(CUresult result, const char* call, std::uint64_t requested = 0)
 
 // --- Which addresses are sharded ---
 
-// Maps the first address of each shard of sharded memory to the shard. Every copy looks up its
-// addresses.
+// All shards of sharded memory, by their first address. Every copy looks up its addresses.
 class ShardMap {
  public:
   void Add(std::uintptr_t begin, std::uintptr_t end, int ordinal) {

@@ -15,8 +15,7 @@
 
 namespace tessera {
 
-// Shards begin at multiples of this number of bytes, which is the granularity of physical memory on
-// every known GPU.
+// Shards begin at multiples of this, the granularity in bytes of every known GPU's memory.
 inline constexpr std::size_t kCudaShardUnit = std::size_t{2} << 20;
 
 // Implements Device::AllocateShards for GPUs.
