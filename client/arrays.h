@@ -70,7 +70,7 @@ absl::Status CheckElements(v1::Dtype dtype) {
 // Returns the elements of an array in a response, or the error of CheckElements.
 template <class T>
 absl::StatusOr<std::vector<T>> Elements(const v1::Tensor& tensor) {
-  static_assert(!std::is_same_v<T, bool>, "a vector of bool has no bytes: read tensor.data()");
+  static_assert(!std::is_same_v<T, bool>, "a vector of bool has no bytes; read tensor.data()");
   if (absl::Status status = CheckElements<T>(tensor.dtype()); !status.ok()) return status;
   std::vector<T> values(tensor.data().size() / sizeof(T));
   if (!values.empty()) std::memcpy(values.data(), tensor.data().data(), values.size() * sizeof(T));
@@ -79,12 +79,12 @@ absl::StatusOr<std::vector<T>> Elements(const v1::Tensor& tensor) {
 
 // Downloads the whole buffer, or the byte range in the options. Returns the errors of
 // Client::Download and CheckElements, and INVALID_ARGUMENT / BAD_RANGE {offset, limit, element} if
-// the range does not consist of whole elements. The last two are returned before any data is
-// fetched.
+// the range does not consist of whole elements. The element type and the range are checked before
+// any data is fetched.
 template <class T>
 absl::StatusOr<std::vector<T>> Download(Client& client, const std::string& name,
                                         const DownloadOptions& options = {}) {
-  static_assert(!std::is_same_v<T, bool>, "a vector of bool has no bytes: use Client::Download");
+  static_assert(!std::is_same_v<T, bool>, "a vector of bool has no bytes; use Client::Download");
   if (options.offset % sizeof(T) != 0 || options.limit % sizeof(T) != 0) {
     return MakeError(
         absl::StatusCode::kInvalidArgument, "BAD_RANGE",

@@ -49,8 +49,7 @@ std::uint64_t StreamsOf(int wanted) {
   return static_cast<std::uint64_t>(std::clamp(wanted, 1, 64));
 }
 
-// Runs run(i) for each stream i on a thread of its own. Returns the first error. stop() is called
-// when it occurs.
+// Runs run(i) for each stream i on its own thread. Calls stop() on the first error; returns it.
 template <class Run, class Stop>
 absl::Status InParallel(std::uint64_t streams, const Run& run, const Stop& stop) {
   std::mutex mutex;
@@ -161,7 +160,7 @@ class Client::Impl : public Connection {
                                                v1::UploadRequest request, Range& range);
   // Repeats SendRange after transient failures, from the first byte that the server lacks.
   absl::Status SendRangeResuming(Transfer& transfer, std::size_t i, Range range);
-  // Returns the first byte of the range that the draft lacks.
+  // Returns the first byte of the range that the draft may lack, or range.end if it lacks none.
   absl::StatusOr<std::uint64_t> FirstMissing(const Transfer& transfer, Range range);
   absl::StatusOr<v1::Buffer> Seal(const Transfer& transfer);
 
@@ -413,9 +412,11 @@ absl::Status Source::operator()(std::uint64_t offset, absl::Span<char> out) cons
 Source FromMemory(std::string_view bytes) {
   return {[bytes](std::uint64_t offset, absl::Span<char> out) {
             if (offset > bytes.size() || out.size() > bytes.size() - offset) {
-              return MakeError(absl::StatusCode::kInvalidArgument, "BAD_RANGE",
-                               absl::StrCat("bytes ", offset, " to ", offset + out.size(),
-                                            " of an array of ", bytes.size()));
+              return MakeError(
+                  absl::StatusCode::kInvalidArgument, "BAD_RANGE",
+                  absl::StrCat("bytes ", offset, " to ", offset + out.size(),
+                               " are beyond the end of the source; its size in bytes is ",
+                               bytes.size()));
             }
             if (!out.empty()) std::memcpy(out.data(), bytes.data() + offset, out.size());
             return absl::OkStatus();

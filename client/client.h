@@ -6,9 +6,9 @@
 //   absl::StatusOr<tessera::v1::DotResponse> dot = client.Dot("x", "x");
 //
 // Errors are absl::Status with the server's reason and metadata (kernels/base/error.h: ErrorReason,
-// ErrorMetadata). Two errors have no reason: CANCELLED, and DEADLINE_EXCEEDED, whose text names the
-// deadline. Calls with invalid options fail immediately with INVALID_ARGUMENT / BAD_ADDRESS
-// {address} or BAD_CREDENTIALS {file}.
+// ErrorMetadata). Two errors have no reason: CANCELLED, and DEADLINE_EXCEEDED, whose message
+// contains the deadline. Calls with invalid options fail immediately with INVALID_ARGUMENT /
+// BAD_ADDRESS {address} or BAD_CREDENTIALS {file}.
 //
 // The client adds these reasons:
 //  - UNREACHABLE {server, cause}: no connection within connect_timeout. This includes a
@@ -197,10 +197,10 @@ struct UploadOptions {
   // Bytes of data per message. Must be a multiple of 64, and at most 4 MiB minus the size of the
   // rest of the message.
   std::size_t chunk_bytes = std::size_t{1} << 20;
-  // With 1, the array is sent over one stream; if the stream breaks, the server discards what it
-  // has received. With 2 to 64, that many connections fill ranges of a draft, and a broken one
-  // resumes where it stopped. If the upload fails, only the draft is deleted, and nothing else with
-  // that name.
+  // If 1, the array is sent over one stream; if the stream breaks, the server discards what it has
+  // received. If 2 to 64, that many connections fill ranges of a draft; if a connection breaks, its
+  // range is continued where it stopped. If the upload fails, only the draft is deleted, and
+  // nothing else with that name.
   int streams = 1;
   // Sends the CRC-32C of every message and of the whole array, which the server checks. Damaged
   // data is sent again. Transfers through shared memory have no messages, and their buffers have no
@@ -209,7 +209,7 @@ struct UploadOptions {
   // Receives the number of bytes sent so far. It is called from the sending threads, one at a time.
   // If it throws, the upload ends with INTERNAL / CALLER_EXCEPTION.
   std::function<void(std::uint64_t sent)> progress = {};
-  // The timeout of the whole upload. If absent, there is none as long as the upload makes progress
+  // The timeout of the whole upload. If absent, only the time without progress is limited
   // (ClientOptions::stall_timeout).
   std::optional<absl::Duration> timeout = {};
   std::stop_token cancel = {};  // as in CallOptions
@@ -227,8 +227,8 @@ struct DownloadOptions {
   // Requests and checks the CRC-32C of every message. If the whole buffer is downloaded and the
   // server knows its CRC-32C, checks that as well. Damaged data is fetched again.
   bool checksums = true;
-  // The timeout of the whole download. If absent, there is none as long as the download makes
-  // progress (ClientOptions::stall_timeout).
+  // The timeout of the whole download. If absent, only the time without progress is limited
+  // (ClientOptions::stall_timeout).
   std::optional<absl::Duration> timeout = {};
   std::stop_token cancel = {};  // as in CallOptions
 };
@@ -291,7 +291,8 @@ class Client : public Operations<Client> {
                                       DownloadOptions options = {});
   // Allocates memory that is shared with a server on this host. Transfers through it need no copy
   // in this process. Fails with UNIMPLEMENTED if the server shares no memory, with UNAVAILABLE /
-  // SHARED_MEMORY_UNAVAILABLE, and with the errors of RegisterRegionResponse.
+  // SHARED_MEMORY_UNAVAILABLE if memory cannot be set up, and with the errors of
+  // RegisterRegionResponse.
   absl::StatusOr<SharedMemory> MakeSharedMemory(std::size_t bytes);
   // Creates a buffer from the bytes of `memory` that begin at `offset`. They must not change during
   // the call. Uses only the options ttl, replace, device, placement and cancel.
@@ -344,10 +345,10 @@ class Client : public Operations<Client> {
   // Returns a result for every step, in order. Returns OK even if steps have failed; StatusOf
   // returns the error of a step.
   absl::StatusOr<v1::ExecuteResponse> Execute(const Program& program, const CallOptions& call = {});
-  // These run any number of Dots, or of Reduces over whole operands, as programs of many steps,
-  // several of which run at the same time. They return a response or an error for each operation,
-  // in order. If the call of a program fails, all operations in it have its error. The timeout
-  // applies to each call.
+  // These run any number of Dots, or of Reduces over whole operands, as programs of many steps.
+  // Several programs run at the same time. These methods return a response or an error for each
+  // operation, in order. If the call of a program fails, all operations in it have its error. The
+  // timeout applies to each call.
   std::vector<absl::StatusOr<v1::DotResponse>> Dots(
       absl::Span<const std::pair<Operand, Operand>> pairs, const CallOptions& call = {});
   std::vector<absl::StatusOr<v1::ReduceResponse>> Reduces(ReduceOp op,

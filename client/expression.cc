@@ -40,7 +40,7 @@ Expr Element(std::uint32_t operand) {
   return Expr(std::move(node));
 }
 
-// Also avoids recursion: a node stays in `open` until all its arguments have been written.
+// Like ~Data, uses no recursion: a node stays in `open` until all its arguments have been written.
 v1::Expression Expr::ToMessage() const {
   v1::Expression message;
   std::map<const Data*, std::uint32_t> written;

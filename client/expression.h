@@ -4,8 +4,8 @@
 //   client.Map({"samples", "means"}, (x - mean) * 0.5);
 //
 // Nothing is computed here, because an Expr is a small graph that is sent as a v1::Expression.
-// MapOp in proto/tessera/v1/compute.proto says what the operations compute and which types they
-// have.
+// MapOp in proto/tessera/v1/compute.proto says what the operations compute and which types their
+// results have.
 #pragma once
 
 #include <cstdint>

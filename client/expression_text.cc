@@ -164,7 +164,7 @@ class Parser {
     double value = 0;
     if (real && absl::SimpleAtod(digits, &value)) return value;
     at_ = begin;
-    return Fail(real ? "not a valid number" : "the integer does not fit in 64 bits");
+    return Fail(real ? "the number is not valid" : "the integer does not fit in 64 bits");
   }
 
   Expr Word() {
@@ -184,7 +184,7 @@ class Parser {
         return Nested([&] { return Call(info.op, info.arguments, std::nullopt); });
     }
     at_ = begin;
-    return Fail(absl::StrCat("unknown name '", Absl(word), "'"));
+    return Fail(absl::StrCat("the name '", Absl(word), "' is unknown"));
   }
 
   Expr Call(MapOp op, int arguments, std::optional<DType> dtype) {

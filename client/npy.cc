@@ -75,10 +75,10 @@ class HeaderParser {
   absl::StatusOr<NpyHeader> Parse() {
     NpyHeader header;
     bool descr = false, order = false, shape = false;
-    if (!Take('{')) return Malformed("no '{'");
+    if (!Take('{')) return Malformed("the '{' is missing");
     while (!Take('}')) {
       std::string_view key;
-      if (!TakeString(key) || !Take(':')) return Malformed("no key");
+      if (!TakeString(key) || !Take(':')) return Malformed("a key is missing");
       if (key == "descr" && !std::exchange(descr, true)) {
         std::string_view value;
         if (Peek('[')) {
@@ -98,19 +98,19 @@ class HeaderParser {
       } else if (key == "shape" && !std::exchange(shape, true)) {
         if (absl::Status status = ParseShape(header.shape); !status.ok()) return status;
       } else {
-        return Malformed("an unknown or repeated key");
+        return Malformed("a key is unknown or repeated");
       }
-      if (!Take(',') && !Peek('}')) return Malformed("no ',' after a value");
+      if (!Take(',') && !Peek('}')) return Malformed("a ',' is missing after a value");
     }
     SkipSpace();
-    if (!rest_.empty()) return Malformed("text after the '}'");
+    if (!rest_.empty()) return Malformed("there is text after the '}'");
     if (!descr || !order || !shape) return Malformed("descr, fortran_order or shape is missing");
     return header;
   }
 
  private:
   static absl::Status Malformed(std::string_view what) {
-    return BadNpy(absl::StrCat("malformed .npy header: ", Absl(what)));
+    return BadNpy(absl::StrCat("the .npy header is malformed: ", Absl(what)));
   }
 
   void SkipSpace() {
@@ -156,7 +156,7 @@ class HeaderParser {
       rest_.remove_prefix(static_cast<std::size_t>(end - rest_.data()));
       Take('L');  // the suffix of long integers in Python 2
       shape.push_back(extent);
-      if (!Take(',') && !Peek(')')) return Malformed("no ',' in shape");
+      if (!Take(',') && !Peek(')')) return Malformed("a ',' is missing in shape");
     }
     return absl::OkStatus();
   }
@@ -289,7 +289,7 @@ absl::StatusOr<std::uint64_t> ArrayBytes(DType dtype, absl::Span<const std::int6
 
 absl::StatusOr<NpyHeader> ParseNpyHeader(std::string_view file) {
   if (file.substr(0, kMagic.size()) != kMagic) {
-    return BadNpy("not a .npy file: it does not begin with \\x93NUMPY");
+    return BadNpy("this is not a .npy file: it does not begin with \\x93NUMPY");
   }
   const auto byte = [&](std::size_t i) -> std::size_t {
     return static_cast<unsigned char>(file[i]);
@@ -298,11 +298,13 @@ absl::StatusOr<NpyHeader> ParseNpyHeader(std::string_view file) {
   constexpr std::size_t kLength = kVersion + 2;
   if (file.size() < kLength + 4) return BadNpy("the file ends within its .npy header");
   const std::size_t major = byte(kVersion);
-  if (major < 1 || major > 3) return BadNpy(absl::StrCat("unknown .npy version ", major));
+  if (major < 1 || major > 3)
+    return BadNpy(absl::StrCat("the file has the unknown .npy version ", major));
   const std::size_t length_bytes = major == 1 ? 2 : 4;
   std::size_t length = 0;
   for (std::size_t i = length_bytes; i-- > 0;) length = length << 8 | byte(kLength + i);
-  if (length > kMaxHeader) return BadNpy(absl::StrCat("a .npy header of ", length, " bytes"));
+  if (length > kMaxHeader)
+    return BadNpy(absl::StrCat("the .npy header is too long: ", length, " bytes"));
   const std::size_t begin = kLength + length_bytes;
   if (file.size() - begin < length) return BadNpy("the file ends within its .npy header");
 
@@ -392,8 +394,8 @@ NpyFile::~NpyFile() {
 absl::Status NpyFile::Read(std::uint64_t offset, absl::Span<char> out) const {
   if (offset > header_.data_bytes || out.size() > header_.data_bytes - offset) {
     return MakeError(absl::StatusCode::kOutOfRange, "BAD_RANGE",
-                     absl::StrCat("bytes ", offset, " to ", offset + out.size(), " of ",
-                                  header_.data_bytes, " in ", path_));
+                     absl::StrCat("bytes ", offset, " to ", offset + out.size(),
+                                  " are not within the ", header_.data_bytes, " bytes of ", path_));
   }
   if (map_ == nullptr) return ReadAt(fd_, path_, header_.data_offset + offset, out);
 

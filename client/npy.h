@@ -1,8 +1,8 @@
 // Reads and writes NumPy's .npy files, versions 1, 2 and 3, with the element types of the service.
 // Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 //
-// NumPy has no bf16 type. Such arrays are stored as two-byte raw data ('|V2'), as in files that the
-// ml_dtypes package writes. Big-endian files are refused.
+// NumPy has no bf16 type. Arrays of bf16 are stored as two-byte raw data ('|V2'), as in files that
+// the ml_dtypes package writes. Big-endian files are refused.
 #pragma once
 
 #include <cstdint>
@@ -27,12 +27,12 @@ struct NpyHeader {
 };
 
 // Parses the beginning of a file, which may continue after the header. Any content is safe to
-// parse, because lengths and sizes are checked and the header may have at most 1 MiB. Returns
+// parse, because lengths and sizes are checked and the header may be at most 1 MiB. Returns
 // INVALID_ARGUMENT / BAD_NPY if the file is not a .npy file, is truncated or is malformed, and
 // INVALID_ARGUMENT / BAD_DTYPE for an element type that the service does not have.
 absl::StatusOr<NpyHeader> ParseNpyHeader(std::string_view file);
 
-// Returns the header of a row-major file of this type, padded to a multiple of 64 bytes. The
+// Returns the header of a row-major file with these elements, padded to a multiple of 64 bytes. The
 // elements follow the header.
 std::string MakeNpyHeader(DType dtype, absl::Span<const std::int64_t> shape);
 
@@ -55,7 +55,8 @@ class NpyFile {
   const NpyHeader& header() const { return header_; }
   // Fills `out` with the bytes [offset, offset + out.size()) of the array in row-major order,
   // regardless of the file's order. offset and out.size() must be multiples of the element size.
-  // Returns BAD_NPY if the file has been truncated.
+  // Returns BAD_NPY if the file has been truncated, OUT_OF_RANGE / BAD_RANGE if the range is not
+  // within the array, or FILE_ERROR.
   absl::Status Read(std::uint64_t offset, absl::Span<char> out) const;
 
  private:
@@ -79,7 +80,7 @@ class NpyWriter {
   // Whether the path names a regular file, or one that will be created; false for standard output,
   // pipes and devices.
   static bool MakesFile(const std::string& path);
-  // Returns FAILED_PRECONDITION / FILE_ERROR if the file cannot be created.
+  // Returns FAILED_PRECONDITION / FILE_ERROR if the file cannot be created or written.
   static absl::StatusOr<NpyWriter> Create(const std::string& path, DType dtype,
                                           absl::Span<const std::int64_t> shape);
   NpyWriter(NpyWriter&& other) noexcept;

@@ -50,8 +50,8 @@ struct ResultBuffer {
   std::string name = {};
   std::optional<absl::Duration> ttl = {};  // the server's default if absent
   bool replace = false;
-  // The devices among which the array is divided, or the single entry "all". If empty, the array is
-  // on one device, or a copy is on the devices of its source.
+  // The devices among which the array is divided, or the single entry "all". If empty, a copy is on
+  // the devices of its source, and any other array is on one device.
   std::vector<std::string> placement = {};
 };
 
@@ -165,7 +165,7 @@ class Operations {
     return Send(std::move(request), options, std::forward<Done>(done)...);
   }
   // Returns the k largest elements along an axis (by default the last), in descending order, and
-  // their positions. With `smallest`, returns the k smallest in ascending order.
+  // their positions. If `smallest` is set, returns the k smallest in ascending order.
   template <class... Done>
   auto TopK(const Operand& x, std::int64_t k, bool smallest = false,
             std::optional<int> axis = std::nullopt, const OperationOptions& options = {},

@@ -34,9 +34,9 @@ struct StepKey {
   std::variant<ProgramStep, std::string> key;
 };
 
-// Every method returns the error of a step that failed. It returns INVALID_ARGUMENT / UNKNOWN_STEP
-// {step} if the program has no such step, and FAILED_PRECONDITION / OTHER_RESULT if the step has
-// another kind of result. Const methods are thread safe.
+// Every method returns the step's error if the step failed, INVALID_ARGUMENT / UNKNOWN_STEP {step}
+// if the program has no such step, and FAILED_PRECONDITION / OTHER_RESULT if the step has another
+// kind of result. Const methods are thread safe.
 class ProgramResults {
  public:
   // Calls Client::Execute and returns its errors.
@@ -51,7 +51,7 @@ class ProgramResults {
   // Returns the number that a Dot, or a Reduce without axes, returned. Integers beyond 2^53 are
   // rounded.
   absl::StatusOr<double> Real(const StepKey& step) const;
-  // Returns the number that an operation on integers, ALL or ANY returned.
+  // Returns the number that ALL, ANY or an operation on integers returned.
   absl::StatusOr<std::int64_t> Integer(const StepKey& step) const;
   // Returns the position that ARGMIN or ARGMAX without axes returned.
   absl::StatusOr<std::int64_t> Index(const StepKey& step) const;
@@ -59,8 +59,8 @@ class ProgramResults {
   absl::StatusOr<v1::Tensor> Tensor(const StepKey& step) const;
   // Returns the new buffer of a step with a target.
   absl::StatusOr<v1::Buffer> Buffer(const StepKey& step) const;
-  // Returns the elements of an array in the response, row-major. T must be the array's type: one of
-  // client/arrays.h.
+  // Returns the elements of an array in the response, row-major. T must be the array's
+  // element type, one of those in client/arrays.h.
   template <class T>
   absl::StatusOr<std::vector<T>> Values(const StepKey& step) const {
     const absl::StatusOr<v1::Tensor> tensor = TensorOf(step, DTypeOf<T>());

@@ -27,10 +27,9 @@ class ResidentBuffer {
                  const HoldOptions& options);
   ResidentBuffer(ResidentBuffer&& other) noexcept;
   ResidentBuffer& operator=(ResidentBuffer&& other) noexcept;
-  // With HoldOptions::delete_with_handle, starts to delete this version of the buffer, and no other
-  // version with its name, without waiting. Closing the connections waits for the deletion, for at
-  // most five seconds. A server that does not respond keeps the buffer, so give it a ttl where that
-  // matters.
+  // If HoldOptions::delete_with_handle is set, starts to delete this version of the buffer, and no
+  // other version with its name. Does not wait, but closing the connections waits up to five
+  // seconds for the deletion. If the server does not respond, the buffer lives until its ttl ends.
   ~ResidentBuffer();
 
   explicit operator bool() const { return connection_ != nullptr; }
@@ -44,8 +43,9 @@ class ResidentBuffer {
   operator Operand() const;  // NOLINT(google-explicit-constructor)
 
   // Deletes this version and waits for the response. On success, the handle becomes empty. Returns
-  // NOT_FOUND / BUFFER_NOT_FOUND if the version is already gone, and FAILED_PRECONDITION /
-  // VERSION_MISMATCH if another version has replaced it.
+  // NOT_FOUND / BUFFER_NOT_FOUND if the version is already gone, FAILED_PRECONDITION /
+  // VERSION_MISMATCH if another version has replaced it, and FAILED_PRECONDITION if the handle is
+  // empty.
   absl::Status Delete(const CallOptions& call = {});
   // Empties the handle without deleting the buffer.
   v1::Buffer Release();

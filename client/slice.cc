@@ -97,27 +97,28 @@ absl::StatusOr<ParsedOperand> ParseOperand(std::string_view operand_text) {
   if (string_view path = text; absl::ConsumePrefix(&path, "file:")) {
     operand.kind = ParsedOperand::Kind::kFile;
     operand.name = std::string(path);
-    if (path.empty()) return BadOperand(text, "no path after 'file:'");
+    if (path.empty()) return BadOperand(text, "the path after 'file:' is missing");
     return operand;
   }
   const std::size_t end = std::min(text.find_first_of("[@"), text.size());
   string_view name = absl::StripAsciiWhitespace(text.substr(0, end));
   operand.name = std::string(name);
-  if (name.empty()) return BadOperand(text, "no buffer name");
+  if (name.empty()) return BadOperand(text, "the buffer name is missing");
   if (absl::ConsumePrefix(&name, "step:")) {
     operand.kind = ParsedOperand::Kind::kStep;
     operand.indices = absl::ConsumeSuffix(&name, ".indices");
     if (!absl::SimpleAtoi(name, &operand.step))
-      return BadOperand(text, "the step has no valid number");
+      return BadOperand(text, "the step's number is not valid");
     if (end < text.size() && text[end] == '[') {
-      return BadOperand(text, "the shape of a step's result is not known here: use a raw view");
+      return BadOperand(text, "the shape of a step's result is not known here; use a raw view");
     }
   }
   if (end == text.size()) return operand;
 
   if (text[end] == '[') {
     string_view inside = absl::StripAsciiWhitespace(text.substr(end + 1));
-    if (!absl::ConsumeSuffix(&inside, "]")) return BadOperand(text, "no ']' at the end");
+    if (!absl::ConsumeSuffix(&inside, "]"))
+      return BadOperand(text, "the ']' at the end is missing");
     inside = absl::StripAsciiWhitespace(inside);
     absl::ConsumeSuffix(&inside, ",");
     for (const string_view part : absl::StrSplit(inside, ',')) {
@@ -152,9 +153,10 @@ absl::StatusOr<ViewSpec> ResolveSubscripts(absl::Span<const Subscript> subscript
   for (const Subscript& subscript : subscripts) {
     ++(std::holds_alternative<Ellipsis>(subscript) ? ellipses : named);
   }
-  if (ellipses > 1) return BadView("more than one '...'");
+  if (ellipses > 1) return BadView("'...' occurs more than once");
   if (named > shape.size()) {
-    return BadView(absl::StrCat(named, " subscripts for an array of ", shape.size(), " axes"));
+    return BadView(
+        absl::StrCat(named, " subscripts are too many for an array of ", shape.size(), " axes"));
   }
 
   std::vector<std::int64_t> strides(shape.size(), 1);

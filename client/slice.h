@@ -6,7 +6,7 @@
 //   NAME@OFFSET:SHAPE:STRIDES   a raw view in elements, such as x@0:540x1257:0x1; row-major without
 //                               gaps if STRIDES is omitted, and a scalar if SHAPE is omitted, too
 //   step:N                      the result of an earlier step of a program; for topk, the values
-//   step:N.indices              the positions of those values; both may be followed by a raw view
+//   step:N.indices              the positions of those values; a raw view may follow either form
 //   file:PATH.npy               a small array that travels with the request
 //
 // All functions here are pure and do no I/O.

@@ -108,7 +108,7 @@ TEST(Bench, NamesWhatDoesNotApply) {
   const BenchReport report = Report(actors);
   ASSERT_EQ(report.skipped.size(), 3u);
   EXPECT_EQ(report.skipped[0].reason, "needs a CUDA device");
-  EXPECT_EQ(report.skipped[1].reason, "launch.grid_size of 7: takes 1 to 5");
+  EXPECT_EQ(report.skipped[1].reason, "launch.grid_size is 7, but must be 1 to 5");
   EXPECT_EQ(report.skipped[2].reason, "takes longer than --timeout");
   actors["e"].refusal = absl::NotFoundError("no such buffer");
   EXPECT_TRUE(absl::IsNotFound(RunBench(Play(actors, 0)).status()));

@@ -79,7 +79,8 @@ class ServiceBenchTest(o.Case):
         server = self.serve()
         done = short_run("--target", server.address, "--operations", "upload_shared")
         self.assertEqual(done.returncode, 1, done.stdout)
-        self.assertRegex(done.stderr, f"^service_bench: shared memory of {server.address}: ")
+        said = f"^service_bench: cannot share memory with {server.address}: "
+        self.assertRegex(done.stderr, said)
 
     def test_sizes_are_rows(self):
         _, rows = self.measure(

@@ -272,7 +272,7 @@ class RatesTest(TopCase):
             chunked + b"5\r\nab": "incomplete",
             chunked + b"ffffffffffffffff\r\n": "incomplete",
             chunked + b"x\r\n": "incomplete",
-            None: "no response in time",
+            None: "no response arrived in time",
         }
         for answer, text in answers.items():
             with self.subTest(answer), socket.create_server(("127.0.0.1", 0)) as listener:

@@ -109,7 +109,7 @@ class Buffers final : public v1::BufferService::CallbackService {
   }
 };
 
-// Serves until the process ends. Writes the addresses, with the chosen ports, to `out`.
+// Serves until the process ends. Writes the addresses, including chosen ports, to `out`.
 [[noreturn]] void Serve(const std::vector<std::string>& addresses, std::FILE* out) {
   Compute compute;
   Buffers buffers;

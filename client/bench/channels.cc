@@ -62,7 +62,7 @@ void DeleteBuffers(const Target& target) {
     grpc::ClientContext context;
     v1::ListBuffersResponse found;
     const grpc::Status listed = stub.ListBuffers(&context, list, &found);
-    if (!listed.ok()) Die("list of buffers", listed);
+    if (!listed.ok()) Die("cannot list buffers", listed);
     for (const v1::Buffer& buffer : found.buffers()) {
       grpc::ClientContext deletion;
       v1::DeleteBufferRequest request;
@@ -70,7 +70,7 @@ void DeleteBuffers(const Target& target) {
       request.set_name(buffer.name());
       const grpc::Status deleted = stub.DeleteBuffer(&deletion, request, &response);
       if (!deleted.ok() && deleted.error_code() != grpc::StatusCode::NOT_FOUND)
-        Die("deletion of " + buffer.name(), deleted);
+        Die("cannot delete " + buffer.name(), deleted);
     }
     if (found.next_page_token().empty()) return;
     list.set_page_token(found.next_page_token());

@@ -37,8 +37,7 @@ using Sample = std::map<std::string, double>;
 // Returns the median of every figure.
 Sample Medians(const std::vector<Sample>& samples);
 
-// Divides every figure by the same figure of the peer in the same round, and returns the medians of
-// these ratios.
+// Divides every figure by the peer's figure in the same round. Returns the medians of the ratios.
 Sample MedianRatios(const std::vector<Sample>& samples, const std::vector<Sample>& peers);
 
 // Counts calls that the server refused with RESOURCE_EXHAUSTED, and ends the process for any other

@@ -27,9 +27,9 @@ class Call {
 
 struct Operation {
   std::string_view name;
-  // elements, side, steps or MiB; empty if the operation has no size. MiB stands for transfers.
+  // elements, side, steps or MiB; empty if the operation has no size. Only transfers use MiB.
   std::string_view size_unit;
-  // Uploads the buffers that calls of this size read. Null if there are none.
+  // Uploads the buffers that calls of this size read. Null if they read none.
   void (*prepare)(Channels& channels, std::int64_t size);
   // caller: 0, 1, ...; determines the connection and the names of results.
   std::unique_ptr<Call> (*make)(Channels& channels, int caller, std::int64_t size);

@@ -5,11 +5,12 @@
 //                 [--operations ping,dot,reduce,matmul,upload,download] [--json FILE] ...
 //
 // By default, callers are closed loops, each of which makes its next call when the last response
-// arrives. With --rate or --load, they are open loops, whose calls start at random times whether or
-// not earlier calls have ended. --rest measures the first call after a rest. Every round times
-// every target once, in random order. The table has medians over the rounds, including medians of
-// the ratios to the bare server in the same round. A target with a Unix address is compared with
-// the bare server over a Unix socket. Without --target, only the bare server is timed.
+// arrives. If --rate or --load is given, they are open loops, whose calls start at random times
+// whether or not earlier calls have ended. --rest measures the first call after a rest. Every round
+// times every target once, in random order. The table contains medians over the rounds. In each
+// round, a target's figures are also divided by those of the bare server, and the table contains
+// the medians of these ratios. A target with a Unix address is compared with the bare server over a
+// Unix socket. Without --target, only the bare server is timed.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -44,7 +45,7 @@ struct Options {
   std::vector<Target> targets;
   std::vector<std::string> operations = {"dot"};
   std::vector<int> callers = {1, 4, 16, 64};
-  // The sizes by their unit.
+  // The sizes for each unit of Operation::size_unit.
   std::map<std::string_view, std::vector<std::int64_t>> sizes = {
       {"", {0}}, {"elements", {4096}}, {"side", {128}}, {"steps", {1000}}, {"MiB", {64}}};
   std::vector<double> rate;  // calls per second
@@ -198,11 +199,11 @@ std::vector<Sample> MeasureLoads(const Target& target, const Group& group, std::
   return samples;
 }
 
-// Does this while the loops of --beside run.
+// Calls MeasureLoads while the loops of --beside run.
 std::vector<Sample> MeasureTarget(const Target& target, const Group& group, std::uint64_t seed,
                                   const Options& options) {
   if (options.beside == nullptr) return MeasureLoads(target, group, seed, options);
-  // Above the numbers of the measured callers, so that the names of results differ.
+  // Is above the numbers of the measured callers, so that the names of results differ.
   constexpr int kFirstBeside = 1 << 20;
   Channels channels(target, options.beside_callers);
   ClosedLoop loop(channels, *options.beside, options.sizes.at(options.beside->size_unit)[0],
@@ -219,7 +220,7 @@ void Prepare(const Target& target, const Operation* operation, std::int64_t size
   operation->prepare(channels, size);
 }
 
-// Rounds to five digits. Repeated runs agree in fewer.
+// Rounds to five digits, which is more than repeated runs have in common.
 Json ToJson(const Sample& sample) {
   Json object = Json::object();
   for (const auto& [name, value] : sample) {
@@ -307,8 +308,8 @@ void Print(const Json& row) {
   std::fflush(stdout);
 }
 
-// Returns the text after the colon in the first line of a file that begins with `key`, or "" if
-// there is none.
+// Returns the text after ": " in the file's first line that begins with `key` and contains ": ", or
+// "" if there is no such line.
 std::string Field(const char* path, const std::string& key) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -334,7 +335,7 @@ Json DescribeTarget(const Target& target) {
   grpc::ClientContext context;
   v1::GetServerInfoResponse info;
   const grpc::Status status = channels.compute(0).GetServerInfo(&context, {}, &info);
-  if (!status.ok()) Die("GetServerInfo of " + target.name, status);
+  if (!status.ok()) Die("cannot get the devices of " + target.name, status);
   object["version"] = info.version();
   for (const v1::Device& device : info.devices())
     object["devices"].push_back({{"name", device.name()}, {"model", device.model()}});

@@ -92,7 +92,8 @@ grpc::Status Download(v1::BufferService::Stub& stub, const std::string& name, st
   while (stream->Read(&response)) received += response.data().size();
   grpc::Status status = stream->Finish();
   if (status.ok() && received != bytes)
-    return {grpc::StatusCode::DATA_LOSS, "a download of " + std::to_string(received) + " bytes"};
+    return {grpc::StatusCode::DATA_LOSS,
+            "the download delivered " + std::to_string(received) + " bytes"};
   return status;
 }
 
@@ -110,8 +111,8 @@ T OrDie(absl::StatusOr<T> value, const std::string& what) {
 struct Sharing {
   Sharing(const Target& target, std::int64_t mib)
       : client({.server = target.address}),
-        memory(OrDie(client.MakeSharedMemory(BytesOf(mib)), "shared memory of " + target.address)) {
-  }
+        memory(OrDie(client.MakeSharedMemory(BytesOf(mib)),
+                     "cannot share memory with " + target.address)) {}
 
   Client client;
   SharedMemory memory;
@@ -120,11 +121,11 @@ struct Sharing {
 // Copies between page-locked host memory and the device.
 struct PinnedCopies {
   explicit PinnedCopies(std::int64_t mib)
-      : stream(OrDie(MakeStream(device()), "stream")),
-        host(OrDie(MakeStaging(device(), BytesOf(mib)), "page-locked memory")),
-        memory(OrDie(Allocate(device(), BytesOf(mib)), "device memory")) {}
+      : stream(OrDie(MakeStream(device()), "cannot make a stream")),
+        host(OrDie(MakeStaging(device(), BytesOf(mib)), "cannot allocate page-locked memory")),
+        memory(OrDie(Allocate(device(), BytesOf(mib)), "cannot allocate device memory")) {}
   static Device& device() {
-    static Device& device = *OrDie(OpenDevice("auto"), "device").release();
+    static Device& device = *OrDie(OpenDevice("auto"), "cannot open a device").release();
     return device;
   }
 
@@ -138,7 +139,7 @@ struct PinnedCopies {
 void Put(v1::BufferService::Stub& stub, const std::string& name,
          const std::vector<std::int64_t>& shape) {
   const grpc::Status status = Upload(stub, name, shape);
-  if (!status.ok()) Die("upload of " + name, status);
+  if (!status.ok()) Die("cannot upload " + name, status);
 }
 
 void PutForDownload(Channels& channels, std::int64_t mib) {

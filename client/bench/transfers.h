@@ -12,8 +12,7 @@
 
 namespace tessera::bench {
 
-// Uploads an array of f32 zeros, which replaces any array with this name. Ends the process if that
-// fails.
+// Uploads f32 zeros, which replace any array with this name. Ends the process on failure.
 void Put(v1::BufferService::Stub& stub, const std::string& name,
          const std::vector<std::int64_t>& shape);
 
@@ -25,7 +24,7 @@ std::unique_ptr<Call> MakeDownload(Channels& channels, int caller, std::int64_t 
 
 // These use shared memory. For a bare server, which shares no memory, they measure a lower bound on
 // the time of such a transfer: a copy between page-locked memory and the GPU, in this process, or a
-// memcpy if there is no GPU. They end the process if any other server shares no memory.
+// memcpy if there is no GPU. If any other server shares no memory, they end the process.
 std::unique_ptr<Call> MakeSharedUpload(Channels& channels, int caller, std::int64_t mib);
 std::unique_ptr<Call> MakeSharedDownload(Channels& channels, int caller, std::int64_t mib);
 

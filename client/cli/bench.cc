@@ -21,7 +21,7 @@
 namespace tessera {
 namespace {
 
-// strategy: the names of several.
+// `strategy` may contain several names, separated by commas.
 struct BenchFlags : ProblemFlags {
   int repeat = 20;
 };
@@ -128,7 +128,7 @@ class Bench {
     return absl::StrCat(name, what, " of ", absl::StrJoin(texts, " and "), ", ", inputs_[0].type());
   }
 
-  // Returns the columns of a product. REQUIRES: the second operand is a matrix.
+  // Returns the number of columns of the product. REQUIRES: the second operand is a matrix.
   std::int64_t Columns() const { return inputs_[1].shape[flags_.transpose_b ? 0 : 1]; }
 
   BenchAnswer Answer(const v1::StepResult& result, bool with_values) {
@@ -172,12 +172,12 @@ class Bench {
     return norms;
   }
 
-  // Returns what the bounds of the operation are relative to.
+  // Returns the factors by which a strategy's roundoff is multiplied to get its error bounds.
   BenchScale Scale() {
     const Input& x = inputs_[0];
     if (flags_.Is("reduce")) return ScaleOfReduce(x);
-    // A sum has a single rounding, which is the same for all strategies. They also compute a node
-    // of an expression in the same way, and TopK does not round.
+    // All strategies round an element of Add once, and in the same way. They also compute a node of
+    // an expression in the same way, and TopK does not round.
     if (IsInteger(x.dtype) || flags_.Is("add") || flags_.Is("map") || flags_.Is("topk"))
       return ConstantScale(0);
     if (flags_.Is("dot"))
@@ -231,8 +231,8 @@ class Bench {
   }
 
   void AddStrategy(const std::string& name) {
-    // A name may stand for a strategy on each kind of device. It keeps its last position, because
-    // the CPU's strategies are listed first. Without GPUs, this does not change the order.
+    // A CPU strategy and a GPU strategy may have the same name. The name keeps its last position,
+    // because the CPU's strategies are listed first.
     auto& names = problem_.strategies;
     names.erase(std::remove(names.begin(), names.end(), name), names.end());
     names.push_back(name);

@@ -216,7 +216,7 @@ void AddBuffers(CLI::App& app, Command& chosen) {
   put_flags->AddLife(*put);
   put_flags->AddWhere(*put, "Device that holds it; default: the server's first");
   put->add_option("--streams", put_flags->streams,
-                  "Connections to use; default: 1, 4 from 64 MiB on")
+                  "Connections to use; default: 1, or 4 from 64 MiB on")
       ->check(CLI::Range(1, 64));
   put->add_flag("--no-checksums", put_flags->no_checksums,
                 "Do not send CRC-32C checksums for the server to check");

@@ -155,7 +155,7 @@ inline void SetOption(CLI::Option& option, const std::string& value) {
 // --- Interrupts ----------------------------------------------------------------------------------
 
 // While an instance exists, the first SIGINT, SIGTERM or SIGHUP cancels the calls that have its
-// token and undoes their transfers. The second signal kills the process. Only one instance may
+// token, and undoes transfers. The second signal kills the process. Only one instance may
 // exist at a time.
 class InterruptScope {
  public:

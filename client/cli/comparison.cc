@@ -37,7 +37,7 @@ std::string Refusal(const absl::Status& error) {
   if (reason == "STRATEGY_UNSUPPORTED") return "needs " + ErrorMetadata(error)["needs"];
   if (reason == "BAD_LAUNCH") {
     auto metadata = ErrorMetadata(error);
-    return metadata["field"] + " of " + metadata["value"] + ": takes " + metadata["range"];
+    return metadata["field"] + " is " + metadata["value"] + ", but must be " + metadata["range"];
   }
   if (error.code() == absl::StatusCode::kDeadlineExceeded) return "takes longer than --timeout";
   return "";
@@ -166,7 +166,7 @@ BenchScratch::BenchScratch(Client& client, const v1::Limits& limits)
       ttl_(TemporaryTtl(limits)) {}
 
 BenchScratch::~BenchScratch() {
-  // A buffer does not exist if no result was stored in it.
+  // Deleting a buffer fails if no result was stored in it.
   for (const std::string& name : names_) client_.DeleteBuffer(name).IgnoreError();
 }
 

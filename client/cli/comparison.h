@@ -118,7 +118,7 @@ class BenchScratch {
   // Returns a target that the run owns. A name always means the same buffer, which each result
   // replaces.
   ResultBuffer Target(std::string_view name);
-  // Returns the elements of such a buffer.
+  // Returns the elements of a result that SampleOf selects.
   absl::StatusOr<BenchValues> Fetch(const v1::Buffer& buffer);
 
  private:
@@ -136,8 +136,8 @@ BenchValues ToValues(DType dtype, std::string_view elements);
 BenchCeiling MeasureBandwidth(Client& client, BenchScratch& scratch, const v1::Device& device);
 
 Json ToJson(const BenchReport& report);
-// Returns a chart with one bar per strategy, at most `columns` columns wide. With utf8, the bars
-// have a resolution of an eighth of a column. Otherwise, they consist of '#'.
+// Returns a chart with one bar per strategy, at most `columns` columns wide. If `utf8` is set, the
+// bars have a resolution of an eighth of a column. Otherwise, they consist of '#'.
 std::string ChartText(const BenchReport& report, std::size_t columns, bool utf8);
 
 }  // namespace tessera

@@ -113,8 +113,8 @@ Place FindPlace(CLI::App& app, const std::vector<std::string>& words) {
   return place;
 }
 
-// Offers a word from the server, unless it has characters that names cannot have, because bash
-// inserts the word into the command line without quotes. Control characters in the description are
+// Offers a word from the server, unless it has characters that names cannot have: bash inserts
+// the word into the command line without quotes. Control characters in the description are
 // made printable.
 void Offer(const std::string& word, const std::string& description,
            std::vector<Candidate>& candidates) {

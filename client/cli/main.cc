@@ -73,8 +73,8 @@ struct GlobalOptions {
 void AddGlobalOptions(CLI::App& app, GlobalOptions& options) {
   app.add_option(
          "-s,--server", options.client.server,
-         "Address: host:port or unix:/path; several, separated by commas, that hold the same\n"
-         "buffers: the first one that responds")
+         "Address: host:port or unix:/path; or several, separated by commas, of servers that\n"
+         "hold the same buffers: the first one that responds is used")
       ->check(CheckServers)
       ->envname("TESSERA_SERVER")
       ->capture_default_str();
@@ -120,8 +120,7 @@ ClientOptions ClientOptionsOf(const GlobalOptions& options) {
   return client;
 }
 
-// Writes what is left of the output. Returns false, after an error on stderr, if not all of the
-// output has been written.
+// Flushes standard output. On failure, prints an error on stderr and returns false.
 bool FlushOutput() {
   if (std::cout.flush()) return true;
   std::cerr << "tessera: standard output cannot be written\n  check the free space\n";

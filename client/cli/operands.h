@@ -11,8 +11,8 @@
 
 namespace tessera {
 
-// Parses NAME, NAME[slices], NAME@OFFSET:SHAPE:STRIDES or file:PATH.npy. Asks the server for the
-// shape to which slices refer.
+// Parses NAME, NAME[slices], NAME@OFFSET:SHAPE:STRIDES or file:PATH.npy. If there are slices, asks
+// the server for the buffer's shape.
 Operand ResolveOperand(Session& session, const std::string& text);
 
 // An operand and its properties. REQUIRES: the operand is not a result of a step.

@@ -65,8 +65,8 @@ void AddOfReduce(CLI::App& command, ProblemFlags& flags) {
 
 void AddOfMatmul(CLI::App& command, ProblemFlags& flags) {
   AddTwo(command, flags);
-  command.add_flag("--transpose-a", flags.transpose_a, "Use the transpose of the first");
-  command.add_flag("--transpose-b", flags.transpose_b, "Use the transpose of the second");
+  command.add_flag("--transpose-a", flags.transpose_a, "Use the transpose of the first operand");
+  command.add_flag("--transpose-b", flags.transpose_b, "Use the transpose of the second operand");
   command.add_option("--out-dtype", flags.out_dtype, "Type of the product; default: the operands'")
       ->check(CLI::IsMember(NamesOf(kAllDTypes)));
 }
@@ -94,10 +94,10 @@ void AddOfMap(CLI::App& command, ProblemFlags& flags) {
 
 void AddOfTopK(CLI::App& command, ProblemFlags& flags) {
   AddOne(command, flags);
-  command.add_option("--k", flags.k, "How many along the axis, from 1 to 4096")
+  command.add_option("--k", flags.k, "How many elements along the axis, from 1 to 4096")
       ->required()
       ->check(Fits<std::int64_t>());
-  command.add_flag("--smallest", flags.smallest, "The smallest rather than the largest");
+  command.add_flag("--smallest", flags.smallest, "Find the smallest elements, not the largest");
   command.add_option("--axis", flags.axis, "The axis; default: the last");
 }
 
@@ -120,7 +120,7 @@ const OperationCommand kOperations[] = {
      [](Client& client, const ProblemFlags&, Operands x, const OperationOptions& options) {
        return AsStep(client.Add(x[0], x[1], options));
      }},
-    {"window-sum", "Sums of the elements within a radius of each", AddOfWindowSum,
+    {"window-sum", "Sums of the elements within a radius of each element", AddOfWindowSum,
      [](Client& client, const ProblemFlags& flags, Operands x, const OperationOptions& options) {
        return AsStep(client.WindowSum(x[0], flags.radius, options));
      }},
@@ -157,7 +157,7 @@ void RunOperation(Session& session, const OperationFlags& flags) {
   std::optional<BenchScratch> scratch;
   if (ErrorReason(result.status()) == "RESULT_TOO_LARGE" &&
       !(flags.result.file.empty() && flags.result.indices_file.empty())) {
-    // A result for a file goes to a buffer that is needed only until it has been downloaded.
+    // The result goes to a buffer, which is deleted after it has been downloaded to the file.
     scratch.emplace(session.client, session.Limits());
     if (!flags.result.file.empty()) options.target = scratch->Target("result");
     if (!flags.result.indices_file.empty()) options.indices_target = scratch->Target("indices");

@@ -20,7 +20,7 @@
 
 namespace tessera {
 
-// Keeps fields in the order in which they are set.
+// A JSON value that keeps fields in the order in which they are set.
 using Json = nlohmann::ordered_json;
 
 // Returns a string such as "0 B", "312.5 KiB" or "8 GiB".
@@ -65,7 +65,7 @@ class Table {
 std::string ArrayText(const v1::Tensor& tensor);
 
 // Returns the fields by their names: types and states as on the command line, times in RFC 3339,
-// durations in seconds as NAME_s, and null for what is absent.
+// durations in seconds as NAME_s, and null for absent fields.
 Json ToJson(const google::protobuf::Message& message);
 Json ToJson(const v1::Buffer& buffer);
 Json ToJson(const v1::GetServerInfoResponse& info);
@@ -118,7 +118,7 @@ std::string StateText(const v1::Buffer& buffer);
 // Returns "cuda:0", or "cuda:0,cuda:1" for a sharded buffer.
 std::string PlaceText(const v1::Buffer& buffer);
 std::string ExpiryText(const v1::Buffer& buffer);
-// heading: of the column of names.
+// heading: the heading of the column of names.
 void WriteBuffers(std::string heading, absl::Span<const v1::Buffer> buffers, std::ostream& out);
 
 }  // namespace tessera

@@ -43,7 +43,7 @@ void SaveTensor(const v1::Tensor& tensor, const std::string& path) {
   OrThrow(writer.Finish());
 }
 
-// Adds an option for a buffer, which is returned, and an option for a file.
+// Adds an option for a buffer and an option for a file. Returns the option for the buffer.
 CLI::Option* AddPlaces(CLI::App& command, const std::string& to_buffer, std::string& buffer,
                        const std::string& to_file, std::string& file, const std::string& what) {
   auto* name =

@@ -30,8 +30,8 @@ struct ResultFlags {
   void SetTargets(OperationOptions& options) const;
 };
 
-// Reports the result of an operation and, with JSON, what it cost. Returns the latter. Throws the
-// error of a step of a program.
+// Reports the result of an operation. If --json is given, also reports its ExecutionStats. Returns
+// the stats. If the result is the error of a program's step, throws that error.
 v1::ExecutionStats ReportResult(Session& session, const v1::StepResult& result,
                                 const ResultFlags& flags = {});
 
@@ -49,8 +49,8 @@ struct NamedArray {
   const v1::Tensor& tensor;
   const v1::Buffer& buffer;
 };
-// Does the same for each of several results, and throws the first error at the end. With JSON, each
-// is put into the document under its name.
+// Calls ReportArray for each of several results, and throws the first error at the end. If --json
+// is given, puts each result into the document under its name.
 void ReportArrays(Session& session, std::initializer_list<NamedArray> arrays);
 
 // Throws BAD_OPTION if standard output would receive both the document and an array, or if two

@@ -42,7 +42,7 @@ namespace {
 
 constexpr std::size_t kLongestReason = 300;
 constexpr std::size_t kLargestProgram = 64;  // MiB
-constexpr int kDeepest = 100;                // as protobuf limits it
+constexpr int kDeepest = 100;                // protobuf's limit
 
 [[noreturn]] void ThrowBadProgram(const std::string& path, const std::string& what) {
   ThrowInvalid("BAD_PROGRAM", absl::StrCat(path, " is not a program: ", what));

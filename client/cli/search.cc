@@ -105,8 +105,8 @@ struct Neighbour {
 // error of the scores then depends on the spread of the vectors, not on their distance from the
 // origin. The scores are |x - c|^2 - 2 x (q - c); adding |q|^2 - |c|^2 gives the squared distance.
 // If a distance is not much larger than its possible rounding error, it is computed again from the
-// differences, in f64. If this is the case for all neighbours of a query, or for many, closer
-// vectors may have been missed. The query is then compared with every vector by differences.
+// differences, in f64. If all or many neighbours of a query are this close, still closer vectors
+// may have been missed. The query is then compared with every vector by differences.
 class Searcher {
  public:
   Searcher(Session& session, const SearchFlags& flags, Input vectors, Input queries)
@@ -324,8 +324,8 @@ class Searcher {
     }
   }
 
-  // Appends the best vectors of a part to the neighbours of some queries. value: the score of
-  // query begin + i, and i -> the neighbour's value.
+  // Appends the best vectors of a part to the neighbours of some queries. value(score, i):
+  // returns the neighbour's value, given its score for query begin + i.
   template <class F>
   void Take(const ProgramResults& results, ProgramStep best, std::int64_t first, std::size_t begin,
             std::size_t count, const F& value) {

@@ -102,8 +102,8 @@ std::vector<std::string> ProcessStrings(int process, std::string_view file) {
 }
 
 // Returns the first address on which a server listens, from its command line or, failing that, its
-// environment. 0.0.0.0 also leads to this host. It replaces [::], which does not work if the kernel
-// has no IPv6.
+// environment. Replaces [::], which does not work if the kernel has no IPv6, with 0.0.0.0, which
+// also leads to this host.
 std::string AddressOf(int process) {
   constexpr absl::string_view kFlag = "--listen", kVariable = "TESSERA_LISTEN=";
   std::string listen = ClientOptions().server;
@@ -122,7 +122,7 @@ std::string AddressOf(int process) {
   if (absl::EndsWith(listen, ":0")) {
     throw CLI::ValidationError(
         "--process", absl::StrCat("process ", process, " chose a free port, which --listen ",
-                                  listen, " does not show: give --server instead"));
+                                  listen, " does not show; use --server instead"));
   }
   constexpr absl::string_view kEveryAddress = "[::]:";
   if (absl::StartsWith(listen, kEveryAddress)) listen.replace(0, kEveryAddress.size(), "0.0.0.0:");

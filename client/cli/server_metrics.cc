@@ -97,7 +97,7 @@ class HttpConnection {
     if (socket_ >= 0) close(socket_);
   }
 
-  // Repeats a call until it does not fail. Waits for the event before it is repeated.
+  // Repeats a call until it succeeds or has failed for good. Waits for the event between attempts.
   template <class Call>
   std::size_t Repeat(short event, const Call& call) {
     while (true) {
@@ -105,7 +105,7 @@ class HttpConnection {
       if (errno != EAGAIN && errno != EINTR && errno != EINPROGRESS && errno != EALREADY)
         ThrowNoMetrics(std::strerror(errno));
       const absl::Duration left = end_ - absl::Now();
-      if (left <= absl::ZeroDuration()) ThrowNoMetrics("there is no response in time");
+      if (left <= absl::ZeroDuration()) ThrowNoMetrics("no response arrived in time");
       pollfd one = {.fd = socket_, .events = event, .revents = 0};
       poll(&one, 1, static_cast<int>(absl::ToInt64Milliseconds(left)) + 1);
     }
@@ -205,8 +205,8 @@ typename Map::mapped_type At(const Map& map, const typename Map::key_type& key) 
   return found == map.end() ? typename Map::mapped_type() : found->second;
 }
 
-// Interpolates linearly within a bucket, like Prometheus's histogram_quantile. until: maps a time
-// to the number of calls that took at most that long.
+// Returns quantile q of the calls' times, interpolated linearly within a bucket as by Prometheus's
+// histogram_quantile. until: maps a time to the number of calls that took at most that long.
 double Quantile(double q, const std::map<double, double>& until) {
   const double all = until.empty() ? 0 : until.rbegin()->second;
   if (all <= 0) return std::numeric_limits<double>::quiet_NaN();

@@ -36,7 +36,7 @@ struct MetricsSample {
     std::map<double, double> until;  // seconds -> number of calls that took at most that long
   };
   struct Gpu {
-    // By the metric's name after "tessera_gpu_". Samples with different kinds are added up.
+    // Values by metric, without "tessera_gpu_". A device's samples of one metric are added up.
     std::map<std::string, double> figures;
     std::vector<std::string> slowdowns;  // the reasons for lower clocks
   };

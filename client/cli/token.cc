@@ -16,7 +16,7 @@
 namespace tessera {
 namespace {
 
-// 256 bits cannot be guessed.
+// A token of 256 random bits cannot be guessed.
 constexpr std::size_t kTokenBytes = 32;
 
 struct TokenFlags {

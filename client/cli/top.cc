@@ -87,7 +87,7 @@ class View {
   View(Session& session, std::optional<MetricsAddress> metrics)
       : session_(session), metrics_(std::move(metrics)) {}
 
-  // Asks the server for its state. If that fails, throws the error and keeps the previous state.
+  // Asks the server for its state. On an error, throws it and keeps the previous state.
   void Update() {
     info_ = OrThrow(session_.client.GetServerInfo());
     const Clock::time_point begin = Clock::now();
@@ -284,7 +284,7 @@ class Screen {
   }
 
  private:
-  // These two use only functions that a signal handler may call (async-signal-safe functions).
+  // Write and Leave use only functions that a signal handler may call (async-signal-safe ones).
   static void Write(std::string_view text) {
     while (!text.empty()) {
       const ssize_t size = write(STDOUT_FILENO, text.data(), text.size());

@@ -50,7 +50,7 @@ class Tessera:
         self.computed_on = 0  # bytes
 
     def __call__(self, *arguments, may_refuse=False):
-        """Returns the response, or None if the strategy refuses and may_refuse is set."""
+        """Returns the response, or None if may_refuse is set and the strategy refuses the call."""
         process = subprocess.run([*self.command, *map(str, arguments)], stdout=subprocess.PIPE,
                                  stderr=subprocess.PIPE, text=True)
         if may_refuse and process.returncode == 5 and "STRATEGY_UNSUPPORTED" in process.stderr:
@@ -186,7 +186,7 @@ def check(tessera, folder, case, strategy, dtype):
     command = [*case.command, "--strategy", strategy, "--timing"]
     if case.exact.ndim > 0:
         command += ["-o", folder / "result.npy"]
-    # A strategy may have further requirements. Some accept only a few rows, and one no products.
+    # A strategy may refuse operands: some accept only a few rows, and one refuses products.
     answer = tessera(*command, may_refuse=True)
     if answer is None:
         print(f"{case.title:<26}{strategy:<25}{dtype:<5}{'refused':>10}")

@@ -3,13 +3,13 @@
 
 usage: bench.py ADDRESS [--mib 256] [--rounds 7] [--cli build/bin/tessera]
 
-A ping is grpc.health.v1.Health/Check sent by grpcio without messages, bytes in and out. "bare Dot"
-is the same with a request that was serialised beforehand, and "Dot by a stub" builds and parses
-messages as generated code does. There are four asyncio callers: bare_bytes sends such bytes
-repeatedly, bare_messages builds the messages for each call, as callers of stubs do, and
-same_expression and new_expression use the package. --cli names the C++ client's command line, which
-uploads the same array from a file in memory and downloads it to such a file; the time
-to start its process is not counted.
+A ping is a call of grpc.health.v1.Health/Check by grpcio that sends and receives bytes, not
+messages. "bare Dot" is such a call of Dot, whose request was serialised beforehand, and "Dot by a
+stub" builds and parses messages as generated code does. There are four kinds of asyncio callers:
+bare_bytes sends a serialised request repeatedly, bare_messages builds the messages for each call,
+as callers of stubs do, and same_expression and new_expression use the package. --cli names the C++
+client's command line, which uploads the same array from a file in memory and downloads it to such a
+file; the time to start its process is not counted.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def latencies(address, rounds, count=400):
             print(f"{name:<18}{statistics.median(values):9.1f} us")
         for name in ("bare Dot", "Dot by a stub", "float(x.dot(x))"):
             added = [a - b for a, b in zip(found[name], found["ping"])]
-            print(f"a ping and {statistics.median(added):5.1f} us: {name}")
+            print(f"{statistics.median(added):5.1f} us more than a ping: {name}")
 
 
 async def rate(call, seconds=1.0):
@@ -128,8 +128,8 @@ async def throughput(address, rounds):
             each = statistics.median(row[i] for row in rates)
             ratios = [statistics.median(row[i] / row[j] for row in rates) for j in (0, 1)]
             print(
-                f"  {call.__name__:<16}{each:8.0f}/s, {ratios[0]:.2f} of bare_bytes,"
-                f" {ratios[1]:.2f} of bare_messages"
+                f"  {call.__name__:<16}{each:8.0f}/s, {ratios[0]:.2f} times bare_bytes,"
+                f" {ratios[1]:.2f} times bare_messages"
             )
 
 
@@ -180,7 +180,7 @@ def transfers(address, mib, rounds, cli):
         peer = "C++ put" if name.startswith("put") else "C++ get"
         if cli and name != peer and not name.startswith("C++"):
             ratio = statistics.median(row[name] / row[peer] for row in found)
-            line += f", {ratio:.2f} of {peer}"
+            line += f", {ratio:.2f} times {peer}"
         print(line)
     streams.delete("bench/array")
     for _, t, _ in clients:

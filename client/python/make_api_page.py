@@ -156,7 +156,7 @@ def main():
     if not parser.parse_args().check:
         PAGE.write_text(text, encoding="utf-8")
     elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
-        sys.exit(f"{PAGE} is out of date: run {pathlib.Path(__file__).name}")
+        sys.exit(f"{PAGE} is out of date; run {pathlib.Path(__file__).name}")
 
 
 if __name__ == "__main__":

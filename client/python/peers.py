@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Times ten expressions, called by one caller, through Tessera and through its alternatives:
+"""Times ten expressions, evaluated by one caller, through Tessera and through its alternatives:
 
   tessera            arrays resident on the server, one call per expression
-  tessera, put       the same, with its arrays uploaded for each call
+  tessera, put       the same, but the arrays are uploaded for each call
   CuPy               in this process, arrays on the GPU
   CuPy, copied       in this process, arrays copied to the GPU for each expression
   CuPy service       a grpcio server in a separate process that has the arrays on the GPU
@@ -100,8 +100,8 @@ class Peer:
 
 
 def serve(module):
-    """The service takes an expression's name and the number of elements, and returns a number or
-    nothing."""
+    """Serves calls that take an expression's name and the number of elements. A call returns a
+    number or nothing."""
     peer, kept = Peer(module), {}
 
     def run(request, _):
@@ -124,7 +124,7 @@ def serve(module):
 
 
 class Servers:
-    """The five alternatives for one number of elements, as {name: a function of an expression's
+    """The five alternatives for one number of elements. ways = {name: function of an expression's
     name}."""
 
     def __init__(self, t, peer, service, elements):
@@ -166,7 +166,7 @@ class Servers:
                 got = got.numpy() if hasattr(got, "_session") else self.peer.host(got)
                 close = np.abs(got - want).max() <= 1e-3 * scale
             if not close:
-                raise SystemExit(f"peers.py: {name} of {self.elements} by {way}: {got}, not {want}")
+                raise SystemExit(f"peers.py: {name}({self.elements}) by {way} is {got}, not {want}")
 
 
 def median_us(call, name, seconds):
@@ -206,7 +206,7 @@ def names(text):
     found = text.split(",")
     for name in found:
         if name not in EXPRESSIONS:
-            raise argparse.ArgumentTypeError(f"{name}: none of {', '.join(EXPRESSIONS)}")
+            raise argparse.ArgumentTypeError(f"{name} is none of {', '.join(EXPRESSIONS)}")
     return found
 
 

@@ -96,7 +96,7 @@ class Channels {
   // channels as they have streams.
   PooledChannel& channel(std::size_t server, std::size_t i);
   std::size_t servers() const { return servers_.size(); }
-  // Returns the address of a route's only server, or all addresses, for messages.
+  // Returns the address of a route's only server, or all addresses, to be shown in messages.
   std::string Describe(const Route& route) const;
 
   // Records when a server created a buffer, by the server's clock. Only the first call for a server

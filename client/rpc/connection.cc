@@ -27,8 +27,8 @@ namespace {
 
 // The longest delay that a server can request. Longer requests are shortened to this.
 constexpr absl::Duration kLongestDelay = absl::Seconds(10);
-// Well above the size of a server's messages. Chunks have 1 MiB, and the server keeps inline
-// results below gRPC's default limit of 4 MiB.
+// The maximum size of a received message. A server's messages are far smaller: chunks are 1 MiB,
+// and inline results stay below gRPC's default limit of 4 MiB.
 constexpr int kMaxReceiveBytes = 8 << 20;
 // How long a call that failed at one server waits for other servers before it may return to the
 // first.
@@ -398,7 +398,7 @@ absl::Status Connection::WhyUnreachable(const Route& route) {
   std::optional<Proxy> proxy;
   if (!options_.tls_ca.empty()) proxy = ProxyFor(servers);
   if (proxy && !proxy->excepted)
-    absl::StrAppend(&text, ", through the proxy ", proxy->value, " of ", proxy->variable);
+    absl::StrAppend(&text, ", through the proxy ", proxy->value, ", set by ", proxy->variable);
   absl::Status status =
       MakeError(absl::StatusCode::kUnavailable, reason, text, {{"server", servers}});
   if (!cause.empty()) SetErrorMetadata(status, "cause", cause);

@@ -55,12 +55,12 @@ gpr_timespec After(absl::Duration duration);
 class Connection;
 class EventLoop;
 
-// Guides one call or transfer through its attempts: chooses the next channel, and decides how long
-// to wait for one, and whether the call is repeated after a failure. A call that the server refused
-// for lack of memory or queue space (with a RetryInfo) is repeated until `patience` has passed. A
-// call that broke (no connection, damaged bytes) is repeated only if that is safe
-// (client/rpc/methods.h), and until it has failed kMaxFailures times in a row without progress.
-// Blocking and asynchronous calls differ only in how they wait. Not thread safe.
+// Guides one call or transfer through its attempts: chooses the next channel, decides how long to
+// wait for a channel, and decides whether to repeat the call after a failure. A call that the
+// server refused for lack of memory or queue space (with a RetryInfo) is repeated until `patience`
+// has passed. A call that broke (no connection, damaged bytes) is repeated only if repeating is
+// safe (client/rpc/methods.h), and until it has failed kMaxFailures times in a row without
+// progress. Blocking and asynchronous calls differ only in how they wait. Not thread safe.
 class Attempts {
  public:
   // FromGrpc stores the delay that a server requests in the error's metadata, under this key.
@@ -81,10 +81,10 @@ class Attempts {
   Attempts(Connection& connection, Plan plan);
 
   // Returns a channel for the next attempt, or the error that ends the call: CANCELLED, the error
-  // of Connection::refused, or UNAVAILABLE / UNREACHABLE once connect_timeout or the deadline has
-  // passed. If there is only one server, also returns UNAVAILABLE / CERTIFICATE_REFUSED
-  // immediately. Otherwise, returns nothing. The caller must then wait until the state of Awaited()
-  // changes or WaitLimit() passes, and call Pick again.
+  // of Plan::refused or Connection::refused, UNAVAILABLE / UNREACHABLE once connect_timeout or the
+  // deadline has passed, or UNAVAILABLE / CERTIFICATE_REFUSED, immediately if there is only one
+  // server. Returns nothing if there is neither a channel nor an error yet. The caller must then
+  // wait until the state of Awaited() changes or WaitLimit() passes, and call Pick again.
   absl::StatusOr<std::optional<Lease>> Pick();
   std::shared_ptr<grpc::Channel> Awaited();
   gpr_timespec WaitLimit() const;
@@ -134,8 +134,8 @@ class Connection {
   ~Connection();
 
   const ClientOptions& options() const { return options_; }
-  // Returns why no call can be made: an error of CheckAddress, MakeCredentials or Authorization. No
-  // channel is made in that case.
+  // Returns the error that every call fails with, or OK: the constructor's argument, or an error of
+  // CheckAddress, MakeCredentials or Authorization. Unless it is OK, no channel is made.
   const absl::Status& refused() const { return refused_; }
   // Adds the caller's token to the call.
   void Authorize(grpc::ClientContext& context) { authorization_.AddTo(context); }
@@ -232,14 +232,14 @@ class Connection {
 };
 
 // Cancels a stream that makes no progress for a given time, or that its caller cancels. Without
-// such a limit, the two ends of a broken connection may wait for each other for many minutes. An
+// the time limit, the two ends of a broken connection may wait for each other for many minutes. An
 // infinite timeout disables the limit.
 class StallGuard {
  public:
   StallGuard(grpc::ClientContext* context, absl::Duration timeout, const std::stop_token& cancel);
   void Progress() { last_ = Clock::now(); }
-  // Returns `status`, or DEADLINE_EXCEEDED / STALLED or CANCELLED if the guard has ended the
-  // stream.
+  // Returns DEADLINE_EXCEEDED / STALLED or CANCELLED if the guard has ended the stream, and
+  // `status` otherwise.
   absl::Status Explain(absl::Status status) const;
 
  private:

@@ -1,4 +1,4 @@
-// Builds requests from C++ arguments, and reads them.
+// Builds requests from C++ arguments, and finds the buffers that a request uses or creates.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +45,7 @@ absl::Status ErrorOf(absl::StatusCode code, std::string_view message, const Deta
   return status;
 }
 
-// Returns what is wrong with the response to a request.
+// Returns an error if the response does not match the request.
 template <class Request, class Response>
 absl::Status CheckResponse(const Request& request, const Response& response) {
   if constexpr (requires { request.steps(); }) {

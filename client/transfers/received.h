@@ -27,7 +27,7 @@ inline absl::Status BadChecksum(const std::string& name, std::string_view field,
       {{"field", std::string(field)}, {"expected", text(expected)}, {"actual", text(actual)}});
 }
 
-// Returns the number of bytes that a download of the buffer has.
+// Returns the number of bytes that a download of the buffer delivers.
 inline std::uint64_t WantedBytes(const v1::Buffer& buffer, const DownloadOptions& options) {
   const std::uint64_t rest = buffer.size_bytes() - std::min(options.offset, buffer.size_bytes());
   return options.limit > 0 ? std::min(options.limit, rest) : rest;
@@ -66,7 +66,7 @@ class Received {
     return Guarded([&] { return sink_(*buffer_, offset, bytes); });
   }
 
-  // Returns what is wrong with the download once it has ended, or OK.
+  // Must be called when the download has ended. Returns an error if bytes are missing or damaged.
   absl::Status Check() const {
     if (!buffer_) return absl::InternalError("the download ended without a response");
     if (!IsAll()) return absl::InternalError("the download ended early");

@@ -29,13 +29,13 @@ constexpr std::uint64_t kLeast = std::uint64_t{4} << 20;
 
 // How long to wait before a server that shares no memory is asked again.
 constexpr absl::Duration kAskAgain = absl::Minutes(1);
-// How long a server may take to share its memory.
+// How long a server may take for each step of the setup of shared memory.
 constexpr absl::Duration kHandshake = absl::Seconds(10);
 
 bool IsUnreachable(const absl::Status& status) { return ErrorReason(status) == "UNREACHABLE"; }
 
-// Whether the transfer fails with this error, because a stream would only wait for the same thing
-// again.
+// Whether the transfer must fail with this error, because a transfer over a stream would only fail
+// with it again.
 bool IsEnd(const absl::Status& status) {
   return IsUnreachable(status) || absl::IsDeadlineExceeded(status) || absl::IsCancelled(status);
 }
@@ -156,7 +156,7 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryUpload(
     return std::nullopt;
   }
   absl::StatusOr<v1::Buffer> buffer;
-  // A progress function may fail the upload, but a single call could not be undone.
+  // If the progress function throws, the draft is deleted, but a single call has no draft.
   if (size <= kSlotBytes && !options.progress) {
     if (absl::Status status = source(0, (*slots)->Bytes(0, size)); !status.ok()) return status;
     v1::UploadSharedRequest request;

@@ -27,7 +27,7 @@ inline absl::Status SharedMemoryUnavailable(std::string_view why) {
 // The time limits of a transfer and its calls, and the token that cancels them.
 class TransferLimit {
  public:
-  // timeout: if absent, there is no limit as long as every call ends within stall_timeout.
+  // timeout: if absent, only the duration of each call is limited, by stall_timeout.
   TransferLimit(Connection& connection, std::optional<absl::Duration> timeout,
                 const std::stop_token& cancel)
       : connection_(connection),
@@ -77,7 +77,7 @@ class SharedTransfers {
   absl::StatusOr<SharedMemory> MakeMemory(std::size_t bytes, const TransferLimit& limit);
 
   // These implement Client::Upload and Download through memory that this class owns. They return
-  // nothing if that is impossible or not worthwhile. The caller must then use a stream.
+  // nothing if shared memory is impossible or not worthwhile. The caller must then use a stream.
   std::optional<absl::StatusOr<v1::Buffer>> TryUpload(const v1::CreateBufferRequest& create,
                                                       std::uint64_t size, const Source& source,
                                                       const UploadOptions& options);
@@ -98,8 +98,8 @@ class SharedTransfers {
   // Takes slots for a transfer of `size` bytes, if shared memory is worthwhile and slots are free.
   absl::StatusOr<std::unique_ptr<Slots>> Take(std::uint64_t size, const TransferLimit& limit);
   // Returns whether a call failed because the server does not know the memory. Abandons such
-  // memory, and also memory that the server may still be using after the call has ended here. New
-  // memory replaces it.
+  // memory, and also memory that the server may still be using after the call has ended here. The
+  // next transfer makes new memory.
   bool Lost(const absl::Status& status, const Slots& slots);
 
   // Fills a draft through the slots.

@@ -16,7 +16,7 @@ namespace {
 #define TESSERA_BEST_CLONE
 #endif
 
-// Bytes or words that a thread's loop processes at a time.
+// The number of bytes or words that a thread's loop processes at a time.
 constexpr std::size_t kChunk = std::size_t{1} << 20;
 
 TESSERA_BEST_CLONE std::uint64_t Mix(const std::uint64_t* words, std::size_t n) {
@@ -25,7 +25,7 @@ TESSERA_BEST_CLONE std::uint64_t Mix(const std::uint64_t* words, std::size_t n) 
   return mix;
 }
 
-// Eight 64-byte vectors hide the latency of an operation that runs on two units.
+// Chains that fill eight 64-byte vectors hide the latency of an operation that runs on two units.
 template <class T>
 constexpr int kChains = 512 / sizeof(T);
 constexpr int kSteps = 1 << 20;

@@ -43,7 +43,7 @@ __global__ void Read(const uint4* data, std::size_t n, uint4* sink) {
   if ((mix.x & mix.y & mix.z & mix.w) == 0x9e3779b9u) *sink = mix;
 }
 
-// The loop is unrolled, because the counter of a short loop takes a tenth of the issue slots.
+// Fma's loop is unrolled, because a short loop's counter would use a tenth of the issue slots.
 constexpr int kChains = 8;
 constexpr int kSteps = 4096;
 

@@ -1,5 +1,5 @@
-// What strategy_bench launches besides the strategies. The functions with CUDA in their comments
-// exist only in builds with CUDA.
+// The work that strategy_bench launches besides the strategies. LaunchRead, LaunchCopy and
+// LaunchFma exist in every build, and the other functions only in builds with CUDA.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,7 @@ void LaunchCopy(Stream& stream, void* to, const void* from, std::size_t bytes);
 // which is two per multiply-add.
 double LaunchFma(Stream& stream, bool double_precision, void* sink);
 
-// The CUDA implementations of these.
+// The CUDA implementations of the three functions above.
 void LaunchReadCuda(Stream& stream, const void* data, std::size_t bytes, void* sink);
 void LaunchCopyCuda(Stream& stream, void* to, const void* from, std::size_t bytes);
 double LaunchFmaCuda(Stream& stream, bool double_precision, void* sink);
@@ -60,8 +60,8 @@ bool HasPeers();
 // version that comes with CUDA 13.0. REQUIRES: HasPeers().
 void LaunchPeer(Peer peer, Stream& stream, const float* x, std::int64_t n);
 
-// Does the same for the sums of `rows` rows of `length` floats each, with CUB's segmented
-// reduction. REQUIRES: HasPeers(); rows and length below 2^31.
+// Enqueues the sums of `rows` rows of `length` floats each, with CUB's segmented reduction.
+// REQUIRES: HasPeers(); rows and length below 2^31.
 void LaunchRowSums(Stream& stream, const float* x, std::int64_t rows, std::int64_t length);
 
 // Enqueues `count` dot products of vectors of n floats each, with cuBLAS's batched matrix product

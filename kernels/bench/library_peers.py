@@ -7,30 +7,32 @@ usage: library_peers.py map ADDRESS
        library_peers.py products bf16:8192 f32:8192...
        Each takes --rounds N and --json FILE.
 
-ADDRESS is a server on the same GPU. A result is the median of the rounds, of which the first one is
-a warm-up, whose results are checked. Device times are from an event before the first kernel of a
-call to an event after the last one, on an idle device unless said otherwise.
+ADDRESS is a server on the same GPU. A result is the median of the rounds after a warm-up round,
+whose results are checked. Device times are from an event before the first kernel of a call to an
+event after the last one, on an idle device unless said otherwise.
 
-map: expressions through the service, with CuPy's fused kernels and with torch.compile. All read the
-same operands from GPU memory and leave their results there. At 2^28 elements of f32, each holds
-five arrays of 1 GiB. Short arrays are in caches, so their times are mostly launch times. A round is
-the median of its calls.
+map: times expressions through the service, in CuPy's fused kernels and in torch.compile's kernels.
+All read the same operands from GPU memory and leave their results there. At 2^28 elements of f32,
+each holds five arrays of 1 GiB. Short arrays are in caches, so their times are mostly launch times.
+A round is the median of its calls.
 
-search: exact nearest neighbours through the service, with PyTorch and CuPy in this process, and by
-`tessera search`, which computes |x|^2 in each call; from the call until the indices and squared
-distances have arrived. The server's --scratch-limit must be large enough for the scores, which take
-queries x vectors x 4 bytes. All others compute |x|^2 - 2 q x, with |x|^2 from before (for bf16
-operands, in f32), and select the k smallest values of each row. Then it prints the device times of
-the product, the expression and TopK as separate steps, and of the strategies that a search uses.
+search: times exact searches for nearest neighbours, from the call until the indices and squared
+distances have arrived: through the service, with PyTorch and CuPy in this process, and by `tessera
+search`, which computes |x|^2 in each call. The server's --scratch-limit must be large enough for
+the scores, which need queries x vectors x 4 bytes. The others compute |x|^2 - 2 q x from a stored
+|x|^2 (in f32 even for bf16 operands), and select the k smallest values of each row. Then it prints
+the device times of the product, the expression and TopK as separate steps, and of the strategies
+that a search uses.
 
-top_k: `threshold` by strategy_bench, and torch.topk (sorted), with f32 operands that are in no
-cache and a device that is held until the host has enqueued all kernels.
+top_k: times the strategy `threshold`, with strategy_bench, and torch.topk (sorted). The f32
+operands are in no cache, and the device is held until the host has enqueued all kernels.
 
-products: PyTorch on all GPUs of this host, with a process for each, for comparison with
-tests/by_hand/many_gpus.py. Every GPU holds a part of both matrices, needs the whole of one, and
-keeps a part of the result: `one` is torch.mm on the first GPU, `gathered` NCCL's all-gather and
-then torch.mm, `overlapped` torch.ops.symm_mem.fused_all_gather_matmul. A round begins on all GPUs
-at the same time and takes as long as the slowest GPU. f32 is computed in f32, not in TF32.
+products: times PyTorch on all GPUs of this host, with one process per GPU, for comparison with
+tests/by_hand/many_gpus.py. `one` is torch.mm on the first GPU. In the other two cases, every GPU
+holds a part of both matrices, needs the whole of one, and keeps a part of the result: `gathered` is
+NCCL's all-gather and then torch.mm, and `overlapped` is torch.ops.symm_mem.fused_all_gather_matmul.
+A round begins on all GPUs at the same time and takes as long as the slowest GPU. f32 is computed in
+f32, not in TF32.
 """
 
 import argparse
@@ -69,7 +71,7 @@ def interleaved(options, ways, check=lambda name: None, **row):
 
 
 def event_us(events, synchronize, work, before=lambda: None):
-    """Returns the microseconds between two events around work."""
+    """Records two events around work, waits for them, and returns them."""
     begin, end = events
     synchronize()
     before()
@@ -98,8 +100,8 @@ def cupy_us(work):
 
 # --- map ------------------------------------------------------------------------------------------
 
-EXPONENTS = (8, 10, 12, 14, 16, 28)  # of the numbers of elements, which are powers of two
-CALLS = 20  # of a round
+EXPONENTS = (8, 10, 12, 14, 16, 28)  # the numbers of elements are these powers of two
+CALLS = 20  # calls in a round
 # Each entry has the number of operands, and the expression in terms of the functions of a module m.
 EXPRESSIONS = {
     "2a+1": (1, lambda m, a: 2 * a + 1),
@@ -113,14 +115,14 @@ FACTORS = (1.0, -0.5, 0.25, 2.0)  # operand i is the same random array times fac
 
 
 def fused(module, function, count):
-    """Returns CuPy's one kernel for a function of `count` operands."""
+    """Returns a single CuPy kernel for a function of `count` operands."""
     names = ", ".join("abcd"[:count])  # fuse counts the lambda's parameters
     named = eval(f"lambda {names}: f(m, {names})", {"f": function, "m": module})
     return module.fuse(kernel_name="map_peers")(named)
 
 
 def compiled(module, function, _):
-    module._dynamo.reset()  # without this, it compiles a function only for a few shapes
+    module._dynamo.reset()  # otherwise, torch compiles a function only for a few shapes
     return module.compile(lambda *operands: function(module, *operands), dynamic=False)
 
 
@@ -245,8 +247,8 @@ def searches(options, ts, t, folder, dtype):
     norms = ts.sum_squares(x.astype("f4"), axis=1).save()
 
     def best(step=lambda array: array):
-        """Returns the distances, without |q|^2, and indices, before they are computed. step is
-        applied to the product and to the expression."""
+        """Returns lazy arrays of the distances, without |q|^2, and of the indices. step is applied
+        to the product and to the expression."""
         product = step(ts.matmul(q, x.T, dtype="f32"))
         return step(norms - 2 * product).topk(K, largest=False)
 
@@ -301,7 +303,7 @@ def searches(options, ts, t, folder, dtype):
 # --- top_k ----------------------------------------------------------------------------------------
 
 SHAPES = ("1024x1048576", "8x16777216", "64x4096")
-HOLD_CYCLES = 400_000  # of the device's clock; longer than the host takes to enqueue one call
+HOLD_CYCLES = 400_000  # in device clocks; longer than the host takes to enqueue one call
 CACHES = 256 << 20  # bytes: more than three times the largest L2
 
 

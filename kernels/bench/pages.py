@@ -1,5 +1,5 @@
-"""Shared by the scripts that write measurements into pages: texts of numbers, Markdown tables and
-SVG plots. It imports nothing of this tree."""
+"""Formats numbers, and makes Markdown tables and SVG plots, for the scripts that write measurements
+into pages. Imports nothing from this tree."""
 
 import dataclasses
 import html
@@ -50,7 +50,7 @@ class Line:
 
 
 def lines(points):
-    """Returns the lines of points (name of the line, x, y), in the order of their first points."""
+    """Groups points (name of the line, x, y) into lines, in the order of their first points."""
     found = {}
     for name, x, y in points:
         found.setdefault(name, []).append((x, y))

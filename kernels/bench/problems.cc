@@ -34,7 +34,7 @@ void KeepOnly(Case& problem, Keep keep) {
   std::erase_if(problem.candidates, [&](const Candidate& c) { return !keep(c); });
 }
 
-// The same problem as another one, in other circumstances. Its peers would have the same names.
+// Renames the problem, and drops the peers, whose rows' names would be the same.
 Case Variant(Case problem, std::string operation, std::int64_t n) {
   KeepOnly(problem, [](const Candidate& c) { return !c.peer; });
   problem.operation = std::move(operation);
@@ -42,8 +42,8 @@ Case Variant(Case problem, std::string operation, std::int64_t n) {
   return problem;
 }
 
-// The same problem on an idle device. The host's time for launching a second kernel then counts.
-// Only the strategies that are compared with the vendor's calls are timed.
+// Returns the same problem on an idle device, so that the host's time for launching a second kernel
+// counts. Keeps only the vendor's calls and the strategies that are compared with them.
 Case Lone(Case problem) {
   KeepOnly(problem, [](const Candidate& c) {
     return c.peer || c.name == "fixed_tree" || c.name == "cublas";
@@ -170,7 +170,7 @@ Case Problems::Dot(DType dtype, std::int64_t n, std::int64_t a_off, std::int64_t
 }
 
 Case Problems::Reduce(DType dtype, ReduceOp op, std::int64_t n, std::int64_t offset) {
-  // The fixed list names a sum only by its operation.
+  // In the fixed list, a sum is named only "reduce".
   const bool named = is_random_ || op != ReduceOp::kSum;
   Case out = Make(named ? absl::StrCat("reduce_", std::string(Name(op))) : "reduce", dtype,
                   absl::StrCat(n, Off(offset, dtype)), Bytes(dtype, n), 0, static_cast<double>(n));
@@ -194,7 +194,7 @@ Case Problems::Reduce(DType dtype, ReduceOp op, std::int64_t n, std::int64_t off
   return out;
 }
 
-// SUM along the middle of three axes.
+// A SUM along the middle of three axes.
 Case Problems::ReduceAxes(DType dtype, std::int64_t outer, std::int64_t length,
                           std::int64_t inner) {
   const std::int64_t n = outer * length * inner;
@@ -216,7 +216,7 @@ Case Problems::ReduceAxes(DType dtype, std::int64_t outer, std::int64_t length,
   return out;
 }
 
-// Many short Dots or sums, launched in the same way as by a program.
+// Many short Dots or sums, launched as a batch, as the steps of a program are.
 Case Problems::Batch(bool dot, std::int64_t count, std::int64_t n) {
   Case out = Make("batch", DType::kF32, absl::StrCat(count, "x", n),
                   Bytes(DType::kF32, (dot ? 2 : 1) * count * n), 0,
@@ -273,7 +273,7 @@ Case Problems::Matmul(const MatmulProblem& p, std::int64_t a_off, std::int64_t b
   }
   out.error = [this, last] { return LargestError(rig_, *last); };
   if constexpr (kWithCuda) {
-    // The vendor's best call for f32 operands that are rounded to TF32.
+    // Adds the vendor's best call for f32 operands that are rounded to TF32.
     if (p.dtype == DType::kF32)
       AddPeer(out, "cublaslt_tf32", [this, p, place] {
         MatmulProblem q = p;
@@ -371,7 +371,7 @@ ExpressionNode Op(MapOp op, absl::InlinedVector<std::uint32_t, kMostArguments> a
   return {.kind = ExpressionNode::Kind::kOperation, .op = op, .args = std::move(args)};
 }
 
-// Returns the problem of n elements of an expression's result, without operands.
+// Returns a Map that computes n elements of an expression. Its operands have no data yet.
 MapProblem MapOf(DType dtype, std::int64_t n, int operands,
                  const std::vector<ExpressionNode>& nodes) {
   MapProblem p = WarmUpMap(n, dtype, nullptr, nullptr);
@@ -490,7 +490,7 @@ void Problems::AddVectors(std::vector<Case>& all, DType dtype, int exponent, int
     all.push_back(Lone(Reduce(dtype, ReduceOp::kSum, n)));
   }
   if (exponent != 20 && exponent != std::min(top, 28)) return;
-  // The sum of operands that stay in the caches, if they fit there.
+  // Sums operands that stay in the caches, if they fit there.
   Case warm = Variant(Reduce(dtype, ReduceOp::kSum, n), "reduce_warm", n);
   for (Candidate& candidate : warm.candidates)
     candidate.launch = [this, dtype, launch = candidate.launch] {
@@ -498,7 +498,7 @@ void Problems::AddVectors(std::vector<Case>& all, DType dtype, int exponent, int
       launch();
     };
   all.push_back(std::move(warm));
-  // Operands one element after an aligned address.
+  // These operands begin one element after an aligned address.
   all.push_back(Variant(Dot(dtype, n, 1, 1), "dot_misaligned", n));
   all.push_back(Variant(Reduce(dtype, ReduceOp::kSum, n, 1), "reduce_misaligned", n));
   for (ReduceOp op : {ReduceOp::kMax, ReduceOp::kArgMax, ReduceOp::kNormL1, ReduceOp::kNormL2,
@@ -652,7 +652,7 @@ Case Problems::RandomMatmul() {
     if (round || Chance(0.5)) return columns;
     return Chance(0.5) ? (columns + 7) / 8 * 8 : columns + OneOf<std::int64_t>({1, 5, 8, 64});
   };
-  // Tables of vectors have one longer extent.
+  // In products with a table of vectors, one extent is longer.
   const bool is_long = Chance(0.1);
   std::int64_t* const long_extent = OneOf({&p.m, &p.n, &p.k});
   for (;;) {

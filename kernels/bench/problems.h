@@ -19,18 +19,18 @@ struct Candidate {
   std::string name;
   bool chosen = false;  // the default of a request that names no strategy
   bool vendor = false;  // a call of the vendor's library, directly or by a strategy
-  bool peer = false;    // not a strategy
+  bool peer = false;    // a call of the vendor's library that is not a strategy
   // Enqueues the work, with operands in different memory at every call. Throws DeviceError.
   std::function<void()> launch;
 };
 
 struct Case {
   std::string operation, dtype;
-  std::string size;  // of a random problem also its transposes, pitches, and offsets in bytes
-  // What the problem itself requires, with each input read once and each output written once.
+  std::string size;  // of a random problem, also its transposes, pitches and byte offsets
+  // What the problem requires if each input is read once and each output is written once.
   double bytes = 0, flops = 0;
   bool lone = false;            // whether the device is idle before each launch (Rig::kIdle)
-  std::vector<float> features;  // of a product: its MatmulFeatures
+  std::vector<float> features;  // MatmulFeatures of a random product
   std::vector<Candidate> candidates;
   // Returns the largest error of the last launch. Null for most operations.
   std::function<double()> error;

@@ -2,13 +2,13 @@
 """Converts runs of the benchmarks to the committed measurements, tables and plots.
 
   report.py collect RUN.json... --out docs/measured/h200.json --caption "NVIDIA H200, driver 580"
-      Joins files that strategy_bench or tests/by_hand/many_gpus.py wrote with --json. Of rows with
-      one name in several runs of strategy_bench, the last counts, and a file from an earlier
-      collect may be a run; of rows of several GPUs, the median counts.
+      Joins files that strategy_bench or tests/by_hand/many_gpus.py wrote with --json. If several
+      runs of strategy_bench have a row of the same name, the last row is used. A run may also be
+      the output of an earlier collect. For rows of several GPUs, the median is used.
   report.py render [--check]
-      Fills in the tables and draws the plots that PAGES request, from docs/measured/FILE.json. With
-      --check it writes nothing, names the files that it would change, and exits with code 1 if
-      there are any.
+      Fills in the tables and draws the plots that PAGES request, from docs/measured/FILE.json. If
+      --check is given, it writes nothing, names the files that it would change, and exits with code
+      1 if there are any.
 
 A page requests a table with one of these comments, and the table ends with <!-- end -->:
 
@@ -86,7 +86,7 @@ def grouped(rows, *keys):
 def pivot(rows, key, cells):
     """Returns the lines of a table. Rows with the same key(row) = {head: text} share a line, which
     also has their cells(row) = {head: text}. A key may have heads whose text is None, to give the
-    order of the columns; of several cells with one head, the last counts."""
+    order of the columns; if several cells have the same head, the last one is used."""
     lines = {}
     for row in rows:
         begin = key(row)
@@ -394,7 +394,7 @@ def targets_table(data, operation, _):
                 aim_text = ("<= " if most else ">= ") + aim_text.format(aim).replace("%", " %")
                 met = figure <= aim if most else figure >= aim
                 return aim_text, text.format(figure).replace("%", " %"), met
-        raise SystemExit(f"targets.json: no aim in {target}")
+        raise SystemExit(f"targets.json states no aim in {target}")
 
     for target in read("targets")[operation]:
         line = {"what": target["what"], "aim": None, "measured": None, "": "unmeasured"}
@@ -506,7 +506,7 @@ COUNTS = "none one two three four five six seven eight".split()
 
 def scaling_table(name, what):
     data = read(name)
-    rows = sorted(data[what], key=lambda r: -r["us"])  # The fastest is the last, whose rate counts.
+    rows = sorted(data[what], key=lambda r: -r["us"])  # The fastest comes last and gives the rate.
     rows.sort(key=lambda r: (r.get("elements"), r.get("dtype"), r.get("side"), r.get("what")))
     counts = sorted({row["devices"] for row in rows})
 
@@ -595,7 +595,7 @@ def load_of(row):
 
 
 def figure(name, text=time_text):
-    """Returns a function of a row: the text of its median; None if it has none."""
+    """Returns a function that returns the text of a row's median, or None if the row has none."""
     return lambda row: text(row["median"][name]) if name in row["median"] else None
 
 
@@ -660,7 +660,7 @@ def service_table(name, operation, load):
         note += ", with {1} concurrent callers of {0}".format(*options["beside"].split(":"))
     note += f"; seed {options['seed']}."
     if load == "open":
-        note += " Late: how long after its time a call was made, p99; latencies count it."
+        note += "  Late: the p99 delay until a call that is due starts; latencies include it."
     return pages.table([cells_of(r, names) for r in service_rows(run, operation, *kinds)], note)
 
 
@@ -698,7 +698,7 @@ def brief_table(names, operations):
         return {"operation": f"`{row['operation']}`"} | cells_of(row, ["size", load, "callers"])
 
     lines = pivot(rows, key, lambda r: brief_cells(r, bare.get((r["operation"], load_of(r)))))
-    # Leaves out what is the same in all lines, and an operation's only size: the page names them.
+    # Leaves out an operation's only size and columns that are constant: the page states them.
     sizes = {(line["operation"], line["size"]) for line in lines}
     same = {head for head in key(rows[0]) if len({line[head] for line in lines}) == 1}
     same |= {"size"} if len(sizes) == len({operation for operation, _ in sizes}) else set()
@@ -830,7 +830,7 @@ def render(options):
     for path in stale:
         if not options.check:
             path.write_text(outputs[path], encoding="utf-8")
-        state = "is stale: kernels/bench/report.py render" if options.check else "written"
+        state = "is stale; run kernels/bench/report.py render" if options.check else "written"
         print(f"{path.relative_to(ROOT)} {state}")
     sys.exit(1 if stale and options.check else 0)
 

@@ -91,7 +91,7 @@ class Rig {
 
   // Returns the microseconds of device time from the first to the last step of one operation. A
   // kernel holds the device until the host has enqueued the operation, which takes enqueueing_us.
-  // With kIdle, the operation begins on an idle device, as for a caller that waits for each
+  // If it is kIdle, the operation begins on an idle device, as for a caller that waits for each
   // response, and the host's time for launching a second kernel counts. Throws DeviceError.
   double Time(const std::function<void()>& launch, double enqueueing_us);
   static constexpr double kIdle = -1;

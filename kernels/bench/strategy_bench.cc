@@ -1,7 +1,6 @@
-// Times every strategy of the table with the events of one device, and also the vendor's calls and
-// the ceilings; or, with --regret, the strategies that requests get by default on random problems,
-// together with the vendor's calls and the other strategies. `strategy_bench --help` lists the
-// flags.
+// Times every strategy with one device's events, and also the vendor's calls and the ceilings. If
+// --regret is given, instead times random problems: the strategies that requests get by default,
+// the vendor's calls and the other strategies. `strategy_bench --help` lists the flags.
 //
 // Times are device times, from the first to the last step of one operation. In the fixed list, the
 // host enqueues all steps before the first one begins, except for operations named lone_...; random
@@ -47,8 +46,8 @@ constexpr int kLeastRounds = 3;
 // not timed again.
 constexpr double kHopeless = 2;
 
-// Returns each candidate's mean times of the rounds in microseconds, in ascending order; no times
-// for a candidate that fails. Throws DeviceError if the device is lost.
+// Returns each candidate's mean times in the rounds, in microseconds and in ascending order, and no
+// times for a candidate that fails. Throws DeviceError if the device is lost.
 std::vector<std::vector<double>> Times(Rig& rig, const Case& problem, const Options& options) {
   const std::vector<Candidate>& candidates = problem.candidates;
   std::vector<double> enqueueing(candidates.size(), Rig::kIdle), first(candidates.size(), kNever);
@@ -132,7 +131,7 @@ Json RandomRow(const Case& problem, const std::vector<std::vector<double>>& time
   return row;
 }
 
-// Returns the problem's name with a candidate, which --filter searches.
+// Returns the name of a problem with a candidate. --filter is searched for in this name.
 std::string NameOf(const Case& problem, const Candidate& candidate) {
   return absl::StrCat(problem.operation, "/", candidate.name, "/", problem.dtype, "/",
                       problem.size);
@@ -204,7 +203,7 @@ int main(int argc, char** argv) {
   app.add_option("--filter", options.filter,
                  "a regular expression for operation/strategy/dtype/size");
   app.add_option("--max-exponent", options.max_exponent, "vectors have at most 2^N elements");
-  app.add_option("--rounds", options.rounds, "rounds, of whose times the median counts")
+  app.add_option("--rounds", options.rounds, "number of rounds; reports their median")
       ->check(CLI::Range(1, 1000));
   app.add_option("--regret", options.regret, "times this many random problems instead");
   app.add_option("--seed", options.seed, "seed of the random problems");

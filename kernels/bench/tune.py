@@ -13,8 +13,8 @@ strategy's time, minus 1.
 A tree that is fitted to the times themselves also fits their noise. TREES trees are therefore grown
 first, each on products drawn with replacement and with a random subset of the features at each
 split. Their mean is the expected cost of a strategy for a product (a random forest: Breiman, 2001).
-The resulting tree is fitted to the expected costs of random products that were not timed, of which
-any number can be generated. The script needs NumPy and scikit-learn."""
+The resulting tree is fitted to the expected costs of random products that were not timed. Any
+number of such products can be generated. The script needs NumPy and scikit-learn."""
 
 import json
 import sys

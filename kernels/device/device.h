@@ -81,9 +81,9 @@ class Device {
   // Allocates uninitialised memory that is aligned to 256 bytes and usable from every stream.
   // REQUIRES: bytes > 0. Throws DeviceError.
   virtual void* Allocate(std::size_t bytes) = 0;
-  // Returns how much of the device's memory an allocation of `bytes` takes.
+  // Returns how many bytes of the device's memory an allocation of `bytes` uses.
   virtual std::size_t AllocationBytes(std::size_t bytes) const = 0;
-  // memory: returned by Allocate; no work that uses it may be in flight. Never throws.
+  // memory: a result of Allocate that no work in flight uses. Never throws.
   virtual void Free(void* memory) noexcept = 0;
   // Sets the spare memory; null, the initial value, means that there is none. A thread that is
   // about to allocate may clear the spare memory, whatever other locks it holds. REQUIRES: no
@@ -92,8 +92,8 @@ class Device {
   void FreeSpare() noexcept {
     if (spare_ != nullptr) spare_->Clear();
   }
-  // Calls f(). If that runs out of device memory, frees the spare memory and, if there was any,
-  // calls f() again.
+  // Calls f(). If f runs out of device memory, frees the spare memory and, if there was any, calls
+  // f() again.
   template <class F>
   auto WithSpare(F&& f) {
     const std::uint64_t frees = spare_ == nullptr ? 0 : spare_->frees();
@@ -107,43 +107,41 @@ class Device {
     return f();
   }
   // Allocates uninitialised memory on several devices of one backend, including this one. Streams
-  // of all these devices reach all of the memory. shards: at least two, none empty, adjacent from
-  // byte 0 on, on different devices. Throws DeviceError, with kUnsupported if such memory is
-  // impossible.
+  // of all these devices can access all of the memory. shards: at least two, none empty, adjacent
+  // from byte 0 on, on different devices. Throws DeviceError; its kind is kUnsupported if the
+  // devices cannot share memory.
   virtual std::unique_ptr<ShardedMemory> AllocateShards(std::span<const Shard> /*shards*/) {
     throw DeviceError(DeviceError::Kind::kUnsupported, "Device::AllocateShards",
-                      "devices of this kind do not reach each other's memory");
+                      "devices of this kind cannot access each other's memory");
   }
-  // Allocates uninitialised host memory, aligned to 64, that the device's copies reach directly.
-  // Allocating and freeing it may wait for the device's work. REQUIRES: bytes > 0. Throws
+  // Allocates uninitialised host memory, aligned to 64 bytes, that the device's copies access
+  // directly. Allocating and freeing it may wait for the device's work. REQUIRES: bytes > 0. Throws
   // DeviceError.
   virtual StagingMemory MakeStaging(std::size_t bytes) = 0;
   // Gives the device's copies direct access to host memory. One registration serves all devices of
-  // a backend. A second registration of the same memory may be empty, and its effect then ends with
-  // the first one. Registering and unregistering may wait for the device's work. REQUIRES: the
-  // memory is one or more whole pages that are present. Throws DeviceError.
+  // a backend. A second registration of the same memory may be empty; access then ends with the
+  // first one. Registering and unregistering may wait for the device's work. REQUIRES: the memory
+  // consists of whole pages, all of which are present. Throws DeviceError.
   virtual HostRegistration RegisterHost(void* /*memory*/, std::size_t /*bytes*/) {
     return {nullptr, [](void*) noexcept {}};
   }
   // Throws DeviceError.
   virtual std::unique_ptr<Stream> MakeStream() = 0;
-  // Checks that the device still responds. This takes microseconds and does not wait for the
-  // device's work. Throws DeviceError, with kLost even for a failure that no stream has reported
-  // yet.
+  // Checks that the device still responds. Takes microseconds and does not wait for the device's
+  // work. Throws DeviceError, also for a lost device that no stream has reported yet (kLost).
   virtual void Probe() = 0;
-  // Starts or stops the recording of the device's work, if a profiler is attached and is waiting
-  // for this call.
+  // Starts or stops the recording of work by a profiler, if one waits for this call.
   virtual void SetProfiling(bool /*on*/) noexcept {}
   // If the device can be partitioned, reserves a part of it that the streams from MakeLargeStream
   // do not use. Work on other streams then never waits for a kernel that fills the rest of the
-  // device. From then on info() counts only the rest, so that strategies give the same bits on both
-  // kinds of streams. REQUIRES: no stream exists. Throws DeviceError.
+  // device. From then on, info() describes only the rest, so that strategies give the same bits on
+  // both kinds of streams. REQUIRES: no stream exists. Throws DeviceError.
   virtual void KeepRoom() {}
   // Returns a stream for operations that would occupy the device for a long time. Throws
   // DeviceError.
   virtual std::unique_ptr<Stream> MakeLargeStream() { return MakeStream(); }
 
-  // Set by the first kLost error on any stream. A lost device does not recover within the process.
+  // Whether a kLost error has been reported. A lost device does not recover within the process.
   bool lost() const { return lost_.load(std::memory_order_acquire); }
   void MarkLost() const { lost_.store(true, std::memory_order_release); }
 
@@ -173,16 +171,16 @@ class Stream {
   void SetScratchBudget(Budget* budget) { budget_ = budget; }
   Budget* scratch_budget() const { return budget_; }
 
-  // Sets the cancellation flag of the current request; null if it cannot be cancelled. Once the
-  // flag is set, it stays set until the request ends. Any thread may set it.
+  // Sets the cancellation flag of the current request, or null if the request cannot be cancelled.
+  // Once the flag is set, it stays set until the request ends. Any thread may set it.
   void WatchStop(const std::atomic<bool>* stop) { stop_ = stop; }
-  // Whether to stop. Strategies poll this every few milliseconds where polling costs nothing. A
-  // strategy that stops leaves incomplete results, which are not read. Thread safe.
+  // Whether the request has been cancelled. Strategies poll this every few milliseconds where that
+  // costs nothing. Incomplete results of a strategy that stops are not read. Thread safe.
   bool stopped() const { return stop_ != nullptr && stop_->load(std::memory_order_relaxed); }
   const std::atomic<bool>* stop() const { return stop_; }
 
   // Adds to the seconds that the stream's work is expected to take; ExpectNothing sets the sum to
-  // 0. Only one thread at a time may call these two; any thread may call expected_seconds.
+  // 0. Expect and ExpectNothing are for one thread at a time, expected_seconds for any thread.
   void Expect(double seconds) {
     expected_.store(expected_seconds() + seconds, std::memory_order_relaxed);
   }
@@ -200,9 +198,9 @@ class Stream {
     scratch_.Trim(budget_);
     host_scratch_.Trim(budget_);
   }
-  // Returns `bytes` of uninitialised device memory aligned to 256, valid until Reset or Trim; null
-  // for 0 bytes. Throws kOutOfScratch if the budget is used up, and kOutOfMemory if the device has
-  // too little memory even after spare memory has been freed.
+  // Returns `bytes` of uninitialised device memory, aligned to 256 bytes and valid until Reset or
+  // Trim, or null if `bytes` is 0. Throws kOutOfScratch if the budget is used up, and kOutOfMemory
+  // if the device has too little memory even after spare memory has been freed.
   virtual void* Scratch(std::size_t bytes) { return scratch_.Take(bytes, budget_); }
   ScratchMark MarkScratch() const { return scratch_.Mark(); }
   // Allows Scratch to reuse, for later work, the memory that it has handed out since the mark.
@@ -213,7 +211,7 @@ class Stream {
   // kept.
   void KeepWith(Keeper* keeper) { keeper_ = keeper; }
   // Returns memory for data that is prepared from an operand. It is like memory from Scratch,
-  // except that it may already hold that data (`ready`).
+  // except that it may already hold the prepared data (`ready`).
   PreparedMemory Prepare(const Preparation& what, std::size_t bytes) {
     PreparedMemory memory;
     if (keeper_ != nullptr) memory = keeper_->Keep(what, bytes);
@@ -225,11 +223,11 @@ class Stream {
   std::uint64_t prepared_found() const { return prepared_found_; }
   // Returns one Scalar in host memory that kernels can write, in stream order.
   virtual Scalar* result() = 0;
-  // Like Scratch, but returns uninitialised host memory, aligned to 256, that kernels can read and
-  // write in stream order.
+  // Like Scratch, but returns uninitialised host memory, aligned to 256 bytes, that kernels can
+  // read and write in stream order.
   void* HostScratch(std::size_t bytes) { return host_scratch_.Take(bytes, budget_); }
 
-  // Copies the pieces, one after the other. They may be in any host memory, which may be reused on
+  // Copies the pieces to adjacent addresses. They may be in any host memory, which may be reused on
   // return. The device sees the bytes in stream order.
   virtual void CopyToDevice(void* device, std::span<const HostBytes> pieces) = 0;
   // Copies from staging memory or registered memory, which must not change until Synchronize.
@@ -237,8 +235,8 @@ class Stream {
     const HostBytes piece{host, bytes};
     CopyToDevice(device, {&piece, 1});
   }
-  // The bytes are in host on return. They are copied only once if host is in the device's staging
-  // memory or in registered memory.
+  // The bytes are at `host` on return. They are copied directly if `host` is in the device's
+  // staging memory or in registered memory.
   virtual void CopyToHost(void* host, const void* device, std::size_t bytes) = 0;
   // Whether CopyToPeer can write to the memory of the peer's device. The first call does the
   // necessary setup.
@@ -259,12 +257,12 @@ class Stream {
   virtual void Convert(const void* in, DType from, void* out, DType to, std::int64_t n) = 0;
 
   virtual void Synchronize() = 0;
-  // Calls work(), waits for what it enqueues, and returns the time that this took on the device, in
-  // microseconds.
+  // Calls work(), waits for the work that it enqueues, and returns the time that this work took on
+  // the device, in microseconds.
   virtual double Time(const std::function<void()>& work) = 0;
 
  protected:
-  // host_scratch: page-locked memory on a GPU. Both sources must outlive the stream.
+  // host_scratch: page-locked memory if it is a GPU. Both sources must outlive the stream.
   Stream(Device& device, ScratchBlocks::Source scratch, ScratchBlocks::Source host_scratch)
       : device_(device), scratch_(std::move(scratch)), host_scratch_(std::move(host_scratch)) {}
 

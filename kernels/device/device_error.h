@@ -1,4 +1,4 @@
-// What devices and their streams throw. Standard library only.
+// The exception that devices and their streams throw. Standard library only.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ class DeviceError : public std::exception {
     kOutOfScratch,     // the stream's scratch budget is used up; nothing was allocated
     kUnsupported,      // the device, or the machine that it belongs to, cannot do this
     kFailed,           // this call failed; the device still works
-    kLost,             // sticky: every later call fails too
+    kLost,             // the device is lost: every later call fails too
   };
   DeviceError(Kind kind, std::string call, std::string error, std::uint64_t requested = 0)
       : kind_(kind),
@@ -30,7 +30,7 @@ class DeviceError : public std::exception {
         error_(std::move(error)),
         requested_(requested),
         what_(call_ + ": " + error_) {}
-  // An error of kind kOutOfScratch.
+  // Makes an error of kind kOutOfScratch.
   DeviceError(std::uint64_t requested, const Budget& budget)
       : DeviceError(Kind::kOutOfScratch, "Stream::Scratch", "out of scratch memory", requested) {
     free_ = budget.free();
@@ -46,8 +46,7 @@ class DeviceError : public std::exception {
   std::uint64_t total() const { return total_; }
   const char* what() const noexcept override { return what_.c_str(); }
 
-  // The device whose call failed, if it may differ from the device that the work is for; otherwise
-  // null.
+  // The device whose call failed, or null if it is certainly the device that the work is for.
   Device* device() const { return device_; }
   void SetDevice(Device& device) { device_ = &device; }
 

@@ -15,8 +15,8 @@ namespace tessera {
 absl::Status ScratchExhausted(const Device& device, std::uint64_t requested, std::uint64_t free,
                               std::uint64_t total);
 
-// Converts the exception in flight to a Status. The exception concerns this device unless it names
-// another one. Marks that device lost if the exception says so.
+// Converts the exception in flight to a Status. The exception concerns the device `at` unless it
+// names another one. If its kind is kLost, marks the device that it concerns as lost.
 absl::Status CurrentExceptionStatus(Device& at);
 
 // Calls f(), which may throw DeviceError, and returns the outcome as a Status.

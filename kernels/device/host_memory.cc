@@ -19,21 +19,21 @@ namespace {
 constexpr std::uint64_t kNoLimit = std::numeric_limits<std::uint64_t>::max();
 constexpr std::size_t kAlignment = 256;
 constexpr std::size_t kPage = 4096;
-// How many bytes one system call populates. During that call no other thread of the process can map
-// or unmap memory. While four callers were creating buffers of 1 GiB, other callers' small calls
-// took 0.8 to 6 s (p99) with buffers populated in one call each, and 36 to 140 ms with pieces of
-// this size (2 busy cores, 2026-11-27).
+// The number of bytes that one system call populates. During the call, no other thread of the
+// process can map or unmap memory. While four callers were creating buffers of 1 GiB, the p99 of
+// other callers' small calls was 0.8 to 6 s if one call populated a whole buffer, and 36 to 140 ms
+// if each call populated this many bytes (2 busy cores, 2026-11-27).
 constexpr std::size_t kPopulated = std::size_t{16} << 20;
 // Allocations of at least this size are mapped, so that freeing them returns the memory to the
 // system. Smaller ones come from the heap, which keeps some of the freed memory.
 constexpr std::size_t kLeastMapping = std::size_t{256} << 10;
-// How many bytes small allocations may take in total before the amount of free memory is read
+// The number of bytes that small allocations may use before the amount of free memory is read
 // again.
 constexpr std::uint64_t kCredit = std::uint64_t{16} << 20;
 // Reserved for the stacks, messages and tables of the process.
 constexpr std::uint64_t kReserve = std::uint64_t{64} << 20;
 
-// Returns the number in a file; kNoLimit for a missing file and for "max".
+// Returns the number in a file, or kNoLimit if the file is missing or contains "max".
 std::uint64_t Figure(const std::string& path) {
   std::ifstream file(path);
   std::uint64_t value = 0;
@@ -114,7 +114,7 @@ GroupPaths PathsOf(const std::string& root, const std::string& controller) {
   return paths;
 }
 
-// Maps memory and makes all its pages present; null on failure.
+// Maps memory and makes all its pages present. Returns null on failure.
 void* Map(std::size_t bytes) {
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return nullptr;
@@ -132,12 +132,12 @@ void* Map(std::size_t bytes) {
 // share the memory.
 class Ledger {
  public:
-  // Reserves the bytes if that many are free, and says whether they were. The ledger counts them as
-  // taken until Settle; by then the system counts them.
+  // Reserves the bytes if that many are free, and returns whether they were. The ledger counts them
+  // as used until Settle; from then on, the system's figures include them.
   bool Reserve(std::size_t bytes) {
     std::unique_lock lock(mutex_);
     while (!Fits(bytes)) {
-      // Memory that other threads are populating counts twice, so wait until they are done.
+      // Waits, because memory that is being populated may count twice: here and in the system.
       if (populating_ == 0) return false;
       changed_.wait(lock);
     }
@@ -160,7 +160,7 @@ class Ledger {
     credit_ -= bytes;
     return true;
   }
-  // Forgets a mapping and returns its size; 0 for heap memory.
+  // Forgets a mapping and returns its size, or returns 0 if the memory is from the heap.
   std::size_t Forget(void* memory) {
     const std::lock_guard lock(mutex_);
     const auto it = mappings_.find(memory);

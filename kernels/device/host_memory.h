@@ -1,5 +1,5 @@
-// The host's memory and processors: how much of them this process may use, and memory whose pages
-// are allocated when it is requested rather than when it is first written. Thread safe; standard
+// Says how much of the host's memory and processors this process may use, and allocates memory
+// whose pages are present at once rather than when they are first written. Thread safe; standard
 // library only.
 #pragma once
 
@@ -10,8 +10,8 @@
 namespace tessera {
 
 struct HostMemory {
-  std::uint64_t total = 0;  // the machine's memory, or our cgroups' smallest limit
-  std::uint64_t free = 0;   // what may be allocated without swapping or being killed
+  std::uint64_t total = 0;  // the machine's memory, or the smallest limit of the process's cgroups
+  std::uint64_t free = 0;   // may be allocated without swapping and without being killed
 };
 
 // Reads the current values, which takes some tens of microseconds. root: the root of the file
@@ -22,16 +22,16 @@ HostMemory ReadHostMemory(const std::string& root = "");
 // the root of the file system, for tests.
 int ReadCpuQuota(const std::string& root = "");
 
-// Allocates all pages of mapped memory that begins at a page boundary. On failure it returns false,
-// and errno says why: EINVAL means that the kernel is older than 5.14.
+// Makes all pages of mapped memory present. The memory must begin at a page boundary. On failure,
+// returns false and sets errno; EINVAL means that the kernel is older than 5.14.
 bool PopulateHost(void* memory, std::size_t bytes);
 
-// Allocates `bytes` of uninitialised memory aligned to 256, with all its pages. Returns null if
-// that much memory is not free; the last 64 MiB are reserved for the rest of the process.
+// Allocates `bytes` of uninitialised memory, aligned to 256 bytes, whose pages are all present.
+// Returns null unless that much is free besides 64 MiB for the rest of the process.
 void* AllocateHost(std::size_t bytes);
-// memory: returned by AllocateHost.
+// memory: a result of AllocateHost.
 void FreeHost(void* memory) noexcept;
-// Returns how much memory AllocateHost takes for `bytes`.
+// Returns how many bytes AllocateHost(bytes) uses.
 std::size_t HostAllocationBytes(std::size_t bytes);
 
 }  // namespace tessera

@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-// Says what is prepared, and from which elements. Equal preparations produce the same bytes as long
-// as the elements do not change.
+// Identifies prepared data: how it is prepared, and from which elements. Equal preparations produce
+// the same bytes as long as the elements do not change.
 struct Preparation {
   std::string_view how;  // a literal; the prepared bytes depend only on it and on the view
   View operand;
@@ -30,8 +30,8 @@ struct Preparation {
 
 struct PreparedMemory {
   void* data = nullptr;
-  // True if an earlier request has written the prepared data. If false, the caller writes it there,
-  // in stream order.
+  // True if an earlier request has written the prepared data. If false, the caller must write it to
+  // the memory, in stream order.
   bool ready = false;
 };
 
@@ -40,8 +40,8 @@ struct PreparedMemory {
 class Keeper {
  public:
   virtual ~Keeper() = default;
-  // Returns `bytes` of device memory, aligned to 256, valid until the request has ended. data is
-  // null if this preparation is not kept.
+  // Returns `bytes` of device memory, aligned to 256 bytes and valid until the request has ended.
+  // Its `data` is null if this preparation is not kept.
   virtual PreparedMemory Keep(const Preparation& what, std::size_t bytes) = 0;
 };
 

@@ -1,5 +1,5 @@
-// The scratch memory of a stream: blocks that are handed out from front to back, and that are
-// released all together or back to a mark. Standard library only.
+// The scratch memory of a stream. Memory is handed out from the front of each block to its end, and
+// is released all together or back to a mark. Standard library only.
 #pragma once
 
 #include <algorithm>
@@ -23,8 +23,8 @@ struct ScratchMark {
 // The owner must call Free before the source of the memory is destroyed.
 class ScratchBlocks {
  public:
-  // Size of the stream's own block, which the stream keeps between requests so that small requests
-  // need no allocation, and which no budget counts. It is also the smallest allocation.
+  // The size of the stream's own block. The stream keeps this block between requests, so that small
+  // requests need no allocation, and no budget counts it. It is also the smallest allocation.
   static constexpr std::size_t kKept = std::size_t{1} << 20;
 
   struct Source {
@@ -35,8 +35,8 @@ class ScratchBlocks {
   ScratchBlocks(const ScratchBlocks&) = delete;
   ScratchBlocks& operator=(const ScratchBlocks&) = delete;
 
-  // Returns `bytes` aligned to 256, or null for 0 bytes. Throws DeviceError; kOutOfScratch is
-  // thrown before anything is allocated.
+  // Returns `bytes` of memory, aligned to 256 bytes, or null if `bytes` is 0. Throws DeviceError;
+  // if its kind is kOutOfScratch, nothing has been allocated.
   void* Take(std::size_t bytes, Budget* budget) {
     constexpr std::size_t kAlignment = 256;
     if (bytes == 0) return nullptr;
@@ -54,7 +54,7 @@ class ScratchBlocks {
 
   ScratchMark Mark() const { return at_; }
   // Invalidates the memory that was handed out since the mark. The blocks remain, and are handed
-  // out again. REQUIRES: neither Trim nor Free has been called since.
+  // out again. REQUIRES: neither Trim nor Free has been called since the mark.
   void Rewind(const ScratchMark& mark) { at_ = mark; }
 
   // Invalidates everything that was handed out; the stream's own block stays.

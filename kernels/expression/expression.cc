@@ -29,7 +29,8 @@ absl::Status BadNode(std::size_t node, std::string_view what) {
 
 bool IsFloat(DType dtype) { return dtype != DType::kBool && !IsInteger(dtype); }
 
-// The type of a node's value. A constant whose node names no type is free.
+// The type of a node's value. A constant whose node has no type is free: the other arguments of an
+// operation determine its type.
 struct NodeType {
   bool free_integer = false;
   bool free_real = false;
@@ -102,7 +103,7 @@ bool Rounds(MapOp op) {
 }
 
 // Returns the cost of an operation for the worst operands of the type. A remainder takes more steps
-// the more the exponents differ, and they differ little in all types but F64.
+// if the operands' exponents differ more. They can differ much only in F64.
 int FlopsOf(MapOp op, DType dtype) {
   return op == MapOp::kRemainder && dtype != DType::kF64 ? 48 : InfoOf(op)->flops;
 }
@@ -154,8 +155,8 @@ class Compiler {
         return BadNode(i, "it is neither an operand nor a constant nor an operation");
       case Kind::kOperand:
         if (node.operand >= operands_.size()) {
-          return BadNode(i, absl::StrCat("it names operand ", node.operand,
-                                         ", and the last one is operand ", operands_.size() - 1));
+          return BadNode(i, absl::StrCat("it refers to operand ", node.operand,
+                                         ", but the last one is operand ", operands_.size() - 1));
         }
         type.dtype = operands_[node.operand];
         return absl::OkStatus();
@@ -183,7 +184,7 @@ class Compiler {
     return node.dtype ? CheckFits(i, *node.dtype, i) : absl::OkStatus();
   }
 
-  // Checks that the constant can have the type; errors name node `at`.
+  // Checks that the constant can have the type. Errors refer to node `at`.
   absl::Status CheckFits(std::size_t constant, DType dtype, std::size_t at) const {
     const ExpressionNode& node = nodes_[constant];
     if (dtype == DType::kBool || (IsInteger(dtype) && node.kind == Kind::kReal)) {
@@ -206,7 +207,7 @@ class Compiler {
       // The server keeps at most one argument more than any operation takes.
       const bool many = node.args.size() > kMostArguments;
       return BadNode(i, absl::StrCat(Absl(info->name), " takes ", info->arguments,
-                                     info->arguments == 1 ? " argument" : " arguments", " and has ",
+                                     info->arguments == 1 ? " argument" : " arguments", ", not ",
                                      many ? absl::StrCat("more than ", kMostArguments)
                                           : absl::StrCat(node.args.size())));
     }
@@ -371,7 +372,7 @@ class Compiler {
         int& last = last_use[static_cast<std::size_t>(arg)];
         if (last != i) continue;
         unused.push_back(*fields[a]);
-        last = -1;  // only once for an argument that occurs twice
+        last = -1;  // frees the register only once if the argument occurs twice
       }
       program_.wide |= SizeOf(instruction.dtype) == 8 || instruction.type == ValueType::kF64 ||
                        instruction.type == ValueType::kI64;

@@ -37,9 +37,9 @@ struct ExpressionNode {
   std::optional<DType> dtype;
 };
 
-// Compiles the expression over operands of these types into a program. INVALID_ARGUMENT /
-// BAD_EXPRESSION {node, ...}, with the index of the invalid node if there is one. cast: the type
-// that the result is cast to, if any.
+// Compiles the expression over operands of these types into a program. Returns INVALID_ARGUMENT /
+// BAD_EXPRESSION if the expression is invalid; metadata "node" is the index of the invalid node, if
+// a single node is invalid. cast: the type that the result is cast to, if any.
 absl::StatusOr<MapProgram> CompileExpression(absl::Span<const ExpressionNode> nodes,
                                              absl::Span<const DType> operands,
                                              std::optional<DType> cast = std::nullopt);

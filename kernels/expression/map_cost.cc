@@ -19,7 +19,7 @@ std::int64_t Distinct(const View& view, std::int64_t n) {
   return view.shape.rank == 0 ? n : std::min(n, distinct);
 }
 
-// Whether elements are not adjacent, in which case each must be located separately.
+// Whether the view's elements are not adjacent, so that each must be located separately.
 bool IsScattered(const View& view) { return view.shape.rank > 0 && !view.contiguous(); }
 
 // The cost of locating an element, in additions.
@@ -32,8 +32,8 @@ std::uint64_t Flops(const MapProblem& p) {
   return flops * static_cast<std::uint64_t>(p.n);
 }
 
-// Returns how many unit roundoffs the error of a floating-point operation can have. Functions are
-// within 2 units in the last place, and each of those is at most two unit roundoffs.
+// Returns the largest error of a floating-point operation, in unit roundoffs. Functions are within
+// 2 units in the last place, and a unit in the last place is at most two unit roundoffs.
 int Roundings(MapOp op) {
   switch (op) {
     case MapOp::kAdd:

@@ -1,4 +1,4 @@
-// What a Map costs, according to the model that its strategies share.
+// The cost model that the strategies of Map share.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@ std::uint64_t OperandBytes(const MapProblem& p);
 // Returns the cost of one pass that reads the operands once and writes the result once.
 Cost OnePassCost(const MapProblem& p);
 
-// Returns the cost of one pass per instruction. Each pass reads the arguments and writes the
-// result.
+// Returns the cost of one pass per instruction. Each pass reads the instruction's arguments and
+// writes its result.
 Cost PassEachCost(const MapProblem& p);
 
 // Returns a bound on the rounding error of each node, including the rounding to the node's own

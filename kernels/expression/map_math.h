@@ -1,4 +1,4 @@
-// What each operation of an expression computes on one element, defined once for host and device.
+// Defines what each operation of an expression computes for one element, once for host and device.
 //
 // Every file that includes this is compiled without contraction of a * b + c. Arithmetic,
 // comparisons, sqrt and fma therefore give the same bits on host and device, except for the payload
@@ -57,7 +57,8 @@ TESSERA_HD T PowerInteger(T a, T b) {
 
 // --- Floating-point numbers ---
 
-// The bits of a double, the exponent of a normal double, and 2^e for e from -1022 to 1023.
+// These return the bits of a double, the exponent of a normal double, and 2^e for e from -1022 to
+// 1023.
 TESSERA_HD inline std::uint64_t BitsOf(double x) { return std::bit_cast<std::uint64_t>(x); }
 TESSERA_HD inline int ExponentOf(double normal) {
   return static_cast<int>(BitsOf(normal) >> 52 & 0x7ff) - 1023;
@@ -82,9 +83,9 @@ TESSERA_HD inline Fraction FractionOf(double x) {
 
 // Returns a - b * trunc(a / b) exactly, like std::fmod, but without a step for each bit of the
 // quotient. It uses long division (Knuth, "The Art of Computer Programming", volume 2, 4.3.1) with
-// at most 42 digits of 50 bits. A digit is computed with the reciprocal of b and is off by less
-// than 1/4 before it is rounded to an integer, so remainders are at most 3/4 b. A fused
-// multiply-add computes them exactly, because they are multiples of the last place of b.
+// at most 42 digits of 50 bits. A digit is computed with the reciprocal of b. Its error before
+// rounding to an integer is less than 1/4, so remainders are at most 3/4 b. A fused multiply-add
+// computes the remainders exactly, because they are multiples of the last place of b.
 TESSERA_HD inline double Rest(double a, double b) {
   const double x = std::fabs(a), y = std::fabs(b);
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -133,7 +134,7 @@ TESSERA_HD inline double FloorQuotient(double a, double b) {
   if (magnitude < 0x1p53) {
     const double down = std::floor(quotient);
     if (down != quotient) return down;
-    // Subtracts 1 if a / b was rounded up to that integer: fma keeps the sign of the exact
+    // If a / b was rounded up to this integer, subtracts 1. The fma keeps the sign of the exact
     // difference.
     const double rest = std::fma(-quotient, b, a);
     return rest != 0 && (rest < 0) != (b < 0) ? quotient - 1 : quotient;
@@ -143,20 +144,21 @@ TESSERA_HD inline double FloorQuotient(double a, double b) {
   // it. In that case a / b was rounded up to the double with an odd last bit, whereas the floor
   // rounds down to the even one.
   if (magnitude > kMost || (BitsOf(quotient) & 1) == 0) return quotient;
-  const double half = PowerOfTwo(ExponentOf(quotient) - 53);  // of the distance to the next number
+  const double half = PowerOfTwo(ExponentOf(quotient) - 53);  // half a step to the next double
   const double rest = std::fma(-quotient, b, a);
   const double above = std::fma(half - 1, std::fabs(b), b < 0 ? -rest : rest);
   return above < 0 ? quotient - 2 * half : quotient;
 }
 template <class T>
 TESSERA_HD T FloorDivideReal(T a, T b) {
-  // In f32, rounding the double's floor gives the rounded exact floor.
+  // For f32, rounding the double to f32 gives the exact floor, rounded.
   return static_cast<T>(FloorQuotient(a, b));
 }
 
 #ifndef __CUDA_ARCH__
-// After Moshier's Cephes library: a rational approximation of tanh(a) / a - 1, and 1 - 2 / (exp(2
-// a) + 1) for larger a. The host's own function is off by up to 2.2 units in the last place.
+// Follows Moshier's Cephes library: uses a rational approximation of tanh(a) / a - 1, and for
+// larger a uses 1 - 2 / (exp(2 a) + 1). The host's own function is off by up to 2.2 units in the
+// last place.
 inline double AccurateTanh(double a) {
   const double magnitude = std::fabs(a);
   if (!(magnitude > 0x1p-28)) return a;  // a^3 / 3 is too small to matter
@@ -172,8 +174,8 @@ inline double AccurateTanh(double a) {
 #endif
 
 // The result is within 2 units in the last place of the exact value, including subnormal values.
-// F32 is computed in double where the device's own function is less accurate than that: pow on a
-// GPU, tanh on a CPU.
+// F32 is computed in double where the device's own function is less accurate: pow on a GPU, tanh on
+// a CPU.
 template <MapOp kOp, class T>
 TESSERA_HD T Function(T a, T b) {
   constexpr bool kSingle = std::is_same_v<T, float>;
@@ -310,13 +312,13 @@ TESSERA_HD ValueOf<Element> RoundTo(From x) {
   }
 }
 
-// An element as it is read from memory. There a bool may be any byte, and conversion to bool turns
-// any byte but 0 into 1.
+// The type as which an element is read from memory. A bool in memory may be any byte, and
+// conversion to bool turns any byte but 0 into 1.
 template <class Element>
 using StoredOf = std::conditional_t<std::is_same_v<Element, bool>, std::uint8_t, Element>;
 
-// Calls f(std::integral_constant<MapOp, op>{}). It bisects the list of operations, because kernels
-// call it for every instruction.
+// Calls f(std::integral_constant<MapOp, op>{}). Bisects the list of operations, because kernels
+// call this for every instruction.
 template <std::size_t kFirst = 0, std::size_t kCount = kMapOpInfos.size(), class F>
 constexpr void DispatchMapOp(MapOp op, F&& f) {
   constexpr std::size_t kHalf = kCount / 2;

@@ -11,10 +11,11 @@
 //
 // What is new after lesson 5:
 //
-// - TMA: one instruction of one thread copies a whole box of a matrix to shared memory and counts
-//   its bytes on a barrier. No thread computes addresses, and no element passes through a register.
-// - wgmma: one instruction of four warps multiplies 64 x 16 by 16 x 256 elements, which it reads
-//   from shared memory itself, while the warps go on. Nearly all registers hold sums.
+// - TMA: one instruction, issued by one thread, copies a whole box of a matrix to shared memory and
+//   counts its bytes on a barrier. No thread computes addresses, and no element passes through a
+//   register.
+// - wgmma: one instruction, issued by four warps, multiplies 64 x 16 by 16 x 256 elements, which it
+//   reads from shared memory itself, while the warps go on. Nearly all registers hold sums.
 // - Warps with different work: a producer fetches, and two groups of four warps multiply. The ring
 //   of stages between them has a barrier for "full" and one for "empty" in each stage, and the
 //   producer runs ahead by up to kStages steps, into the next tile as well.
@@ -54,7 +55,7 @@ __device__ unsigned Shared(const void* p) {
 __device__ void InitBarrier(unsigned barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
-// Arrives, and lets the phase wait for this number of bytes.
+// Arrives, and makes the phase wait for this number of bytes as well.
 __device__ void ExpectBytes(unsigned barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
@@ -98,7 +99,7 @@ __device__ void LoadBox(unsigned to, const CUtensorMap* map, int x, int y, unsig
       "l"(map), "r"(barrier), "r"(x), "r"(y)
       : "memory");
 }
-// Does the same for both blocks of the cluster, each with its own barrier.
+// Copies the box to both blocks of the cluster. Its bytes count on each block's own barrier.
 __device__ void LoadBoxForBoth(unsigned to, const CUtensorMap* map, int x, int y,
                                unsigned barrier) {
   asm volatile(
@@ -114,7 +115,8 @@ __device__ void StoreBox(const CUtensorMap* map, int x, int y, unsigned from) {
       : "memory");
 }
 
-// The numbers of the 128 registers with sums in the text of the instruction, and the registers.
+// NAMES_...: the numbers of the 128 registers with sums, for the text of the instruction. SUMS_...:
+// these registers.
 #define NAMES_32                                                           \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
@@ -144,9 +146,10 @@ __device__ void Multiply(float (&d)[128], std::uint64_t a, std::uint64_t b, bool
       : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 }
 
-// A descriptor of rows of 128 bytes, whose eight 16-byte vectors TMA has permuted: vector v of row
-// r is in place v ^ r % 8, so that neither copies nor products meet in a bank. stride: bytes from 8
-// rows to the next 8. lead: for b, bytes from 64 columns to the next 64.
+// Returns a descriptor of rows of 128 bytes, whose eight 16-byte vectors TMA has permuted: vector v
+// of row r is at position v ^ r % 8, so that neither copies nor products cause bank conflicts.
+// stride: the bytes from 8 rows to the next 8. lead: for b, the bytes from 64 columns to the next
+// 64.
 __device__ std::uint64_t Descriptor(unsigned address, unsigned lead, unsigned stride) {
   return std::uint64_t{1} << 62 | std::uint64_t{stride / 16} << 32 |
          std::uint64_t{lead / 16} << 16 | (address & 0x3ffff) / 16;
@@ -155,7 +158,7 @@ __device__ std::uint64_t Descriptor(unsigned address, unsigned lead, unsigned st
 // --- 2. Shapes ---
 
 constexpr int kRows = 128, kColumns = 256;  // of the tile of c that a block computes at a time
-constexpr int kDepth = 64;                  // of a step along k: rows of 128 bytes
+constexpr int kDepth = 64;                  // elements of a step along k: rows of 128 bytes
 constexpr int kStages = 3;                  // steps that are in shared memory at a time
 constexpr int kCluster = 2, kConsumers = 2, kConsumerRows = 64, kThreads = 3 * 128;
 constexpr int kBytesA = kRows * kDepth * 2, kBytesB = kDepth * kColumns * 2;
@@ -163,7 +166,7 @@ constexpr int kStageBytes = kBytesA + kBytesB;
 constexpr int kBoxB = kDepth * 128;             // bytes of 64 columns of a step of b
 constexpr int kBoxC = kConsumerRows * 128;      // bytes of 64 columns of a consumer's results
 constexpr int kBytesC = kColumns / 64 * kBoxC;  // of one consumer
-constexpr int kAlignment = 1024;                // of rows that TMA permutes
+constexpr int kAlignment = 1024;                // in bytes, of rows that TMA permutes
 constexpr int kSharedBytes = kAlignment + kStages * kStageBytes + kConsumers * kBytesC;
 
 // The ring of stages, as one thread sees it.
@@ -190,7 +193,7 @@ struct Ring {
 constexpr int kGroup = 8;
 
 struct Place {
-  int row, column;  // the first of the block's tile
+  int row, column;  // the first row and column of the block's tile
 
   __device__ Place(int tile, int m, int n, int rank) {
     const int tall = kRows * kCluster, rows = (m + tall - 1) / tall;
@@ -222,8 +225,8 @@ __device__ void Fetch(const CUtensorMap& a, const CUtensorMap& b, Place place, i
 
 // --- 5. The consumers ---
 
-// Computes a consumer's 64 rows of the tile. While a step is being multiplied, the previous one is
-// complete, and its stage is given back. thread: the calling thread's index in its consumer.
+// Computes a consumer's 64 rows of the tile. After a step has been issued, waits for the previous
+// one and gives its stage back. thread: the calling thread's index in its consumer.
 __device__ void MultiplySteps(float (&d)[128], int k, int consumer, int thread, Ring& ring) {
   int last = 0;
   for (int first = 0; first < k; first += kDepth, ring.Next()) {
@@ -245,8 +248,8 @@ __device__ void MultiplySteps(float (&d)[128], int k, int consumer, int thread, 
 }
 
 // Rounds the results, and copies them to shared memory, from where TMA stores whole lines. In lane
-// l of warp w, sums 4 j and 4 j + 1 are in row 16 w + l / 4 and column 8 j + 2 (l % 4), sums 4 j +
-// 2 and 4 j + 3 are 8 rows further down. stmatrix turns four such 8 x 8 matrices into rows.
+// l of warp w, sums 4 j and 4 j + 1 are in row 16 w + l / 4 and column 8 j + 2 (l % 4), and the
+// next two sums are 8 rows further down. stmatrix turns four such 8 x 8 matrices into rows.
 __device__ void StoreResults(const float (&d)[128], const CUtensorMap& c, unsigned memory,
                              Place place, int consumer, int thread) {
   const auto pair = [&](int i) {
@@ -311,7 +314,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     }
     if (thread == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
   }
-  WaitForCluster();  // neither block may still write to the other's memory when that one ends
+  WaitForCluster();  // no block may end while the other one may still write to its memory
 }
 
 // --- 7. Tensor maps, the launch, and a check ---
@@ -369,7 +372,7 @@ int Run(int m, int n, int k) {
   const std::chrono::duration<double> seconds = (std::chrono::steady_clock::now() - begin) / 50;
   CHECK(cudaMemcpy(c.data(), device_c, c.size() * sizeof(bf16), cudaMemcpyDefault));
 
-  double worst = 0;  // beyond the rounding of the result to bf16
+  double worst = 0;  // the largest error beyond the rounding of the result to bf16
   for (unsigned i = 0; i < 1000; ++i) {
     const std::size_t row = i * 2654435761u % m, column = i * 40503u % n;
     double exact = 0, terms = 0;

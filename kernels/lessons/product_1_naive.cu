@@ -26,7 +26,7 @@
 
 // Rows of a and c, columns of b and c, and columns of a, which are also the rows of b.
 constexpr int kM = 4096, kN = 4096, kK = 4096;
-constexpr int kWidth = 32, kHeight = 8;  // of a block: a warp is one row of it
+constexpr int kWidth = 32, kHeight = 8;  // threads of a block; a row of them is a warp
 
 __global__ void Product(const float* a, const float* b, float* c) {
   const int row = blockIdx.y * kHeight + threadIdx.y, column = blockIdx.x * kWidth + threadIdx.x;
@@ -73,7 +73,7 @@ int main() {
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, 0);
   cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, 0);
   const double rate = 2.0 * kM * kN * kK / seconds.count();
-  const double peak = 2.0 * 128 * processors * 1e3 * khz;  // 128 units per processor, as on Hopper
+  const double peak = 2.0 * 128 * processors * 1e3 * khz;  // 128 units in each, as on Hopper
   std::printf(
       "c[1, 2] = %f, worst error %.1e relative to the sum of |terms|, %.2f ms, %.1f TFLOP/s, %.0f "
       "%% of the chip's peak\n",

@@ -84,7 +84,7 @@ int main() {
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, 0);
   cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, 0);
   const double rate = 2.0 * kM * kN * kK / seconds.count();
-  const double peak = 2.0 * 128 * processors * 1e3 * khz;  // 128 units per processor, as on Hopper
+  const double peak = 2.0 * 128 * processors * 1e3 * khz;  // 128 units in each, as on Hopper
   std::printf(
       "c[1, 2] = %f, worst error %.1e relative to the sum of |terms|, %.2f ms, %.1f TFLOP/s, %.0f "
       "%% of the chip's peak\n",

@@ -10,8 +10,8 @@
 // shared memory deliver. The tile of a is stored transposed, so that a thread's 8 rows are
 // adjacent.
 //
-// Rows and columns are whole tiles here, so that nothing distracts from the idea. While the threads
-// copy the next tiles, none of them multiplies. Lesson 4 does both at the same time.
+// All extents are multiples of the tile's extents here, which keeps the kernel short. While the
+// threads copy the next tiles, none of them multiplies. Lesson 4 does both at the same time.
 //
 // The service's strategy `register_tiled` of Matmul is this kernel for every type and size.
 //
@@ -95,7 +95,7 @@ int main() {
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, 0);
   cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, 0);
   const double rate = 2.0 * kM * kN * kK / seconds.count();
-  const double peak = 2.0 * 128 * processors * 1e3 * khz;  // 128 units per processor, as on Hopper
+  const double peak = 2.0 * 128 * processors * 1e3 * khz;  // 128 units in each, as on Hopper
   std::printf(
       "c[1, 2] = %f, worst error %.1e relative to the sum of |terms|, %.2f ms, %.1f TFLOP/s, %.0f "
       "%% of the chip's peak\n",

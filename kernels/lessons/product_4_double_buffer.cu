@@ -3,11 +3,12 @@
 // Lesson 3 alternates between loading and multiplying, and a load takes hundreds of clocks. Here
 // each step first issues the loads of the next tiles into registers, then multiplies the tiles that
 // are in shared memory, and at the end stores what has arrived to a second pair of tiles. The pairs
-// swap roles in each step, so one barrier is enough: what a step reads is never what it writes.
+// swap roles in each step, so one barrier per step is enough: a step never writes to the tiles that
+// it reads.
 //
-// Loads are 16 bytes wide (float4): a fourth of the instructions for the same bytes. What remains
-// is the rate of the arithmetic units themselves, which multiply one pair at a time. Lesson 5 uses
-// units that multiply whole tiles.
+// Loads are 16 bytes wide (float4): a fourth of the instructions for the same bytes. The remaining
+// limit is the rate of the arithmetic units, which multiply one pair of numbers at a time. Lesson 5
+// uses units that multiply whole tiles.
 //
 // The service's strategy `double_buffered` of Matmul is this kernel for every type and size.
 //
@@ -32,7 +33,7 @@ __global__ void __launch_bounds__(kThreads) Product(const float* a, const float*
   __shared__ alignas(16) float a_tile[2][kDepth][kTile + 4];
   __shared__ alignas(16) float b_tile[2][kDepth][kTile];
   const int thread = threadIdx.x, x = thread % 16 * 4, y = thread / 16 * 8;
-  // The thread's first float4 of a's tile and of b's tile; the others are further down.
+  // The positions of the thread's first float4 in the tiles of a and b; the second is further down.
   const int a_row = thread / 4, a_k = thread % 4 * 4, b_k = thread / 32, b_column = thread % 32 * 4;
   a += (blockIdx.y * kTile + a_row) * kK + a_k;
   b += b_k * kN + blockIdx.x * kTile + b_column;
@@ -106,7 +107,7 @@ int main() {
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, 0);
   cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, 0);
   const double rate = 2.0 * kM * kN * kK / seconds.count();
-  const double peak = 2.0 * 128 * processors * 1e3 * khz;  // 128 units per processor, as on Hopper
+  const double peak = 2.0 * 128 * processors * 1e3 * khz;  // 128 units in each, as on Hopper
   std::printf(
       "c[1, 2] = %f, worst error %.1e relative to the sum of |terms|, %.2f ms, %.1f TFLOP/s, %.0f "
       "%% of the chip's peak\n",

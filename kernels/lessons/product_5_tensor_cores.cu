@@ -7,8 +7,8 @@
 // of three pairs of tiles, one is being multiplied and two are on their way. Rows in shared memory
 // are padded by 16 bytes, so that the rows of a fragment begin in different banks.
 //
-// Loading the fragments takes about as long as multiplying them: hopper_product.cu avoids it. The
-// service's strategy `tensor_mma` of Matmul is built in this way.
+// Loading the fragments takes about as long as multiplying them. hopper_product.cu avoids these
+// loads. The service's strategy `tensor_mma` of Matmul is built in this way.
 //
 //   nvcc -std=c++20 -O3 -arch=native -o lesson product_5_tensor_cores.cu && ./lesson
 #include <cuda_bf16.h>
@@ -111,7 +111,7 @@ int main() {
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, 0);
   cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, 0);
   const double rate = 2.0 * kM * kN * kK / seconds.count();
-  const double peak = 2.0 * 2048 * processors * 1e3 * khz;  // products per clock, as on Hopper
+  const double peak = 2.0 * 2048 * processors * 1e3 * khz;  // 2048 per clock each, as on Hopper
   std::printf(
       "c[1, 2] = %f, worst error %.1e relative to the sum of |terms|, %.2f ms, %.1f TFLOP/s, %.0f "
       "%% of the tensor cores' peak\n",

@@ -1,7 +1,7 @@
 // Sums, lesson 2 of 8: the threads of a block add their elements as a tree.
 //
-// The limit of lesson 1 is the one address: its n additions wait for each other. Here, the threads
-// of a block first add their elements among themselves, in the shared memory of their
+// Lesson 1 is limited by its single address, where n additions wait for each other. Here, the
+// threads of a block first add their elements among themselves, in the shared memory of their
 // multiprocessor, so that only one addition per block is atomic. In a tree, many threads add at the
 // same time. With 8 threads:
 //

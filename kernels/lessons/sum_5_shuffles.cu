@@ -2,7 +2,7 @@
 //
 // In lesson 4, each level of the tree writes to shared memory, waits at a barrier and reads again,
 // although the 32 threads of a warp (its lanes) run together anyway. With a shuffle, a lane reads a
-// register of another lane of its warp. It needs neither memory nor a barrier:
+// register of another lane of its warp. A shuffle needs neither memory nor a barrier:
 //
 //   offset 16   lane l adds the value of lane l + 16 to its own
 //   offset 8    lane l adds the value of lane l + 8
@@ -10,8 +10,8 @@
 //   offset 1    lane 0 has the sum of the warp
 //
 // Five shuffles give the sum of each warp. The block has a single barrier, after which its first
-// warp adds the sums of the warps in the same way. The tree is a small part of the time of a long
-// array; for a short one, the barriers count.
+// warp adds the sums of the warps in the same way. For a long array, the tree takes a small part of
+// the time; for a short one, the barriers matter.
 //
 // The result is right for every n and every block size that is a multiple of 32: all lanes of a
 // warp take part in each shuffle. A lane that reads beyond lane 31 gets its own value, but no such
@@ -36,7 +36,7 @@
 constexpr unsigned kThreads = 256;  // per block
 constexpr unsigned kBlocks = 1024;
 
-// Returns, in thread 0, the sum of the values of the block's threads. All of them call it.
+// Returns, in thread 0, the sum of the values of the block's threads. All of them must call it.
 __device__ float SumOfBlock(float value) {
   const auto sum_of_warp = [](float v) {  // in lane 0
     for (int offset = 16; offset > 0; offset /= 2) v += __shfl_down_sync(~0u, v, offset);

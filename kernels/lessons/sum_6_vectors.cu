@@ -9,8 +9,8 @@
 //   thread   0  1  2  3 | 0  1  2  3 | 0  1  2  3 | 0  1  2  3
 //
 // The result is right for every n: vectors beyond the end count as 0, and the first threads of the
-// grid add the n % 4 elements of the tail. A float4 load needs an address that is a multiple of 16;
-// cudaMalloc aligns x to 256.
+// grid add the n % 4 elements of the tail. A float4 load needs an address that is a multiple of 16
+// bytes; cudaMalloc aligns x to 256 bytes.
 //
 // The service's strategy `single_pass` of Dot and Reduce loads like this, at any alignment.
 //
@@ -30,9 +30,9 @@
 
 constexpr unsigned kThreads = 256;  // per block
 constexpr unsigned kBlocks = 512;   // 4 for each of 128 multiprocessors
-constexpr int kInFlight = 4;        // loads of a thread
+constexpr int kInFlight = 4;        // loads per thread
 
-// Returns, in thread 0, the sum of the values of the block's threads. All of them call it.
+// Returns, in thread 0, the sum of the values of the block's threads. All of them must call it.
 __device__ float SumOfBlock(float value) {
   const auto sum_of_warp = [](float v) {  // in lane 0
     for (int offset = 16; offset > 0; offset /= 2) v += __shfl_down_sync(~0u, v, offset);

@@ -28,12 +28,12 @@
 
 constexpr unsigned kThreads = 256;  // per block
 constexpr unsigned kBlocks = 512;   // 4 for each of 128 multiprocessors
-constexpr int kInFlight = 4;        // loads of a thread
+constexpr int kInFlight = 4;        // loads per thread
 
 __device__ double sums[kBlocks], total;
-__device__ unsigned ticket = 0;  // the next one; 0 again after each launch
+__device__ unsigned ticket = 0;  // the next ticket; 0 again after each launch
 
-// Returns, in thread 0, the sum of the values of the block's threads. All of them call it.
+// Returns, in thread 0, the sum of the values of the block's threads. All of them must call it.
 __device__ double SumOfBlock(double value) {
   const auto sum_of_warp = [](double v) {  // in lane 0
     for (int offset = 16; offset > 0; offset /= 2) v += __shfl_down_sync(~0u, v, offset);

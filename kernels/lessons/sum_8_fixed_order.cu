@@ -2,8 +2,8 @@
 //
 // In lesson 7, the grid decides which elements a thread adds, so another grid gives other bits.
 // Here, the array has chunks of 32768 elements, and a chunk has 256 lanes, for every grid and block
-// size. With B blocks, a block adds every B-th chunk; with T threads, a thread takes every T-th
-// lane of it.
+// size. With B blocks, a block adds every B-th chunk; with T threads, a thread computes every T-th
+// lane of the chunk.
 //
 //   chunk    32 rows of 256 vectors of 4 elements
 //   lane t   adds vector t of each row, from top to bottom, in 4 floats, which it then adds
@@ -32,11 +32,11 @@
     exit(1);                                                              \
   }
 
-constexpr int kInFlight = 4;  // loads of a thread
+constexpr int kInFlight = 4;  // loads per thread
 constexpr int kLanes = 256, kRows = 32;
 constexpr std::int64_t kChunk = kRows * kLanes * 4;  // elements
 
-__device__ unsigned ticket = 0;  // the next one; 0 again after each launch
+__device__ unsigned ticket = 0;  // the next ticket; 0 again after each launch
 __device__ double total;
 
 // Returns the sum of one lane of the chunk that begins at x[begin]. x is aligned to 16 bytes.
@@ -58,7 +58,7 @@ __device__ double SumOfLane(const float* x, std::int64_t n, std::int64_t begin, 
 
 // Returns, in thread 0, the sum of the lanes' values. All threads of the first warp call it.
 __device__ double SumOfLanes(const double* cells) {
-  double v[kLanes / 32];  // of lanes t, t + 32, ...
+  double v[kLanes / 32];  // the values of lanes t, t + 32, ...
   for (int i = 0; i < kLanes / 32; ++i) v[i] = cells[threadIdx.x + 32 * i];
   for (int half = kLanes / 64; half > 0; half /= 2)  // lanes 128, 64 and 32 further on
     for (int i = 0; i < half; ++i) v[i] += v[i + half];

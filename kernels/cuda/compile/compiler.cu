@@ -25,9 +25,8 @@ namespace {
 // The maximum number of kernels in a process, so that a client that keeps sending new expressions
 // cannot fill the process's memory. Further expressions get no kernel.
 constexpr std::size_t kMostKernels = 1024;
-// The longest text that is compiled, in bytes. For 62 floor divisions of bf16, which are 2 MB of
-// text, CUDA's assembler takes 19 s and 0.9 GB. For a text of this length it takes less than a
-// second.
+// The longest text that is compiled, in bytes. CUDA's assembler needs less than a second for this
+// length, but 19 s and 0.9 GB for 62 floor divisions of bf16, which are 2 MB of text.
 constexpr std::size_t kMostText = std::size_t{256} << 10;
 // The maximum number of texts that wait to be compiled, so that no text waits behind hundreds of
 // others. If the queue is full, an expression is not compiled until its next use.
@@ -174,7 +173,7 @@ class Kernels {
 
   std::mutex mutex_;
   std::condition_variable wake_;
-  // By key. A kernel is null while it is being compiled, and if it cannot be compiled.
+  // Kernels by key. A kernel is null while it is being compiled, and if it cannot be compiled.
   std::unordered_map<std::string, std::unique_ptr<Kernel>> kernels_;
   std::unordered_set<std::string> seen_;
   std::deque<Job> jobs_;
@@ -200,8 +199,8 @@ bool Launch(const KernelPlan& plan, const Arguments& arguments, std::uint32_t bl
   const cudaKernel_t function = kernel->Load();
   if (function == nullptr) return false;
   void* parameters[] = {const_cast<Arguments*>(&arguments)};
-  // The device may lack memory for the kernel's code. Any other error is reported by the strategy
-  // that runs instead.
+  // The device may lack memory for the kernel's code. If there is another error, the strategy that
+  // runs instead reports it.
   if (cudaLaunchKernel(reinterpret_cast<const void*>(function), blocks, threads, parameters, 0,
                        handle) != cudaSuccess) {
     (void)cudaGetLastError();

@@ -16,7 +16,7 @@ namespace tessera::compiled {
 // current. Returns false if there is no kernel yet, if there can be none, or if it cannot be
 // launched. The second call with a plan starts its compilation in the background, once for all
 // streams and for all devices of the same compute capability. The first launch loads the kernel, as
-// with any kernel. Throws DeviceError.
+// it does for any kernel. Throws DeviceError.
 bool Launch(const KernelPlan& plan, const Arguments& arguments, std::uint32_t blocks,
             std::uint32_t threads, CudaStream& stream);
 

@@ -43,9 +43,9 @@ bool IsLong(ValueType type) { return type == ValueType::kF64 || type == ValueTyp
 
 // --- Functions of operations.cu ---
 
-// The PTX text of operations.cu in parts. For each function, it holds the lines between the braces.
-// It also holds the header with the version and the target, and the helper functions that the
-// compiler has added for other functions to call.
+// The PTX text of operations.cu, split into parts: for each function, the lines between its braces;
+// the header, with the version and the target; and the helper functions that the compiler has added
+// for other functions to call.
 class Operations {
  public:
   explicit Operations(absl::string_view text) {
@@ -125,7 +125,7 @@ class Kernel {
     absl::StrAppend(&text_, parts..., "\n");
   }
 
-  // Load a value from a byte offset of the parameter, and return its register.
+  // These two load a value from a byte offset of the parameter, and return its register.
   std::string LongAt(std::size_t offset) {
     const std::string to = Long();
     Line("ld.param.b64 ", to, ", [p+", offset, "];");
@@ -137,7 +137,7 @@ class Kernel {
     return to;
   }
 
-  // Inserts the function's lines at the call. The braces limit the scope of its registers.
+  // Inserts the function's lines instead of a call. The braces limit the scope of its registers.
   std::string Call(const std::string& function, bool is_long,
                    const std::vector<std::string>& args) {
     const std::string out = is_long ? Long() : Word();
@@ -162,8 +162,8 @@ class Kernel {
     return out;
   }
 
-  // Translates a line such as "ld.param.u32 %r1, [f_param_0];". The type says how much of the
-  // argument is read.
+  // Translates a line such as "ld.param.u32 %r1, [f_param_0];". The type in the line says how many
+  // bits of the argument are read.
   void Argument(absl::string_view code, const std::vector<std::string>& args) {
     const std::vector<absl::string_view> parts =
         absl::StrSplit(code, absl::ByAnyChar(" \t,[];"), absl::SkipEmpty());
@@ -197,7 +197,7 @@ class Kernel {
            static_cast<std::size_t>(axis) * sizeof(std::int64_t);
   }
 
-  // Return x / extent and x % extent for an axis of the result.
+  // Computes x / extent and x % extent for an axis of the result.
   std::pair<std::string, std::string> Divide(const std::string& x, int axis) {
     const std::size_t at =
         offsetof(Arguments, axes) + static_cast<std::size_t>(axis) * sizeof(Axis);
@@ -435,7 +435,7 @@ class Kernel {
     Line("mul.lo.u64 ", first_, ", ", place, ", ", plan_.width, ";");
   }
 
-  // Computes the group if all of its elements exist. All loads come before the first computation.
+  // Computes the thread's group if all its elements exist. All loads come before all computations.
   void Group() {
     const std::string last = Plus(first_, static_cast<std::size_t>(plan_.width)),
                       predicate = Predicate(), exists = absl::StrCat("@", predicate, " ");

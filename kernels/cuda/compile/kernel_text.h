@@ -1,7 +1,7 @@
-// Kernels for single expressions as text in PTX, the driver's assembly language, which the driver
-// compiles to machine code. A thread computes a group of adjacent elements and loads and stores
-// them with accesses as wide as the group. The values of the expression are in registers that the
-// text names, so nothing is decoded or looked up at run time.
+// Writes a kernel for a single expression as text in PTX, the driver's assembly language. The
+// driver compiles the text to machine code. A thread computes a group of adjacent elements and
+// loads and stores them with accesses as wide as the group. The values of the expression are in
+// registers that the text names, so nothing is decoded or looked up at run time.
 //
 // The kernels are correct for any n and block size: threads do not communicate, groups beyond the
 // end are skipped, and the elements of an incomplete last group are computed one by one.
@@ -17,12 +17,12 @@
 
 namespace tessera::compiled {
 
-// How the elements of an operand are loaded that belong to a group of elements of the result.
+// How a thread loads the elements of an operand that belong to its group of elements of the result.
 enum class Lies : std::uint8_t {
   kUnused,
   kOne,        // one element serves the whole result
   kWhole,      // element i belongs to element i of the result; groups are aligned
-  kUnaligned,  // as kWhole, but groups are not aligned
+  kUnaligned,  // like kWhole, but groups are not aligned
   kGroups,     // groups are contiguous and aligned, and begin where the strides lead
   kRepeated,   // one element, where the strides lead, serves a whole group
   kEach,       // each element is where the strides lead
@@ -35,7 +35,7 @@ struct KernelPlan {
   std::array<Lies, kMostOperands> lies{};
   bool aligned = false;  // whether groups of the result are aligned
   int width = 1;         // elements per group, a power of 2; a group has at most 16 bytes per array
-  int rank = 0;          // of the result, after axes have been merged
+  int rank = 0;          // the result's rank, after axes have been merged
   bool wide = false;     // whether n is 2^31 or more
   // For each operand, the axes along which its stride is not 0: bit k stands for axis k.
   std::array<std::uint8_t, kMostOperands> moves{};

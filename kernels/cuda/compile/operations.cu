@@ -3,8 +3,7 @@
 // the server contains as text. A compiled expression therefore runs the code of map_math.h, like
 // every other strategy, and gives the same bits.
 //
-// Arguments and results have the form that values have in registers. 32-bit values and bools are 32
-// bits wide, and a bool is 0 or 1.
+// Arguments and results have the form that values have in registers: a bool is a 32-bit 0 or 1.
 #include <bit>
 #include <cstring>
 
@@ -16,7 +15,7 @@ namespace {
 template <class V>
 using Carried = std::conditional_t<std::is_same_v<V, bool>, std::uint32_t, V>;
 
-// Returns `a` if there is no such operation on values of the type.
+// Applies the operation to values of type V. Returns `a` if there is no such operation.
 template <MapOp kOp, class V>
 __device__ __forceinline__ auto Operation(Carried<V> a, Carried<V> b, Carried<V> c) {
   if constexpr (kHasMapOp<kOp, V>) {
@@ -39,8 +38,8 @@ __device__ __forceinline__ Carried<ValueOf<Element>> Rounded(Carried<V> value) {
   return static_cast<Carried<ValueOf<Element>>>(RoundTo<Element>(static_cast<V>(value)));
 }
 
-// Convert an element's bits to a value and back, for types whose form in memory differs from their
-// form in registers.
+// Loaded converts an element's bits to a value, and Stored converts a value to an element's bits,
+// for types whose form in memory differs from their form in registers.
 template <class Element>
 __device__ __forceinline__ Carried<ValueOf<Element>> Loaded(std::uint32_t bits) {
   StoredOf<Element> element;

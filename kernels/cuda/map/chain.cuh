@@ -3,10 +3,10 @@
 // a time may wait for a later step, as in half of a GELU. Most requested expressions are chains.
 // They need no registers that are numbered at run time: a thread holds its elements of the last
 // value, of the waiting value (if any) and of the values that a step reads, and branches choose the
-// operation. The thread's elements of the operands are copied directly to shared memory (cp.async),
-// not through registers. Shared memory can be indexed at run time, and only its size limits the
-// number of copies in flight. A thread reads only elements that it has loaded itself, so threads
-// need not wait for each other.
+// operation. The thread's elements of the operands are copied to shared memory directly (cp.async),
+// not through registers. Unlike registers, shared memory can be indexed at run time. Only its size
+// limits the number of copies in flight. A thread reads only elements that it has loaded itself, so
+// threads need not wait for each other.
 //
 // Elements are loaded in groups of 16 bytes of the chain's type. A group of an operand consists of
 // adjacent elements and is aligned, or it is a single element that is repeated:
@@ -15,9 +15,9 @@
 //   kVectors    it takes element i mod period: the operand is broadcast along outer axes
 //   kRepeated   it takes (i / inner) mod period: broadcast along inner axes, and perhaps outer ones
 //
-// An operand that is a single element for all results takes no registers, because it is stored with
-// the constants. In chains of f32, operands and the result may have 16 bits. Any chain may have
-// bool operands, and a chain that ends with a comparison has a bool result.
+// An operand that is a single element for all results is stored with the constants. In chains of
+// f32, operands and the result may have a 16-bit type. Any chain may have bool operands, and a
+// chain that ends with a comparison has a bool result.
 //
 // Reduce folds the values of chains as it computes them (kernels/cuda/tree/mapped.cuh).
 #pragma once
@@ -49,13 +49,13 @@ inline constexpr std::uint8_t kNothing = 255;
 
 struct Step {
   MapOp op{};
-  bool rounds = false;  // to the chain's type
+  bool rounds = false;  // its result is rounded to the chain's type
   bool saves = false;   // its result becomes the waiting value
   bool quick = false;   // IsQuick
   std::uint8_t arguments[kMostArguments] = {kNothing, kNothing, kNothing};
 };
 
-// Divides numbers below 2^31 by another such number, by means of a multiplication.
+// Divides numbers below 2^31 by a fixed number below 2^31, with a multiplication and a shift.
 struct Divisor {
   std::uint32_t by = 1;
   std::uint32_t multiplier = std::uint32_t{1} << 31;
@@ -89,7 +89,7 @@ struct Single {
 
 struct Chain {
   DType dtype{};  // the type that steps compute in and round to
-  DType out{};    // of the result: dtype, BOOL or, if dtype is F32, a 16-bit type
+  DType out{};    // the result's type: dtype, BOOL or, if dtype is F32, a 16-bit type
   int inputs = 0;
   int singles = 0;
   int steps = 0;
@@ -106,9 +106,9 @@ inline bool IsAligned(const void* data, std::int64_t bytes = 16) {
   return reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(bytes) == 0;
 }
 
-// Finds inner and period such that element i of n takes element (i / inner) mod period of a
-// contiguous array. They are 1 and n if the array is not broadcast. Returns false if the view is
-// not of this form.
+// Finds inner and period such that element i of the result uses element (i / inner) mod period of a
+// contiguous array. They are 1 and the number of elements if the array is not broadcast. Returns
+// false if there are no such numbers.
 inline bool FindPeriod(const View& view, std::int64_t* inner, std::int64_t* period) {
   *inner = *period = 1;
   bool outer = false;
@@ -137,8 +137,8 @@ inline bool GoesInto(DType dtype, DType chain) {
          (chain == DType::kF32 && ValueTypeOf(dtype) == ValueType::kF32);
 }
 
-// Whether the operand can be loaded group by group; if so, fills in *input. REQUIRES: the operand
-// is not a single element for all results.
+// Returns whether the operand can be loaded group by group. If so, fills in *input. REQUIRES: the
+// operand is not a single element for all results.
 inline bool FindInput(const View& view, std::int64_t n, DType chain, Input* input) {
   std::int64_t inner, period;
   if (!FindPeriod(view, &inner, &period)) return false;
@@ -161,20 +161,20 @@ inline bool FindInput(const View& view, std::int64_t n, DType chain, Input* inpu
   return true;
 }
 
-// The number of operations that a quick step may have. They are the first operations of MapOp.
+// The number of different operations of quick steps. They are the first operations of MapOp.
 inline constexpr std::size_t kQuickOps = 3;
 static_assert(kMapOpInfos[kQuickOps - 1].op == MapOp::kMultiply);
 
 // Whether the step is quick: it adds an argument to the last value (or to an operand that replaces
-// it), subtracts an argument from it, or multiplies it by one. Quick steps change the value in
-// place. They are the most frequent steps.
+// the last value), subtracts an argument from it, or multiplies it by an argument. Quick steps
+// change the value in place. They are the most frequent steps.
 inline bool IsQuick(const Step& step) {
   return step.op <= kMapOpInfos[kQuickOps - 1].op && step.arguments[0] <= kPrevious &&
          (step.arguments[0] == kPrevious || step.arguments[1] != kPrevious);
 }
 
-// Replaces each reference to the result of a step with where that result is when it is read:
-// kPrevious or kSaved. Returns false if two values would have to wait at the same time.
+// Replaces each reference to a step's result with kPrevious or kSaved, whichever holds the result
+// when it is read. Returns false if two values would have to wait at the same time.
 inline bool Place(Chain* chain) {
   std::array<int, kMostSteps> last_use;
   last_use.fill(-1);
@@ -318,7 +318,7 @@ class Matcher {
 };
 
 // Returns whether the problem's expression is a chain, and if so, stores the chain in *chain. The
-// chain has the type of the first operand that is not bool. If that type has 16 bits and the
+// chain has the type of the first operand that is not bool. If that is a 16-bit type and the
 // expression is not a chain of that type, the chain has type f32.
 inline bool Match(const MapProblem& p, Chain* chain) {
   const MapProgram& program = *p.program;
@@ -346,7 +346,7 @@ struct alignas(sizeof(S) * kCount) Side {
 template <class T>
 using Group = Side<T, kWidth<T>>;
 
-// Calls f(S{}) for the type of an operand of a chain of T; a bool is a byte.
+// Calls f(S{}), where S is the type in memory of an operand of a chain of T. A bool is a byte.
 template <class T, class F>
 __device__ __forceinline__ void DispatchOperand(DType dtype, F f) {
   if (dtype == DType::kBool) return f(std::uint8_t{});
@@ -393,8 +393,8 @@ struct Groups {
   }
 };
 
-// Starts a copy of kBytes bytes from global to shared memory. They have arrived when WaitForLoads
-// returns.
+// Starts a copy of kBytes bytes from global to shared memory. The bytes have arrived when
+// WaitForLoads returns.
 template <int kBytes>
 __device__ __forceinline__ void StartCopy(void* to, const void* from) {
   const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(to));
@@ -405,7 +405,7 @@ __device__ __forceinline__ void StartCopy(void* to, const void* from) {
                  : "memory");
   }
 }
-// Closes a set of loads: the loads that this thread has started since the previous call.
+// Makes a set of the loads that this thread has started since the previous call.
 __device__ __forceinline__ void EndLoads() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits for all sets of loads except the last kBut.
 template <int kBut>
@@ -466,8 +466,8 @@ __device__ __forceinline__ void Settle(const Chain& chain, const Groups<T, kGrou
 
 // --- Evaluation ---
 
-// Loads the values that are the same for all elements into shared memory. All threads call it
-// before a barrier. REQUIRES: the block has at least kMostSingles threads.
+// Loads the values that are the same for all elements into shared memory. All threads must call
+// this before a barrier. REQUIRES: the block has at least kMostSingles threads.
 template <class T>
 __device__ __forceinline__ void LoadSingles(const Chain& chain, ValueOf<T>* singles) {
   const int i = static_cast<int>(threadIdx.x);
@@ -484,8 +484,8 @@ __device__ __forceinline__ void LoadSingles(const Chain& chain, ValueOf<T>* sing
   singles[i] = value;
 }
 
-// Whether the operation takes many instructions. Such operations are instantiated once, in a loop
-// over elements in local memory.
+// Whether the operation needs many instructions. The code of such an operation exists once, in a
+// loop over elements in local memory.
 template <MapOp kOp, class V>
 constexpr bool kIsLong = sizeof(V) == 8 ? InfoOf(kOp)->flops > 8
                                         : kOp == MapOp::kPower || kOp == MapOp::kFloorDivide

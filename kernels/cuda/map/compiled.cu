@@ -1,9 +1,9 @@
-// Map with a kernel that is compiled for a single expression while the server runs. It is the
-// kernel that one would write by hand for that expression. Its text is assembled from the code of
-// the expression's operations (compile/kernel_text.h), and the driver compiles it to machine code.
-// That takes 30 to 240 ms on one core for most expressions, so a separate thread does it, and only
-// for expressions that are used twice. Until the kernel is ready, or if there can be none, `fused`
-// does the work, with the same bits except for the payload of a NaN.
+// Map with a kernel that is compiled for a single expression while the server runs. The kernel is
+// like one written by hand for that expression. Its text is assembled from the code of the
+// expression's operations (compile/kernel_text.h), and the driver compiles it to machine code.
+// Compilation takes 30 to 240 ms on one core for most expressions, so it runs on a separate thread,
+// and only for expressions that are used twice. Until the kernel is ready, or if there can be none,
+// `fused` does the work, with the same bits except for the payload of a NaN.
 //
 // A kernel serves all expressions with the same operations, types and layout of operands. The
 // values of their constants are passed as arguments.
@@ -35,8 +35,8 @@ using compiled::Lies;
 constexpr std::uint32_t kBlock = 256;
 // The size in bytes of a thread's group in the array with the largest elements.
 constexpr std::int64_t kGroupBytes = 16;
-// If values take 64 bits, an element counts as at least this many bytes, because registers are then
-// the limit.
+// If an expression has 64-bit values, an element counts as at least this many bytes, because
+// registers then limit the size of a group.
 constexpr std::int64_t kLeastBytes = 4;
 
 std::int64_t Bytes(DType dtype) { return static_cast<std::int64_t>(SizeOf(dtype)); }

@@ -13,8 +13,8 @@
 
 namespace tessera {
 
-// How the operands of a problem are walked. Adjacent axes that can be walked with a single stride
-// in all operands are merged, and axes of extent 1 are dropped.
+// The axes of a problem and the strides of its operands. Adjacent axes that every operand can
+// traverse with a single stride are merged, and axes of extent 1 are dropped.
 struct MapLayout {
   int rank = 0;
   std::int64_t extents[kMaxRank]{};
@@ -50,8 +50,8 @@ inline MapLayout LayoutOf(const MapProblem& p) {
   return layout;
 }
 
-// Returns the offset of element i of an operand. A 32-bit division costs a quarter of a 64-bit
-// division.
+// Returns the offset of element i of an operand. Divides in 32 bits where possible, which costs a
+// quarter of a 64-bit division.
 __device__ inline std::int64_t OffsetOf(const MapLayout& layout, const MapLayout::Operand& operand,
                                         std::int64_t i) {
   if (operand.whole) return i;
@@ -68,7 +68,7 @@ __device__ inline std::int64_t OffsetOf(const MapLayout& layout, const MapLayout
   return offset;
 }
 
-// Call f(T{}) for the type of the values. There is no code for types of more than kBytes bytes.
+// Call f(T{}), where T is the C++ type of `type` or `dtype`, unless T exceeds kBytes bytes.
 template <int kBytes, class F>
 __device__ void DispatchFitting(ValueType type, F f) {
   DispatchValue(type, [&](auto t) {
@@ -135,8 +135,7 @@ __device__ void RunInstruction(const Instruction& in, const MapLayout& layout,
           constexpr MapOp kOp = decltype(o)::value;
           if constexpr (kHasMapOp<kOp, T>) {
             constexpr int kArguments = InfoOf(kOp)->arguments;
-            // Long functions are instantiated once, in a loop. Short ones are instantiated for each
-            // element.
+            // A long function's code exists once, in a loop; a short one's, once per element.
             constexpr int kUnrolled = InfoOf(kOp)->flops > 8 ? 1 : kEach;
 #pragma unroll kUnrolled
             for (int j = 0; j < kEach; ++j) {

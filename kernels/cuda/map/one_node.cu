@@ -1,10 +1,10 @@
 // Map with a kernel for each node of the expression. Libraries of elementwise functions work like
-// this, which is why chains of calls to them are slow: every value but the last is an array in
-// device memory, which one kernel writes and another one reads.
+// this. Chains of calls to them are slow, because every value but the last is an array in device
+// memory, which one kernel writes and another one reads.
 //
-// Cost of a * b + c at n = 2^20, f32: 16 MiB for the operands and the result; in addition 8 bytes
-// per element for each value written and read, 80 MiB; 5 launches of 4096 blocks of 256. Scratch
-// memory: an array for each value that is needed at the same time.
+// Cost of a * b + c at n = 2^20, f32: 16 MiB for the operands and the result, and 80 MiB for the
+// values, which are written and read with 8 bytes per element; 5 launches of 4096 blocks of 256.
+// Scratch memory: one array for each of the program's registers.
 //
 // The kernels are correct for any n and block size: threads do not communicate, and threads beyond
 // the end do nothing. Kernels of a stream run in order.
@@ -15,7 +15,7 @@ namespace tessera {
 namespace {
 
 constexpr std::uint32_t kBlock = 256;
-// The size of a value in its array, for any type.
+// The bytes of a value in its array, for any type.
 constexpr std::int64_t kCellBytes = 8;
 
 std::uint64_t ScratchOf(const MapProblem& p) {

@@ -1,6 +1,6 @@
-// Loads cuBLAS at run time. The library takes 500 MB, and only the strategies `cublas` and
-// `cublas_lt` need it. Therefore nothing is linked with it, and its first use looks for the shared
-// object. If there is none, these strategies report what is missing. Included by .cu files only.
+// Loads cuBLAS at run time. The library is 500 MB large, and only the strategies `cublas` and
+// `cublas_lt` need it. Nothing is linked with it; its first use looks for the shared object. If
+// there is none, these strategies report what is missing. Included by .cu files only.
 #pragma once
 
 #include <cublasLt.h>
@@ -12,9 +12,9 @@
 
 namespace tessera {
 
-// The entry points in use. cublas_v2.h maps the plain names to the names of the current interface
-// (for example cublasCreate to cublasCreate_v2), and cublas_loader.cu uses the same mapping.
-// Functions with the suffix _64 take 64-bit extents.
+// The entry points that are used. cublas_v2.h maps the plain names to the names of the current
+// interface (for example cublasCreate to cublasCreate_v2), and cublas_loader.cu uses the same
+// mapping. Functions with the suffix _64 accept 64-bit extents.
 struct CublasApi {
   decltype(&cublasCreate) create;
   decltype(&cublasDestroy) destroy;
@@ -44,7 +44,7 @@ struct CublasApi {
 // once. Thread safe.
 const CublasApi* LoadCublas() noexcept;
 
-// Returns what the cuBLAS strategies need and this host lacks, or an empty string.
+// Returns the name of what the cuBLAS strategies need and this host lacks, or an empty string.
 std::string CublasMissing(const Device& device);
 
 // Returns the library's constant for a type. REQUIRES: dtype is a floating-point type.

@@ -40,8 +40,8 @@ inline void CheckCuda(cudaError_t error, const char* call) {
 
 // --- Owners ---
 
-// Deleters ignore and clear errors, because on a lost device every release fails and no caller
-// could handle that.
+// Deleters ignore and clear errors, because on a lost device every release fails, and no caller
+// could handle such an error.
 struct CudaDeleter {
   void operator()(cudaStream_t stream) const noexcept;
   void operator()(cudaEvent_t event) const noexcept;
@@ -52,7 +52,7 @@ using StreamHandle = std::unique_ptr<CUstream_st, CudaDeleter>;
 using Event = std::unique_ptr<CUevent_st, CudaDeleter>;
 using PinnedMemory = std::unique_ptr<void, CudaDeleter>;
 
-// Each object belongs to the device that is current on the calling thread.
+// These functions create objects on the device that is current on the calling thread.
 
 // Creates a stream that does not wait for the legacy default stream. first: when blocks wait for
 // space on an SM, the blocks of this stream have priority over those of other streams.
@@ -61,7 +61,7 @@ StreamHandle MakeStreamHandle(bool first = false);
 // record timestamps.
 Event MakeEvent(bool timed);
 // Allocates page-locked host memory. Kernels may use its address unchanged. Throws kOutOfHostMemory
-// if none is left.
+// if no such memory is left.
 PinnedMemory MakePinnedMemory(std::size_t bytes);
 
 // --- Device ---
@@ -96,13 +96,13 @@ class CudaDevice final : public Device {
   // Makes this device current on the calling thread. Every entry point begins with this call,
   // because a process may have several devices and a thread may serve all of them.
   void Use() const { CUDA_CHECK(cudaSetDevice(ordinal_)); }
-  // Return the handles for MakeStream and MakeLargeStream. REQUIRES: the device is current.
+  // These create the handles for MakeStream and MakeLargeStream. REQUIRES: the device is current.
   StreamHandle MakeHandle() const { return MakeStreamHandle(/*first=*/keeps_room_); }
   StreamHandle MakeLargeHandle() const;
   // Returns the pool's unused memory to the driver, for allocations that do not come from the pool.
   void Trim();
-  // Gives another GPU access to this one's memory if that is possible. Returns whether the other
-  // GPU has access.
+  // Gives another GPU access to this GPU's memory if the hardware allows it. Returns whether the
+  // other GPU has access.
   bool OpenTo(const CudaDevice& peer);
   // Returns the ordinals of the GPUs that the process has open as devices, without duplicates.
   static std::vector<int> OpenOrdinals();
@@ -123,8 +123,8 @@ class CudaDevice final : public Device {
 // kernel of the stream is running: a kernel that writes to it restores the zeros before it ends, so
 // no launch has to begin with a memset.
 struct Mailbox {
-  // A slot has 16 bytes, half of which are flags. A tree has at most kTreeMaxChunks chunks, and the
-  // value of a chunk (at most 56 bytes) takes at most seven slots.
+  // A slot consists of 16 bytes, half of which are flags. A tree has at most kTreeMaxChunks chunks,
+  // and the value of a chunk (at most 56 bytes) needs at most seven slots.
   static constexpr std::size_t kSlots = 7 * 18432;
   unsigned* ticket = nullptr;
   ulonglong2* slots = nullptr;
@@ -161,13 +161,13 @@ class CudaStream final : public Stream {
   double Time(const std::function<void()>& work) override;
 
   Mailbox mailbox();
-  // ClearMailbox enqueues a memset of the mailbox, for an operation that ends before all values are
-  // received. ClearTicket clears only the mailbox's ticket, after kernels whose values go to
-  // another stream's mailbox.
+  // ClearMailbox enqueues a memset of the mailbox, for an operation that ends before it has
+  // received all values. ClearTicket clears only the mailbox's ticket, after kernels whose values
+  // go to another stream's mailbox.
   void ClearMailbox();
   void ClearTicket();
-  // kTickets counters in device memory, which are zero whenever no kernel of the stream is running.
-  // A kernel that counts with one of them resets it, so no launch has to begin with a memset.
+  // Returns kTickets counters in device memory, which are zero whenever no kernel of the stream is
+  // running. A kernel resets the counters that it has used, so no launch begins with a memset.
   static constexpr std::size_t kTickets = 4096;
   std::uint32_t* Tickets() { return static_cast<std::uint32_t*>(tickets_); }
 
@@ -176,8 +176,8 @@ class CudaStream final : public Stream {
   cublasContext* Cublas();
 
  private:
-  // Pinned memory through which data passes between pageable memory and the device. done: recorded
-  // after the slot's last copy.
+  // Pinned memory through which data passes between pageable memory and the device. The event
+  // `done` is recorded after the slot's last copy.
   struct Slot {
     PinnedMemory memory;
     Event done;

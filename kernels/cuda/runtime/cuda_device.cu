@@ -21,20 +21,19 @@
 namespace tessera {
 namespace {
 
-// A PCIe 5 link transfers one slot in about 20 us, and a core fills it in about 90 us. Compared
-// with that, the time to start a copy does not matter, and a slot is small enough to stay in the
-// core's cache.
+// A PCIe 5 link transfers one slot in about 20 us, and a core fills a slot in about 90 us. The time
+// to start a copy is negligible in comparison, and a slot stays in the core's cache.
 constexpr std::size_t kSlotBytes = std::size_t{1} << 20;
 // The mailbox's ticket has its own sectors, because the slots are read while it is written.
 constexpr std::size_t kTicketBytes = 256;
 constexpr std::size_t kMailboxBytes = kTicketBytes + Mailbox::kSlots * sizeof(ulonglong2);
-// The pool rounds sizes up to multiples of this.
+// The pool rounds sizes up to multiples of this number of bytes.
 constexpr std::size_t kPoolUnit = 512;
-// Small operations end within this time, and waking a sleeping thread would take about as long
-// again. A thread that waits longer sleeps, so that many streams do not each keep a core busy.
+// A thread polls this long and then sleeps, so that streams do not each keep a core busy. Small
+// operations end in this time, and waking a sleeping thread would take about as long again.
 constexpr std::chrono::microseconds kPollTime{50};
-// The last kTailBytes of a long copy take a third of a millisecond over PCIe 5. In that time a
-// sleeping thread wakes up, which takes 250 us on some virtual machines.
+// The last kTailBytes of a long copy take a third of a millisecond over PCIe 5, which is long
+// enough for a sleeping thread to wake up: on some virtual machines, waking up takes 250 us.
 constexpr std::size_t kTailBytes = std::size_t{16} << 20;
 constexpr std::chrono::microseconds kTailPollTime{500};
 
@@ -324,7 +323,7 @@ void* CudaDevice::Allocate(std::size_t bytes) {
     error = cudaMallocFromPoolAsync(&memory, bytes, pool_, stream_.get());
   }
   if (error != cudaSuccess) ThrowCudaError(error, "cudaMallocFromPoolAsync", bytes);
-  // After this wait every stream can use the memory, not only later work on this one.
+  // After this wait, all streams can use the memory, not only later work on this stream.
   CUDA_CHECK(cudaStreamSynchronize(stream_.get()));
   return memory;
 }
@@ -415,7 +414,7 @@ CudaStream::CudaStream(CudaDevice& device, StreamHandle handle)
   result_ = MakePinnedMemory(sizeof(Scalar));
   *result() = Scalar{};
   // Everything of fixed size is allocated here. Page-locking waits for work that is running on the
-  // device, and no request should have to wait for that.
+  // device, and no request should have to wait for such work.
   for (Slot& slot : slots_) {
     slot.done = MakeEvent(/*timed=*/false);
     slot.memory = MakePinnedMemory(kSlotBytes);
@@ -435,7 +434,7 @@ CudaStream::~CudaStream() {
     device_.Use();
     Synchronize();
   } catch (const DeviceError&) {
-    // The device is lost. Nothing is running on it, and the releases below fail silently.
+    // The device is lost. Nothing is running on it, and the calls below fail silently.
   }
   if (cublas_ != nullptr) LoadCublas()->destroy(cublas_);
   FreeAll();
@@ -448,8 +447,8 @@ void CudaStream::FreeAll() noexcept {
 
 void CudaStream::Trim() {
   device_.Use();
-  // Usually this is a query that returns immediately. After a failed request it keeps a late kernel
-  // from writing to freed memory or to the result of the next request.
+  // Usually, Synchronize returns immediately. After a failed request, it keeps a late kernel from
+  // writing to freed memory or to the result of the next request.
   std::exception_ptr failure;
   try {
     Synchronize();
@@ -507,15 +506,15 @@ void CudaStream::CopyToHost(void* host, const void* device, std::size_t bytes) {
   }
   auto* to = static_cast<char*>(host);
   const auto* from = static_cast<const char*>(device);
-  // The slot of the copy that was started last, and the size of that copy.
+  // The slot and the size of the copy that was started last.
   Slot* arriving = nullptr;
   std::size_t arriving_size = 0;
   while (bytes > 0 || arriving != nullptr) {
     Slot* started = nullptr;
     const std::size_t size = std::min(bytes, kSlotBytes);
     if (size > 0) {
-      // No wait is needed. Any copy to the device that reads the slot is earlier on the stream, and
-      // the previous round has taken out the data that the slot last held for the host.
+      // The copy need not wait for the slot. Any copy to the device that reads the slot is earlier
+      // on the stream, and the previous round has already copied the slot's last data to the host.
       started = &NextSlot();
       CopyByShards(started->memory.get(), from, size, cudaMemcpyDeviceToHost, handle());
       CUDA_CHECK(cudaEventRecord(started->done.get(), handle()));

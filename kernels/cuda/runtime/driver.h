@@ -1,5 +1,5 @@
-// Functions of the CUDA driver. Nothing links with the driver's library, so they are looked up
-// through the runtime. Included by .cu files only.
+// Looks up functions of the CUDA driver through the runtime, because nothing links with the
+// driver's library. Included by .cu files only.
 #pragma once
 
 #include <cuda.h>  // types
@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-// Looks up a driver function by name. Throws kUnsupported if this driver does not have it. version:
-// the CUDA version that introduced it.
+// Looks up a driver function by name. Throws kUnsupported if this driver does not have the
+// function. version: the CUDA version that introduced the function.
 template <class Function>
 Function DriverFunction(const char* name, unsigned version) {
   void* function = nullptr;

@@ -1,8 +1,8 @@
 // Launches that overlap (CUDA's programmatic dependent launch). From compute capability 9.0 on, a
 // kernel may start while the previous kernel on the stream is still running, once all blocks of the
-// previous kernel have allowed it or ended. That saves the one or two microseconds between two
-// kernels. The kernel must wait before it accesses global memory. On older GPUs kernels run one
-// after another as usual.
+// previous kernel have called AllowNextKernel or ended. This saves the one or two microseconds
+// between two kernels. The kernel must call WaitForKernelBefore before it accesses global memory.
+// On older GPUs, kernels run one after another as usual.
 #pragma once
 
 #include <cstddef>
@@ -46,7 +46,7 @@ inline bool IsToOverlap(const void* kernel, const CudaDevice& device) {
 struct LaunchGrid {
   unsigned blocks, threads;
   std::size_t shared_bytes;
-  unsigned cluster = 0;  // blocks per cluster; 0: as the kernel itself specifies, if at all
+  unsigned cluster = 0;  // blocks per cluster; 0: what the kernel itself specifies, if anything
 };
 
 // Launches a kernel that calls WaitForKernelBefore.

@@ -1,6 +1,6 @@
 // A partition that contains most of a GPU's SMs. Work that would occupy all SMs for a long time
-// runs there, so that other work always finds free SMs (CUDA driver API, "Green Contexts").
-// Included by .cu files only.
+// runs in the partition, so that other work always finds free SMs (CUDA driver API, "Green
+// Contexts"). Included by .cu files only.
 #pragma once
 
 #include <cuda.h>  // types
@@ -9,13 +9,13 @@
 
 namespace tessera {
 
-// The number of SMs left to other work: the smallest number that every known GPU can set apart.
+// The number of SMs outside the partition: the smallest that every known GPU can set apart.
 inline constexpr unsigned kRoomMultiprocessors = 8;
 
 class Partition {
  public:
   // Takes all SMs of the current device except kRoomMultiprocessors. Throws DeviceError if the
-  // driver cannot partition the device, or if the GPU has no more SMs than that.
+  // driver cannot partition the device, or if the GPU has at most kRoomMultiprocessors SMs.
   explicit Partition(int ordinal);
   // REQUIRES: its streams have been destroyed.
   ~Partition();
@@ -23,8 +23,8 @@ class Partition {
   Partition& operator=(const Partition&) = delete;
 
   int multiprocessors() const { return multiprocessors_; }
-  // Creates a stream whose kernels run only on these SMs. In all other respects it is like a stream
-  // from MakeStreamHandle.
+  // Creates a stream whose kernels run only on the partition's SMs. In all other respects it is
+  // like a stream from MakeStreamHandle.
   StreamHandle MakeStream() const;
 
  private:

@@ -54,7 +54,7 @@ void CheckDriver(CUresult result, const char* call, std::uint64_t requested = 0)
 
 // --- Which addresses are sharded ---
 
-// All shards of sharded memory, by their first address. Every copy looks them up.
+// All shards of sharded memory, by their first address. Every copy looks up its addresses.
 class ShardMap {
  public:
   void Add(std::uintptr_t begin, std::uintptr_t end, int ordinal) {
@@ -106,8 +106,7 @@ bool CanReach(int ordinal, int other) {
   return possible != 0;
 }
 
-// Returns the number of bytes to map for a shard. The last shard is rounded up to whole units as
-// well.
+// Returns the number of bytes to map for a shard: whole units, also for an array's last shard.
 std::size_t MappedBytes(const Shard& shard) {
   return (shard.end - shard.begin + kCudaShardUnit - 1) / kCudaShardUnit * kCudaShardUnit;
 }
@@ -123,8 +122,8 @@ class CudaShards final : public ShardedMemory {
         devices_.push_back(&device);
         MapOne(device, MappedBytes(shard));
       }
-      // GPUs without a shard get access too, because an operation that writes the array may run on
-      // a team that has more devices than the array has units.
+      // GPUs without a shard get access too: an operation that writes the array may run on a team
+      // with more devices than the array has units.
       std::vector<CUmemAccessDesc> access;
       for (int ordinal : CudaDevice::OpenOrdinals()) {
         const bool reaches_all = std::all_of(
@@ -173,14 +172,14 @@ class CudaShards final : public ShardedMemory {
     const Mapping mapping{
         mappings_.empty() ? address_ : mappings_.back().address + mappings_.back().bytes, bytes};
     result = Driver().map(mapping.address, bytes, 0, memory, 0);
-    // A mapping keeps the memory alive. If the mapping failed, this frees the memory.
+    // A mapping keeps the memory alive. If the mapping failed, this call frees the memory.
     Driver().release(memory);
     CheckDriver(result, "cuMemMap");
     mappings_.push_back(mapping);
     TheShards().Add(mapping.address, mapping.address + bytes, device.ordinal());
   }
 
-  // Ignores errors: on a lost device every call fails, and no caller could handle that.
+  // Ignores errors: on a lost device every call fails, and no caller could handle such an error.
   void Release() noexcept {
     for (const CudaDevice* device : devices_)
       if (cudaSetDevice(device->ordinal()) != cudaSuccess) cudaGetLastError();
@@ -211,8 +210,8 @@ void CheckManages(const CudaDevice& device) {
   DRIVER_CHECK(
       Driver().get_granularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
   if (granularity == 0 || kCudaShardUnit % granularity != 0)
-    Unsupported(device.info().name + " gives memory in units of " + std::to_string(granularity) +
-                " bytes");
+    Unsupported(device.info().name + " allocates memory in units of " +
+                std::to_string(granularity) + " bytes");
 }
 
 }  // namespace
@@ -227,7 +226,7 @@ std::unique_ptr<ShardedMemory> MakeCudaShards(std::span<const Shard> shards) {
       // Results and the values of chunks are also copied between the devices' pools.
       auto& peer = static_cast<CudaDevice&>(*other.device);
       if (!device.OpenTo(peer))
-        Unsupported(peer.info().name + " does not reach the memory of " + device.info().name);
+        Unsupported(peer.info().name + " cannot access the memory of " + device.info().name);
     }
   }
   return std::make_unique<CudaShards>(shards);

@@ -1,4 +1,4 @@
-// Memory of several GPUs in one address range. The physical memory of the GPUs is mapped side by
+// Memory on several GPUs with one address range. The physical memory of the GPUs is mapped side by
 // side (CUDA driver API, "Virtual Memory Management"), and kernels on all of these GPUs can read
 // and write it.
 //
@@ -15,14 +15,14 @@
 
 namespace tessera {
 
-// Shards begin at multiples of this, the granularity of physical memory on every known GPU.
+// Shards begin at multiples of this, the granularity in bytes of every known GPU's memory.
 inline constexpr std::size_t kCudaShardUnit = std::size_t{2} << 20;
 
 // Implements Device::AllocateShards for GPUs.
 std::unique_ptr<ShardedMemory> MakeCudaShards(std::span<const Shard> shards);
 
-// How many of the bytes at an address are in the same shard, and the ordinal of the GPU that holds
-// them. If the address is not in sharded memory, ShardPartAt returns all of the bytes and
+// The number of bytes from an address on that are in one shard, and the ordinal of the GPU that
+// holds them. If the address is not in sharded memory, ShardPartAt returns all of the bytes and
 // `otherwise`.
 struct CudaShardPart {
   std::size_t bytes = 0;
