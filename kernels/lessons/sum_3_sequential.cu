@@ -1,6 +1,6 @@
 // Sums, lesson 3 of 8: the threads that add are adjacent.
 //
-// The limit of lesson 2 is divergence. A GPU runs threads in warps of 32, and a warp takes the time
+// Lesson 2 wastes time by divergence. A GPU runs threads in warps of 32, and a warp takes the time
 // of an addition if any of its threads adds. From stride 2 on, at most 8 threads of each warp add,
 // but every warp with one of them takes the full time. Here, only the numbering changes: if L cells
 // are live, thread t adds cell t + L / 2 to its own. With 8 threads:
