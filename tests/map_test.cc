@@ -759,7 +759,7 @@ TEST(ExpressionTest, ErrorsNameTheNodeAndSayWhatIsWrongWithIt) {
         {{In(2)}, "0", "it refers to operand 2, but the last one is operand 0"},
         {{In(0), Op(MapOp::kAdd, {0})}, "1", "add takes 2 arguments, not 1"},
         {{In(0), Op(MapOp::kSqrt, {0, 0})}, "1", "sqrt takes 1 argument, not 2"},
-        {{In(0), Op(MapOp::kAdd, {0, 0, 0, 0})}, "1", "add takes 2 arguments and has more than 3"},
+        {{In(0), Op(MapOp::kAdd, {0, 0, 0, 0})}, "1", "add takes 2 arguments, not more than 3"},
         {{In(0), Op(MapOp::kAdd, {0, 1})}, "1", ""},
         {{In(0), Op(MapOp{}, {0})}, "1", ""},
         {{In(0), Op(MapOp::kNot, {0}), In(0)}, "1", ""},

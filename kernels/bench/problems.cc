@@ -630,7 +630,7 @@ Case Problems::Random(const std::string& operation) {
     }
   }
   if (which == "batch") {
-    const std::int64_t n = Extent(kBatchBytes / 4), count = Extent(4096);
+    const std::int64_t n = Extent(0.25 * kBatchBytes), count = Extent(4096);
     return Batch(true, count, n);
   }
   return RandomMatmul();

@@ -162,8 +162,9 @@ absl::Status Read(const v1::MapRequest& request, MapSpec& spec) {
       CheckCounts(request.expression(), "operands", request.operands_size(), 1, kMostOperands);
   if (!status.ok()) return status;
   absl::StatusOr<Expression> expression = ToExpression(request.expression());
-  if (expression.ok()) spec.expression = *std::move(expression);
-  return expression.status();
+  if (!expression.ok()) return expression.status();
+  spec.expression = *std::move(expression);
+  return absl::OkStatus();
 }
 
 absl::Status Read(const v1::TopKRequest& request, TopKSpec& spec) {
