@@ -155,6 +155,7 @@ def test_link_counts_as_a_buffer(server, client):
     # A link keeps the memory, so the buffer counts until the link is gone.
     client.call("DeleteBuffer", name="x")
     assert count() == 2
+    assert client.download("b") == np.ones(4, np.float32).tobytes()
     client.call("DeleteBuffer", name="b")
     assert eventually(lambda: count() == 0, 10)
 

@@ -96,7 +96,6 @@ class StopTest(Case):
             self.assertEqual(server.wait(LONG_S), 128 + second)
             self.assertFalse(path.exists())
 
-
     def test_calls_that_are_cut_off_show_in_its_exit_code(self):
         server = self.serve("--drain-timeout", "0s")
         client = server.client()

@@ -6,7 +6,8 @@
 //
 // By default, callers are closed loops, each of which makes its next call when the last response
 // arrives. If --rate or --load is given, they are open loops, whose calls start at random times
-// whether or not earlier calls have ended. --rest measures the first call after a rest. Every round
+// whether or not earlier calls have ended. --rest measures the first call after a rest. --beside
+// OPERATION:CALLERS runs closed loops of another operation during each measurement. Every round
 // times every target once, in random order. The table contains medians over the rounds. In each
 // round, a target's figures are also divided by those of the bare server, and the table contains
 // the medians of these ratios. A target with a Unix address is compared with the bare server over a
@@ -215,7 +216,7 @@ std::vector<Sample> MeasureTarget(const Target& target, const Group& group, std:
 }
 
 void Prepare(const Target& target, const Operation* operation, std::int64_t size) {
-  if (target.bare || operation == nullptr || operation->prepare == nullptr) return;
+  if (target.bare || operation->prepare == nullptr) return;
   Channels channels(target, 1);
   operation->prepare(channels, size);
 }

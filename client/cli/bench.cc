@@ -234,7 +234,7 @@ class Bench {
     // A CPU strategy and a GPU strategy may have the same name. The name keeps its last position,
     // because the CPU's strategies are listed first.
     auto& names = problem_.strategies;
-    names.erase(std::remove(names.begin(), names.end(), name), names.end());
+    std::erase(names, name);
     names.push_back(name);
   }
 

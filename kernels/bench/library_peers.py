@@ -70,7 +70,7 @@ def interleaved(options, ways, check=lambda name: None, **row):
     return {**row, "median": median, "rounds": times}
 
 
-def event_us(events, synchronize, work, before=lambda: None):
+def events_around(events, synchronize, work, before=lambda: None):
     """Records two events around work, waits for them, and returns them."""
     begin, end = events
     synchronize()
@@ -86,7 +86,7 @@ def torch_us(work, before=lambda: None):
     import torch
 
     events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-    begin, end = event_us(events, torch.cuda.synchronize, work, before)
+    begin, end = events_around(events, torch.cuda.synchronize, work, before)
     return 1000 * begin.elapsed_time(end)
 
 
@@ -94,7 +94,7 @@ def cupy_us(work):
     import cupy
 
     events = [cupy.cuda.Event() for _ in range(2)]
-    begin, end = event_us(events, cupy.cuda.Device().synchronize, work)
+    begin, end = events_around(events, cupy.cuda.Device().synchronize, work)
     return 1000 * cupy.cuda.get_elapsed_time(begin, end)
 
 

@@ -456,7 +456,9 @@ def regret_run(name):
         vendor = min((t["us"] for t in row["times"] if t.get("vendor")), default=None)
         best = min(t["us"] for t in row["times"] if not t.get("call"))
         problems[operation].append((chosen, vendor, best))
-    note = f"{run['model']}, {run['date']}, seed {run['seed']}. Medians of 7 rounds, idle device."
+    rounds = run.get("rounds", 7)
+    note = f"{run['model']}, {run['date']}, seed {run['seed']}."
+    note += f" Medians of {rounds} rounds, idle device."
     return note, problems
 
 

@@ -158,7 +158,10 @@ void Write(Rig& rig, const Options& options, const std::vector<Json>& rows) {
   Json head = {{"device", rig.device().info().name},
                {"model", rig.device().info().model},
                {"date", absl::FormatTime("%Y-%m-%d", absl::Now(), absl::UTCTimeZone())}};
-  if (options.regret > 0) head["seed"] = options.seed;
+  if (options.regret > 0) {
+    head["seed"] = options.seed;
+    head["rounds"] = options.rounds;
+  }
   std::string text = head.dump();
   text.pop_back();
   text += ", \"rows\": [";

@@ -172,7 +172,8 @@ def main(arguments, folder):
     global ts
     ts = importlib.import_module("tessera")
     flags = ["--memory-limit", "92%" if gpus else "1Gi", "--shared-memory", f"{folder}/memory"]
-    server = o.Server(folder, *flags, "--scratch-limit", arguments.scratch)
+    flags += ["--scratch-limit", arguments.scratch or ("2Gi" if gpus else "256Mi")]
+    server = o.Server(folder, *flags)
     rows = []
     try:
         client = server.client(options=[("grpc.max_receive_message_length", -1)])
@@ -196,7 +197,7 @@ if __name__ == "__main__":
     parser.add_argument("--devices", default="cuda:0,cuda:1")
     parser.add_argument("--elements", default="32")
     parser.add_argument("--products")
-    parser.add_argument("--scratch", default="2Gi")
+    parser.add_argument("--scratch")
     parser.add_argument("--copy-gib")
     parser.add_argument("--upload-gib", type=float, default=0)
     parser.add_argument("--json")
