@@ -15,7 +15,7 @@
 //   counts its bytes on a barrier. No thread computes addresses, and no element passes through a
 //   register.
 // - wgmma: one instruction, issued by four warps, multiplies 64 x 16 by 16 x 256 elements, which it
-//   reads from shared memory itself, while the warps go on. Nearly all registers hold sums.
+//   reads from shared memory itself, while the warps go on. Over half of the registers hold sums.
 // - Warps with different work: a producer fetches, and two groups of four warps multiply. The ring
 //   of stages between them has a barrier for "full" and one for "empty" in each stage, and the
 //   producer runs ahead by up to kStages steps, into the next tile as well.
@@ -24,8 +24,8 @@
 // - Clusters: two blocks compute tiles that lie one below the other, so they need the same columns
 //   of b. Each fetches half of them for both (multicast), which halves the traffic for b.
 //
-// The service's strategy `tensor_bf16` (kernels/cuda/matmul/hopper/gemm) is this kernel for any
-// types, transposes and alignments, with smaller tiles and split sums for small products.
+// The service's strategy `tensor_bf16` (kernels/cuda/matmul/hopper/gemm) does this for any
+// transposes and alignments, with smaller tiles and split sums for small products.
 //
 // Restrictions: n and k are multiples of 8, because TMA needs rows that begin at multiples of 16
 // bytes. Sizes need not be multiples of a tile: TMA reads zeros outside a matrix and stores nothing

@@ -13,7 +13,8 @@
 // All extents are multiples of the tile's extents here, which keeps the kernel short. While the
 // threads copy the next tiles, none of them multiplies. Lesson 4 does both at the same time.
 //
-// The service's strategy `register_tiled` of Matmul is this kernel for every type and size.
+// The service's strategy `shared_tiled` of Matmul does this for every type, size and transpose.
+// `register_tiled` also computes several elements per thread, but without shared memory.
 //
 //   nvcc -std=c++20 -O3 -arch=native -o lesson product_3_registers.cu && ./lesson
 #include <chrono>
@@ -33,7 +34,7 @@ constexpr int kTile = 128, kDepth = 16, kThreads = 256;  // a block's tile of c,
 static_assert(kM % kTile == 0 && kN % kTile == 0 && kK % kDepth == 0);
 
 __global__ void __launch_bounds__(kThreads) Product(const float* a, const float* b, float* c) {
-  __shared__ alignas(16) float a_tile[kDepth][kTile + 4];  // 4: rows begin in different banks
+  __shared__ alignas(16) float a_tile[kDepth][kTile + 4];  // 4: adjacent rows begin in other banks
   __shared__ alignas(16) float b_tile[kDepth][kTile];
   const int thread = threadIdx.x, x = thread % 16 * 4, y = thread / 16 * 8;
   a += blockIdx.y * kTile * kK;

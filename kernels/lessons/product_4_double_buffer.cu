@@ -10,7 +10,8 @@
 // limit is the rate of the arithmetic units, which multiply one pair of numbers at a time. Lesson 5
 // uses units that multiply whole tiles.
 //
-// The service's strategy `double_buffered` of Matmul is this kernel for every type and size.
+// The service's strategy `double_buffered` of Matmul does the same for every type and size, but
+// copies in the background, without registers (cp.async).
 //
 //   nvcc -std=c++20 -O3 -arch=native -o lesson product_4_double_buffer.cu && ./lesson
 #include <chrono>

@@ -7,8 +7,8 @@
 // of three pairs of tiles, one is being multiplied and two are on their way. Rows in shared memory
 // are padded by 16 bytes, so that the rows of a fragment begin in different banks.
 //
-// Loading the fragments takes about as long as multiplying them. hopper_product.cu avoids these
-// loads. The service's strategy `tensor_mma` of Matmul is built in this way.
+// Fragments pass through registers, which takes loads. hopper_product.cu avoids these loads. The
+// service's strategy `tensor_mma` of Matmul is built in this way.
 //
 //   nvcc -std=c++20 -O3 -arch=native -o lesson product_5_tensor_cores.cu && ./lesson
 #include <cuda_bf16.h>

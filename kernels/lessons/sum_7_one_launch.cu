@@ -4,10 +4,10 @@
 // run to run, and with it the last bits. Here, each block stores its sum and takes a ticket. The
 // block that takes the last ticket knows that all sums are there, and adds them.
 //
-// The result is right for every n and every grid. Two fences keep the order of a block's accesses:
-// store the sum, take the ticket, read the sums. atomicInc returns the ticket; the last one wraps
-// the counter to 0 for the next launch. Whichever block is the last adds the same sums in the same
-// order, so every run with this grid gives the same bits.
+// The result is right for every n and for up to kBlocks blocks. Two fences keep the order of a
+// block's accesses: store the sum, take the ticket, read the sums. atomicInc returns the ticket; it
+// wraps the counter to 0 at the last one, for the next launch. Whichever block is the last adds the
+// same sums in the same order, so every run with this grid gives the same bits.
 //
 // The service's strategy `single_pass` of Dot and Reduce needs no fence, because a block sends its
 // sum together with a flag, as one message, to the last block to start.
