@@ -68,7 +68,7 @@ struct OperationOptions {
   // For TopK, target and scratch apply to the values, and the next two fields apply to the indices.
   std::optional<ResultBuffer> indices_target = {};
   bool indices_scratch = false;
-  // For Reduce, the expression that is folded; its operand 0 is x. For Matmul, the expression that
+  // For Reduce and Scan, the expression that is folded; its operand 0 is x. For Matmul, the expression that
   // is applied to the product; its operand 0 is the product. In both, the operands of `with` follow
   // from number 1 on. Expr::ToMessage() creates this message.
   std::optional<v1::Expression> expression = {};
@@ -174,6 +174,19 @@ class Operations {
     request.set_k(k);
     request.set_smallest(smallest);
     if (axis) request.set_axis(*axis);
+    return Send(std::move(request), options, std::forward<Done>(done)...);
+  }
+  // Returns the fold of the elements along an axis (by default the last) up to each element, or, if
+  // `exclusive`, up to the one before. If `reverse`, folds begin at the end of the axis.
+  template <class... Done>
+  auto Scan(ReduceOp op, const Operand& x, std::optional<int> axis = std::nullopt,
+            bool exclusive = false, bool reverse = false, const OperationOptions& options = {},
+            Done&&... done) {
+    auto request = NewRequest<v1::ScanRequest>(options, x);
+    request.set_op(static_cast<v1::ReduceOp>(op));
+    if (axis) request.set_axis(*axis);
+    request.set_exclusive(exclusive);
+    request.set_reverse(reverse);
     return Send(std::move(request), options, std::forward<Done>(done)...);
   }
   // Computes the expression for each element of the operands, which are broadcast.

@@ -105,6 +105,17 @@
   CUDA(TopK, RadixSelect)          \
   CUDA(TopK, Threshold)
 
+#define STRATEGIES_Scan(CPU, CUDA) \
+  CPU(Scan, CpuSerial)             \
+  CPU(Scan, CpuFixedOrder)         \
+  CUDA(Scan, Serial)               \
+  CUDA(Scan, KoggeStone)           \
+  CUDA(Scan, BrentKung)            \
+  CUDA(Scan, ReduceThenScan)       \
+  CUDA(Scan, LookBack)             \
+  CUDA(Scan, FixedOrder)           \
+  CUDA(Scan, Library)
+
 #define NOTHING(Operation, Row)
 #ifdef TESSERA_WITH_CUDA
 #define IF_CUDA(macro) macro
@@ -274,6 +285,11 @@ const Strategy<WindowSumProblem>* DefaultOf(const WindowSumProblem& problem, con
                  device);
 }
 
+// The same order on every device, and so the same bits.
+const Strategy<ScanProblem>* DefaultOf(const ScanProblem& problem, const Device& device) {
+  return FirstOf({"fixed_order"}, problem, device);
+}
+
 template <class Problem>
 Problem Reference(std::int64_t elements) {
   return {.n = elements};
@@ -299,6 +315,10 @@ MapProblem Reference(std::int64_t elements) {
 template <>
 TopKProblem Reference(std::int64_t elements) {
   return {.rows = 16, .n = elements / 16, .k = 100};
+}
+template <>
+ScanProblem Reference(std::int64_t elements) {
+  return {.outer = 16, .length = elements / 16};
 }
 
 }  // namespace

@@ -124,6 +124,9 @@ class Bench {
     } else if (flags_.Is("topk")) {
       what = absl::StrCat(", the ", flags_.k, flags_.smallest ? " smallest" : " largest",
                           flags_.axis ? absl::StrCat(" along ", *flags_.axis) : "");
+    } else if (flags_.Is("scan")) {
+      what = absl::StrCat(flags_.reverse ? " in reverse" : "", flags_.exclusive ? " before" : "",
+                          " ", flags_.op, flags_.axis ? absl::StrCat(" along ", *flags_.axis) : "");
     }
     return absl::StrCat(name, what, " of ", absl::StrJoin(texts, " and "), ", ", inputs_[0].type());
   }
@@ -193,16 +196,34 @@ class Bench {
         return rows[element / width] * sides[element % width];
       };
     }
+    if (flags_.Is("scan")) {
+      const ReduceOp op = Parse(kAllReduceOps, flags_.op);
+      if (IsExact(op, x.dtype)) return ConstantScale(0);
+      if (op == ReduceOp::kProduct) return ScaleOfProduct(x);
+    }
     // The sum of the magnitudes in a window is at most the largest magnitude times the number of
-    // elements in the window, which is limited by the window's width and by the array's size.
+    // elements in the window, which is limited by the window's width and by the array's size. In a
+    // scan, it is limited by the array's size.
     long double largest = 0;
     for (ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
       if (x.elements() == 0) break;
       const v1::ReduceResponse response = OrThrow(session_.client.Reduce(op, x.operand));
       largest = std::max(largest, std::abs(ToValues(response.value()).front()));
     }
-    const auto n = static_cast<long double>(x.elements());
-    return ConstantScale(largest * std::min(n, 2 * static_cast<long double>(flags_.radius) + 1));
+    auto terms = static_cast<long double>(x.elements());
+    if (flags_.Is("window-sum"))
+      terms = std::min(terms, 2 * static_cast<long double>(flags_.radius) + 1);
+    return ConstantScale(largest * terms);
+  }
+
+  // Partial products of very small or large factors may overflow or underflow in one order but not
+  // in another.
+  static BenchScale ScaleOfProduct(const Input& x) {
+    const long double small = x.dtype == DType::kF64 ? 1e-290L : 1e-30L;
+    return [small](std::size_t, long double value) {
+      const long double size = std::abs(value);
+      return size > small && std::isfinite(size) ? size : HUGE_VALL;
+    };
   }
 
   BenchScale ScaleOfReduce(const Input& x) {
@@ -211,15 +232,7 @@ class Bench {
     if (op == ReduceOp::kNormL1 || op == ReduceOp::kNormL2 || op == ReduceOp::kSumSquares ||
         IsDeviation(op))
       return [](std::size_t, long double value) { return std::abs(value); };
-    if (op == ReduceOp::kProduct) {
-      // Partial products of very small or large factors may overflow or underflow in one order but
-      // not in another.
-      const long double small = x.dtype == DType::kF64 ? 1e-290L : 1e-30L;
-      return [small](std::size_t, long double value) {
-        const long double size = std::abs(value);
-        return size > small && std::isfinite(size) ? size : HUGE_VALL;
-      };
-    }
+    if (op == ReduceOp::kProduct) return ScaleOfProduct(x);
     long double folded = flags_.FoldsAll() ? static_cast<long double>(x.elements()) : 1;
     const auto rank = static_cast<int>(x.shape.size());
     for (int axis : flags_.axes)

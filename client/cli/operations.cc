@@ -1,4 +1,4 @@
-// dot, reduce, matmul, add, window-sum, map and topk.
+// dot, reduce, matmul, add, window-sum, map, topk and scan.
 #include "client/cli/operations.h"
 
 #include <iostream>
@@ -101,6 +101,17 @@ void AddOfTopK(CLI::App& command, ProblemFlags& flags) {
   command.add_option("--axis", flags.axis, "The axis; default: the last");
 }
 
+void AddOfScan(CLI::App& command, ProblemFlags& flags) {
+  std::vector<std::string> names;
+  for (ReduceOp op : kAllReduceOps)
+    if (Scans(op)) names.emplace_back(Name(op));
+  command.add_option("op", flags.op, "The operation")->required()->check(CLI::IsMember(names));
+  AddOne(command, flags);
+  command.add_option("--axis", flags.axis, "The axis; default: the last");
+  command.add_flag("--exclusive", flags.exclusive, "Leave out the element at each place itself");
+  command.add_flag("--reverse", flags.reverse, "Begin at the end of the axis");
+}
+
 const OperationCommand kOperations[] = {
     {"dot", "Sum of the products of two arrays' elements", AddTwo,
      [](Client& client, const ProblemFlags&, Operands x, const OperationOptions& options) {
@@ -132,6 +143,11 @@ const OperationCommand kOperations[] = {
      AddOfTopK,
      [](Client& client, const ProblemFlags& flags, Operands x, const OperationOptions& options) {
        return AsStep(client.TopK(x[0], flags.k, flags.smallest, flags.axis, options));
+     }},
+    {"scan", "Fold the elements along an axis up to each one, as in running sums", AddOfScan,
+     [](Client& client, const ProblemFlags& flags, Operands x, const OperationOptions& options) {
+       return AsStep(client.Scan(Parse(kAllReduceOps, flags.op), x[0], flags.axis, flags.exclusive,
+                                 flags.reverse, options));
      }},
 };
 
@@ -177,7 +193,7 @@ void RunOperation(Session& session, const OperationFlags& flags) {
   }
 }
 
-// Adds the expression of Reduce and Matmul.
+// Adds the expression of Reduce, Scan and Matmul.
 void AddExpression(CLI::App& command, OperationFlags& flags, const char* description) {
   auto* text = command.add_option("--expression", flags.expression, description)->type_name("TEXT");
   command
@@ -213,6 +229,9 @@ void AddOperations(CLI::App& app, Command& chosen) {
       AddExpression(
           *command, *flags,
           "Fold this expression of the operand, which is a, as in '(a - b) ** 2' --with y");
+    } else if (flags->Is("scan")) {
+      AddExpression(*command, *flags,
+                    "Scan this expression of the operand, which is a, as in 'a > b' --with y");
     } else if (flags->Is("matmul")) {
       AddExpression(
           *command, *flags,

@@ -30,6 +30,8 @@ struct ProblemFlags {
   std::int64_t k = 0;
   bool smallest = false;
   std::optional<int> axis;
+  bool exclusive = false;
+  bool reverse = false;
   std::string expression;
   std::string strategy;
   Launch launch;

@@ -80,6 +80,12 @@ constexpr bool IsDeviation(ReduceOp op) {
   return op == ReduceOp::kVariance || op == ReduceOp::kStd;
 }
 
+// Whether Scan accepts the operation.
+constexpr bool Scans(ReduceOp op) {
+  return op == ReduceOp::kSum || op == ReduceOp::kProduct || op == ReduceOp::kMin ||
+         op == ReduceOp::kMax || IsLogical(op);
+}
+
 // Whether the operation has no value for an empty input.
 constexpr bool NeedsElements(ReduceOp op) {
   return IsOrdering(op) || op == ReduceOp::kMean || IsDeviation(op);

@@ -164,6 +164,11 @@ Scaled<TopKProblem> ScaleDown(TopKProblem p) {
   p.inner = 1;
   return {p, scale};
 }
+template <>
+Scaled<ScanProblem> ScaleDown(ScanProblem p) {
+  const double scale = Halve({&p.outer, &p.length, &p.inner}, kMostElements);
+  return {p, scale};
+}
 
 // Returns the bytes that any algorithm must move: each operand once, and the result. Here all
 // arrays have n elements of one type.
@@ -196,6 +201,11 @@ double LeastBytes(const TopKProblem& p) {
   return static_cast<double>(p.rows) * static_cast<double>(p.n) *
              static_cast<double>(SizeOf(p.dtype)) +
          static_cast<double>(TopKOutBytes(p));
+}
+double LeastBytes(const ScanProblem& p) {
+  return static_cast<double>(p.outer) * static_cast<double>(p.length) *
+         static_cast<double>(p.inner) *
+         static_cast<double>(SizeOf(p.dtype) + SizeOf(ResultDType(p.op, p.dtype)));
 }
 
 // Returns the seconds that one CPU thread needs per element to load a view that is not contiguous,

@@ -194,6 +194,25 @@ struct TopKProblem {
   Launch launch;
 };
 
+// out[o, i, j] = the fold of x[o, 0, j] to x[o, i, j] of the array x[outer, length, inner], without
+// x[o, i, j] itself if `exclusive`. If `reverse`, the fold begins at x[o, length - 1, j]. out has
+// the type ResultDType(op, dtype).
+struct ScanProblem {
+  static constexpr std::string_view kOperation = "scan";
+  DType dtype = DType::kF32;
+  ReduceOp op = ReduceOp::kSum;  // SUM, PRODUCT, MIN or MAX
+  std::int64_t outer = 0;
+  std::int64_t length = 0;
+  std::int64_t inner = 1;
+  bool exclusive = false;
+  bool reverse = false;
+  const void* x = nullptr;
+  void* out = nullptr;
+  Launch launch;
+
+  constexpr std::int64_t elements() const { return outer * length * inner; }
+};
+
 // Calls f.operator()<Problem>() for the problem of each operation.
 template <class F>
 constexpr void ForEachOperation(F&& f) {

@@ -159,6 +159,9 @@ double More(const Spec&, absl::Span<const View>, const Speed&) {
 double More(const ReduceSpec& spec, absl::Span<const View> x, const Speed& speed) {
   return spec.expression.has_value() ? MapMicroseconds(*spec.expression, x, speed) : 0;
 }
+double More(const ScanSpec& spec, absl::Span<const View> x, const Speed& speed) {
+  return spec.expression.has_value() ? MapMicroseconds(*spec.expression, x, speed) : 0;
+}
 double More(const MapSpec& spec, absl::Span<const View> x, const Speed& speed) {
   return MapMicroseconds(spec.expression, x, speed);
 }

@@ -55,6 +55,16 @@ struct SpecOf<TopKProblem> {
   bool smallest = false;
 };
 
+// The operands that only the expression uses follow x.
+template <>
+struct SpecOf<ScanProblem> {
+  ReduceOp op = ReduceOp::kSum;
+  int axis = -1;
+  bool exclusive = false;
+  bool reverse = false;
+  std::optional<Expression> expression;
+};
+
 #define TESSERA_SPEC(Operation, name) using Operation##Spec = SpecOf<Operation##Problem>;
 TESSERA_OPERATION_METHODS(TESSERA_SPEC)
 #undef TESSERA_SPEC

@@ -218,6 +218,12 @@ inline Division DivisionOf(const TopKProblem& p, const Strategy<TopKProblem>&, c
   return {p.x, p.inner * p.n * static_cast<std::int64_t>(SizeOf(p.dtype)), p.rows / p.inner};
 }
 
+// A part consists of the lines that belong to one index of the axes before the scanned one.
+inline Division DivisionOf(const ScanProblem& p, const Strategy<ScanProblem>&, const Team&) {
+  if (p.x == nullptr || p.outer == 1) return {};
+  return {p.x, p.length * p.inner * static_cast<std::int64_t>(SizeOf(p.dtype)), p.outer};
+}
+
 // --- A share as a problem ---
 
 // Returns the problem of the indices [share.first, share.end) of outer.
@@ -259,6 +265,15 @@ inline TopKProblem PartOf(const TopKProblem& p, const TeamShare& share) {
   part.x = Advanced(p.x, rows * p.n * static_cast<std::int64_t>(SizeOf(p.dtype)));
   part.values = Advanced(p.values, rows * p.k * static_cast<std::int64_t>(SizeOf(p.dtype)));
   part.indices = p.indices == nullptr ? nullptr : p.indices + rows * p.k;
+  return part;
+}
+
+inline ScanProblem PartOf(const ScanProblem& p, const TeamShare& share) {
+  ScanProblem part = p;
+  const std::int64_t first = share.first * p.length * p.inner;
+  part.outer = share.end - share.first;
+  part.x = Advanced(p.x, first * static_cast<std::int64_t>(SizeOf(p.dtype)));
+  part.out = Advanced(p.out, first * static_cast<std::int64_t>(SizeOf(ResultDType(p.op, p.dtype))));
   return part;
 }
 

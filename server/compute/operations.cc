@@ -105,7 +105,7 @@ absl::Status CheckCounts(const v1::Expression& expression, std::string_view fiel
   return absl::OkStatus();
 }
 
-// Sets the expression of a Reduce or a Matmul, if the request has one.
+// Sets the expression of a Reduce, a Scan or a Matmul, if the request has one.
 template <class Request>
 absl::Status SetExpression(const Request& request, std::optional<Expression>& expression) {
   if (!request.has_expression() && request.with().empty()) return absl::OkStatus();
@@ -165,6 +165,16 @@ absl::Status Read(const v1::MapRequest& request, MapSpec& spec) {
   if (!expression.ok()) return expression.status();
   spec.expression = *std::move(expression);
   return absl::OkStatus();
+}
+
+absl::Status Read(const v1::ScanRequest& request, ScanSpec& spec) {
+  const absl::StatusOr<ReduceOp> op = FromProto(request.op());
+  if (!op.ok()) return op.status();
+  spec.op = *op;
+  if (request.has_axis()) spec.axis = request.axis();
+  spec.exclusive = request.exclusive();
+  spec.reverse = request.reverse();
+  return SetExpression(request, spec.expression);
 }
 
 absl::Status Read(const v1::TopKRequest& request, TopKSpec& spec) {
@@ -237,10 +247,11 @@ OperationSize SizeOfRequest(const Request& request) {
   if constexpr (requires { request.with(); }) add(request.with_size(), kMostOperands - 1);
   if constexpr (requires { request.expression(); }) {
     const int nodes = request.expression().nodes_size();
-    // An invalid node may have one argument too many, on the heap. Only Reduce compiles an
+    // An invalid node may have one argument too many, on the heap. Reduce and Scan compile an
     // expression a second time, with a cast.
     constexpr std::size_t kNode = sizeof(ExpressionNode) + 16 + kHeap;
-    constexpr std::size_t kPrograms = std::is_same_v<Request, v1::ReduceRequest> ? 2 : 1;
+    constexpr std::size_t kPrograms = requires { request.op(); }
+    ? 2 : 1;
     if (nodes > 0 && nodes <= kMostNodes) {
       size.bytes = static_cast<std::size_t>(nodes) * kNode + kHeap +
                    kPrograms * (sizeof(MapProgram) + kHeap);
