@@ -5,11 +5,13 @@
 //     segment   16 elements           one after the other
 //     stripe    32 segments           the scan of Kogge and Stone over their totals
 //     chunk      8 stripes            one after the other, and so on
-//     group     32 chunks
+//     part       8 chunks
+//     group     32 parts
 //     region    32 groups
 //
 // Each part is combined from the identity on, so that a missing element changes no bit.
 //
+//     chunks = parts + chunks of the part
 //     result = ((regions + (groups + chunks)) + (stripes + segments)) + elements of the segment
 //
 // Each term is the total of all parts of that kind that precede the element in the next larger
@@ -24,10 +26,12 @@
 
 namespace tessera {
 
-inline constexpr int kScanItems = 16;     // elements of a segment
-inline constexpr int kScanSegments = 32;  // segments of a stripe
-inline constexpr int kScanStripes = 8;    // stripes of a chunk
-inline constexpr int kScanFan = 32;       // chunks of a group, and groups of a region
+inline constexpr int kScanItems = 16;                    // elements of a segment
+inline constexpr int kScanSegments = 32;                 // segments of a stripe
+inline constexpr int kScanStripes = 8;                   // stripes of a chunk
+inline constexpr int kScanPart = 8;                      // chunks of a part
+inline constexpr int kScanFan = 32;                      // parts of a group, and groups of a region
+inline constexpr int kScanGroup = kScanPart * kScanFan;  // chunks of a group
 inline constexpr std::int64_t kScanStripe = kScanItems * kScanSegments;
 inline constexpr std::int64_t kScanChunk = kScanStripe * kScanStripes;
 
@@ -35,7 +39,7 @@ constexpr std::int64_t ScanChunks(std::int64_t length) {
   return (length + kScanChunk - 1) / kScanChunk;
 }
 constexpr std::int64_t ScanGroups(std::int64_t length) {
-  return (ScanChunks(length) + kScanFan - 1) / kScanFan;
+  return (ScanChunks(length) + kScanGroup - 1) / kScanGroup;
 }
 constexpr std::int64_t ScanRegions(std::int64_t length) {
   return (ScanGroups(length) + kScanFan - 1) / kScanFan;
@@ -58,7 +62,7 @@ TESSERA_HD typename F::Out FinishScan(ScanValue<F> value) {
 // The number of additions that a term passes through, within its chunk and beyond.
 inline FoldSteps ScanSteps(DType dtype, std::int64_t length) {
   const std::int64_t within = kScanItems + 5 + kScanStripes + 4;
-  const std::int64_t beyond = 2 * kScanFan + ScanRegions(length) + 2;
+  const std::int64_t beyond = kScanPart + 2 * kScanFan + ScanRegions(length) + 3;
   return dtype == DType::kF16 ? FoldSteps{within, beyond} : FoldSteps{0, within + beyond};
 }
 
@@ -69,21 +73,30 @@ class ScanCarry {
   using Wide = typename F::Wide;
 
   // Returns the fold of all chunks so far.
-  TESSERA_HD Wide Base() const { return F::Combine(regions_, F::Combine(groups_, chunks_)); }
+  TESSERA_HD Wide Base() const {
+    return F::Combine(regions_, F::Combine(groups_, F::Combine(parts_, chunks_)));
+  }
   // Adds the total of the next chunk.
   TESSERA_HD void Add(Wide total) {
     chunks_ = F::Combine(chunks_, total);
-    if (++count_ % kScanFan != 0) return;
-    groups_ = F::Combine(groups_, chunks_);
-    chunks_ = F::template Identity<Wide>();
-    if (count_ % (kScanFan * kScanFan) != 0) return;
-    regions_ = F::Combine(regions_, groups_);
-    groups_ = F::template Identity<Wide>();
+    ++count_;
+    if (count_ % kScanPart != 0) return;
+    Move(chunks_, parts_);
+    if (count_ % kScanGroup != 0) return;
+    Move(parts_, groups_);
+    if (count_ % (kScanGroup * kScanFan) != 0) return;
+    Move(groups_, regions_);
   }
 
  private:
+  TESSERA_HD static void Move(Wide& from, Wide& to) {
+    to = F::Combine(to, from);
+    from = F::template Identity<Wide>();
+  }
+
   Wide regions_ = F::template Identity<Wide>();
   Wide groups_ = F::template Identity<Wide>();
+  Wide parts_ = F::template Identity<Wide>();
   Wide chunks_ = F::template Identity<Wide>();
   std::int64_t count_ = 0;
 };

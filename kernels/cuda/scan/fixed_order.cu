@@ -1,27 +1,31 @@
 // Scan in one pass, in the fixed order of kernels/same_bits/fixed_scan.h.
 //
-// A block of 256 threads scans a chunk of 4096 elements: 16 elements in a thread, 32 threads in a
-// warp, 8 warps. What it needs from the chunks before it is a fold of totals, not of results, and
-// the order fixes which totals: those of the chunks before it in its group of 32, those of the
-// groups before it in its region of 32, and the fold of all regions before. So a chunk does not wait
-// for its neighbour's result, as in a chain, nor for whatever happens to be there, as in
-// `look_back`: it waits for at most 31 totals of chunks and 31 of groups, which it reads at the same
-// time, and for one value per region of 4 million elements. The last chunk of a group sends the
-// group's total, and the last of a region the fold of all regions.
+// A block scans a chunk of 4096 elements: 16 elements per thread, 32 threads per warp, 8 warps. It
+// needs the fold of everything before its chunk, and the order says from which totals it comes:
+// those of the chunks before it in its group of 256, those of the groups before it in its region,
+// and the fold of all regions before. A block therefore waits neither for the result of the chunk
+// before its own, as in a chain, nor for whatever happens to be there first, as in `look_back`. It
+// waits for at most 255 totals of chunks, one per thread, and at the same time for at most 31 totals
+// of groups and one value for the regions. The last chunk of a group sends the group's total, and
+// the last one of a region also sends the fold of all regions.
 //
-//     chunks   | 0 1 2 ... 31 | 32 33 ... 63 | 64 65 66 ...
-//     groups   |      0       |       1      |     2          chunk 66 reads groups 0 and 1,
-//                                                            and chunks 64 and 65
+//     chunks   | 0 1 2 ... 255 | 256 ... 511 | 512 513 514 ...
+//     groups   |       0       |      1      |  2           chunk 514 reads groups 0 and 1,
+//                                                           and chunks 512 and 513
 //
 // Blocks take chunks by a ticket, so every chunk that a block waits for is done or running.
 //
-// A thread's 16 elements are adjacent, which would make loads of a warp touch 32 places. A warp
-// therefore copies its 512 elements through shared memory, in vectors where the address allows it.
-// Rows of up to 512 elements share a warp, and rows of up to a chunk have a block each. Where lines
-// are columns, a block walks down as many columns as fill 64 bytes, 512 elements at a time; if that
-// gives too few blocks, it first finds the totals of all chunks, and then each chunk has a block.
+// The 16 elements of a thread are adjacent, so direct loads of a warp would touch 32 places. A warp
+// therefore copies its 512 elements to shared memory and its results from there, in vectors where
+// their addresses allow it. Rows of up to 512 elements share a warp, and rows of up to a chunk have
+// a block each. Where lines are columns, a block walks down as many of them as fill 64 bytes, 512
+// elements at a time. If that gives too few blocks, it first finds the totals of all chunks, and
+// then each chunk has a block.
 //
 // Cost at n = 2^20, f32: 4 MiB read, 4 MiB written, a memset of 4 KiB, one launch.
+//
+// The kernels are correct for any length, and for any alignment, because only aligned copies use
+// vectors.
 #include <cuda_pipeline.h>
 
 #include <algorithm>
@@ -48,14 +52,17 @@ struct Rows {
 
 // --- Shared memory of a warp ---
 
-// The elements of a stripe in shared memory, in the order of memory. Every 16 elements are followed
-// by 16 bytes, so that the threads of a warp, which take 16 elements each, use different banks.
+// The elements of a stripe in shared memory, in the order of memory. Every 16 elements, or every 32
+// of 8 bytes, are followed by 16 bytes, so that the threads of a warp, which take 16 elements each,
+// use different banks.
 template <class A>
 struct Stage {
   static constexpr int kVector = kVectorBytes / static_cast<int>(sizeof(A));
-  static constexpr int kSlots = kScanSegments * (kScanItems + kVector);
+  static constexpr int kBetweenGaps = sizeof(A) == 8 ? 2 * kScanItems : kScanItems;
+  static constexpr int kSlots =
+      static_cast<int>(kScanStripe) / kBetweenGaps * (kBetweenGaps + kVector);
 
-  __device__ A* At(int i) const { return slots + i + i / kScanItems * kVector; }
+  __device__ A* At(int i) const { return slots + i + i / kBetweenGaps * kVector; }
   // Calls copy(A* slot, i, constant number of elements) for all elements [0, count), in vectors if
   // the memory at `elements` is aligned.
   template <class Copy>
@@ -200,128 +207,202 @@ struct Totals {
   __host__ __device__ std::int64_t per_row() const { return chunks + groups + regions; }
 };
 
-template <class W>
-__device__ W Receive(const Mailbox& mailbox, std::int64_t slot) {
-  const ulonglong2* const pair = MailSlot(mailbox, slot, 1);
-  ulonglong2 v = Peek(pair);
-  while ((v.x & v.y & kMailFlag) == 0) v = Peek(pair);
-  const unsigned words[2] = {static_cast<unsigned>(v.x), static_cast<unsigned>(v.y)};
-  W value;
-  std::memcpy(&value, words, sizeof value);
-  return value;
+// Waits for the values in two slots at the same time. A negative slot has none, which gives the
+// identity.
+template <class F>
+__device__ void ReceiveTwo(const Mailbox& mailbox, std::int64_t first, std::int64_t second,
+                           typename F::Wide* values) {
+  const std::int64_t slots[2] = {first, second};
+  ulonglong2 found[2];
+  bool wait[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    values[i] = F::template Identity<typename F::Wide>();
+    wait[i] = slots[i] >= 0;
+  }
+  while (wait[0] || wait[1]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      if (wait[i]) found[i] = Peek(MailSlot(mailbox, slots[i], 1));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (!wait[i] || (found[i].x & found[i].y & kMailFlag) == 0) continue;
+      const unsigned words[2] = {static_cast<unsigned>(found[i].x),
+                                 static_cast<unsigned>(found[i].y)};
+      std::memcpy(&values[i], words, sizeof values[i]);
+      wait[i] = false;
+    }
+  }
 }
 
-// Returns the fold of all chunks before chunk c of a row, whose total has been sent, to every thread.
-// Three warps receive at the same time.
+// Returns cells[0] + ... + cells[kScanFan - 1], one after the other.
+template <class F>
+__device__ typename F::Wide FoldCells(const typename F::Wide* cells) {
+  auto fold = F::template Identity<typename F::Wide>();
+#pragma unroll 8
+  for (int i = 0; i < kScanFan; ++i) fold = F::Combine(fold, cells[i]);
+  return fold;
+}
+
+// Sends the total of chunk c of a row, and returns the fold of all chunks before it to every thread.
+// A missing total is the identity, which changes nothing. REQUIRES: kScanGroup threads call it.
 template <class F>
 __device__ typename F::Wide ExchangeTotals(const Totals& totals, std::int64_t row, std::int64_t c,
                                            typename F::Wide total) {
   using Wide = typename F::Wide;
-  __shared__ Wide received[2][kScanFan];
-  __shared__ Wide folds[3];  // of the chunks, the groups and the regions before this chunk
-  const Mailbox& mailbox = totals.mailbox;
-  const std::int64_t chunks = row * totals.per_row(), groups = chunks + totals.chunks,
-                     regions = groups + totals.groups;
-  const std::int64_t group = c / kScanFan, region = group / kScanFan;
-  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-  if (warp < 2) {
-    const int before = static_cast<int>(warp == 0 ? c % kScanFan : group % kScanFan);
-    const std::int64_t first = warp == 0 ? chunks + group * kScanFan : groups + region * kScanFan;
-    received[warp][lane] =
-        lane < before ? Receive<Wide>(mailbox, first + lane) : F::template Identity<Wide>();
-    __syncwarp();
-    auto fold = F::template Identity<Wide>();
-    // Missing totals are the identity, which changes nothing.
-#pragma unroll 4
-    for (int i = 0; i < kScanFan; ++i) fold = F::Combine(fold, received[warp][i]);
-    folds[warp] = fold;
-    if (warp == 0 && lane == 0 && before == kScanFan - 1)
-      Send(mailbox, groups + group, F::Combine(fold, total));
-  } else if (warp == 2) {
-    folds[2] = region > 0 ? Receive<Wide>(mailbox, regions + region) : F::template Identity<Wide>();
+  __shared__ Wide of_chunks[kScanGroup], of_parts[kScanFan], of_groups[kScanFan];
+  __shared__ Wide parts, rest, groups, regions;
+  const int me = static_cast<int>(threadIdx.x);
+  const std::int64_t chunk_slots = row * totals.per_row();
+  const std::int64_t group_slots = chunk_slots + totals.chunks;
+  const std::int64_t region_slots = group_slots + totals.groups;
+  const std::int64_t group = c / kScanGroup, region = group / kScanFan;
+  const int before = static_cast<int>(c % kScanGroup);  // chunks of the group
+  if (me == 0) Send(totals.mailbox, chunk_slots + c, total);
+  // Thread i waits for chunk i of the group. The first warp also waits for the groups of the
+  // region, and a thread of the second one for the regions.
+  std::int64_t other = -1;
+  if (me < group % kScanFan) other = group_slots + region * kScanFan + me;
+  if (me == kScanFan && region > 0) other = region_slots + region;
+  Wide received[2];
+  ReceiveTwo<F>(totals.mailbox, me < before ? chunk_slots + group * kScanGroup + me : -1, other,
+                received);
+  of_chunks[me] = received[0];
+  if (me < kScanFan) of_groups[me] = received[1];
+  if (me == kScanFan) regions = received[1];
+  __syncthreads();  // all totals are there
+  if (me < kWarpSize) {
+    auto part = F::template Identity<Wide>();
+#pragma unroll
+    for (int i = 0; i < kScanPart; ++i) part = F::Combine(part, of_chunks[me * kScanPart + i]);
+    // The chunk is in this part, which is not complete.
+    const bool own = me == before / kScanPart;
+    if (own) rest = part;
+    of_parts[me] = own ? F::template Identity<Wide>() : part;
+    __syncwarp();  // all parts are there
+    const Wide fold = FoldCells<F>(of_parts);
+    if (me == 0) parts = fold;
+  } else if (me < 2 * kWarpSize) {
+    const Wide fold = FoldCells<F>(of_groups);
+    if (me == kWarpSize) groups = fold;
   }
-  __syncthreads();  // all three folds are there
-  const Wide of_chunks = folds[0], of_groups = folds[1], of_regions = folds[2];
-  if (threadIdx.x == 0 && (c + 1) % (kScanFan * kScanFan) == 0 && c + 1 < totals.chunks) {
-    const Wide last_group = F::Combine(of_chunks, total);
-    Send(mailbox, regions + region + 1, F::Combine(of_regions, F::Combine(of_groups, last_group)));
+  __syncthreads();  // all folds are there
+  if (me == 0 && before == kScanGroup - 1) {
+    const Wide of_group = F::Combine(parts, F::Combine(rest, total));
+    Send(totals.mailbox, group_slots + group, of_group);
+    if (group % kScanFan == kScanFan - 1 && c + 1 < totals.chunks)
+      Send(totals.mailbox, region_slots + region + 1,
+           F::Combine(regions, F::Combine(groups, of_group)));
   }
-  return F::Combine(of_regions, F::Combine(of_groups, of_chunks));
+  return F::Combine(regions, F::Combine(groups, F::Combine(parts, rest)));
 }
 
 // --- Kernels ---
 
-// The shared memory of a warp: two stages for elements, of this chunk and the next, and one for
-// results if they have another size.
+// The shared memory of a block: a stage per warp for elements and, if results have another size, one
+// for results.
 template <class F>
 struct Stages {
   using T = typename F::Element;
-  using Out = typename F::Out;
-  static constexpr bool kInPlace = sizeof(T) == sizeof(Out);
+  using Result = typename F::Out;
+  static constexpr bool kInPlace = sizeof(T) == sizeof(Result);
   static constexpr int kElements = Stage<T>::kSlots * static_cast<int>(sizeof(T));
-  static constexpr int kResults = kInPlace ? 0 : Stage<Out>::kSlots * static_cast<int>(sizeof(Out));
-  static constexpr int kBytes = kElements + kResults;
+  static constexpr int kResults =
+      kInPlace ? 0 : Stage<Result>::kSlots * static_cast<int>(sizeof(Result));
+  static constexpr int kBytesPerWarp = kElements + kResults;
 
-  // other: whether the elements are in the second stage, which follows those of all warps.
-  __device__ explicit Stages(bool other = false) {
-    const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-    unsigned char* const memory = DynamicShared<unsigned char>();
-    elements = memory + (other ? kScanStripes * kBytes + warp * kElements : warp * kBytes);
-    results = kInPlace ? elements : memory + warp * kBytes + kElements;
+  __device__ Stages()
+      : memory(DynamicShared<unsigned char>() + threadIdx.x / kWarpSize * kBytesPerWarp) {}
+  __device__ Stage<T> In() const { return {reinterpret_cast<T*>(memory)}; }
+  __device__ Stage<Result> Out() const {
+    return {reinterpret_cast<Result*>(memory + (kInPlace ? 0 : kElements))};
   }
-  __device__ Stage<T> in() const { return {reinterpret_cast<T*>(elements)}; }
-  __device__ Stage<Out> out() const { return {reinterpret_cast<Out*>(results)}; }
 
-  unsigned char *elements, *results;
+  unsigned char* memory;
 };
 
-// Computes the results of the warp's segments and stores those of out[0, count).
-template <class F, bool kWhole>
-__device__ void StoreResults(const Segment<kWhole>& segment, const Stages<F>& stages,
-                             const typename F::Element (&own)[kScanItems], ScanValue<F> start,
-                             bool exclusive, typename F::Out* out, int count) {
-  typename F::Out results[kScanItems];
-  Results<F>(own, start, exclusive, results);
-  __syncwarp();  // all lanes have read the stage
-  segment.Write(results, stages.out());
-  __syncwarp();  // the stage has the results
-  stages.out().Empty(out, count);
-}
-
-// A warp's stripe of chunk c of a row: positions [first, first + size), which begin at x[at].
+// A warp's stripe of chunk c of a row: `size` elements, which begin at x[at].
 struct Stripe {
   int size;
+  bool reverse;
   std::int64_t at;
 
   template <class F>
-  __device__ Stripe(const Rows<F>& p, std::int64_t row, std::int64_t c) {
+  __device__ Stripe(const Rows<F>& p, std::int64_t row, std::int64_t c) : reverse(p.reverse) {
     const std::int64_t first = c * kScanChunk + threadIdx.x / kWarpSize * kScanStripe;
     size = static_cast<int>(max(std::int64_t{0}, min(p.length - first, std::int64_t{kScanStripe})));
     at = row * p.length + (p.reverse ? p.length - first - size : first);
   }
+  // Returns the thread's segment. REQUIRES for kWhole: the stripe is whole.
+  template <bool kWhole>
+  __device__ Segment<kWhole> Own() const {
+    const int begin = static_cast<int>(threadIdx.x) % kWarpSize * kScanItems;
+    const int count = min(kScanItems, max(0, size - begin));
+    return {reverse ? size - begin - count : begin, count, reverse};
+  }
 };
 
-// Scans a chunk whose stripes are on the way to the stages. A warp scans a stripe. exchange(total)
-// returns the fold of everything before the chunk; total is the chunk's.
-template <class F, bool kWhole, class Exchange>
-__device__ void ScanChunk(const Rows<F>& p, const Stripe& stripe, const Stages<F>& stages,
-                          Exchange exchange) {
-  using T = typename F::Element;
+// Returns the fold of the stripe's elements up to the end of the thread's segment.
+template <class F, bool kWhole>
+__device__ ScanValue<F> FoldStripe(const Stripe& stripe, Stage<typename F::Element> in) {
+  typename F::Element own[kScanItems];
+  const auto segment = stripe.Own<kWhole>();
+  segment.Read(in, own);
+  return ScanLanes<F>(segment.template Total<F>(own));
+}
+template <class F>
+__device__ ScanValue<F> FoldStripe(const Stripe& stripe, Stage<typename F::Element> in) {
+  return stripe.size == kScanStripe ? FoldStripe<F, true>(stripe, in)
+                                    : FoldStripe<F, false>(stripe, in);
+}
+
+// Computes the results of a segment and writes them to the stage of results.
+template <class F, bool kWhole>
+__device__ void WriteResults(const Segment<kWhole>& segment, Stage<typename F::Element> in,
+                             ScanValue<F> start, bool exclusive, Stage<typename F::Out> out) {
+  typename F::Element own[kScanItems];
+  typename F::Out results[kScanItems];
+  segment.Read(in, own);
+  Results<F>(own, start, exclusive, results);
+  __syncwarp();  // all lanes have read the stage
+  segment.Write(results, out);
+}
+// Stores the results of a stripe. start: the fold of everything before the thread's segment.
+template <class F>
+__device__ void StoreStripe(const Rows<F>& p, const Stripe& stripe, Stage<typename F::Element> in,
+                            ScanValue<F> start, Stage<typename F::Out> out) {
+  if (stripe.size == kScanStripe) {
+    WriteResults<F>(stripe.Own<true>(), in, start, p.exclusive, out);
+  } else {
+    WriteResults<F>(stripe.Own<false>(), in, start, p.exclusive, out);
+  }
+  __syncwarp();  // the stage has the results
+  out.Empty(p.out + stripe.at, stripe.size);
+}
+
+constexpr int kThreads = kScanStripes * kWarpSize;
+
+// One block per chunk. Rows of a single chunk have as many warps as stripes.
+template <class F>
+__global__ void __launch_bounds__(kThreads, 4) ScanChunksOfRows(Rows<F> p, Totals totals) {
   using Value = ScanValue<F>;
   __shared__ Value stripes[kScanStripes];
+  __shared__ unsigned ticket;
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-  const int size = kWhole ? static_cast<int>(kScanStripe) : stripe.size;
-  const int begin = lane * kScanItems;
-  const int count = min(kScanItems, max(0, size - begin));
-  const Segment<kWhole> segment{p.reverse ? size - begin - count : begin, count, p.reverse};
-  stages.in().Filled();
-  T own[kScanItems];
-  segment.Read(stages.in(), own);
-  const Value folded = ScanLanes<F>(segment.template Total<F>(own));
+  std::int64_t row = blockIdx.x, c = 0;
+  if (totals.chunks > 1) {
+    if (threadIdx.x == 0) ticket = TakeTicket(totals.mailbox);
+    __syncthreads();  // the ticket is there
+    row = ticket / totals.chunks;
+    c = ticket % totals.chunks;
+  }
+  const Stripe stripe(p, row, c);
+  const Stages<F> stages;
+  stages.In().Fill(p.x + stripe.at, stripe.size);
+  Stage<typename F::Element>::Filled();
+  const Value folded = FoldStripe<F>(stripe, stages.In());
   const Value segments = LaneBelow<F>(folded);
-  if (lane == kWarpSize - 1) stripes[warp] = folded;
+  if (threadIdx.x % kWarpSize == kWarpSize - 1) stripes[warp] = folded;
   __syncthreads();  // all stripes' totals are there
   auto before = F::template Identity<Value>(), total = before;
   const int warps = static_cast<int>(blockDim.x) / kWarpSize;
@@ -330,97 +411,41 @@ __device__ void ScanChunk(const Rows<F>& p, const Stripe& stripe, const Stages<F
     if (i == warp) before = total;
     if (i < warps) total = F::Combine(total, stripes[i]);
   }
-  const auto base = static_cast<Value>(exchange(static_cast<typename F::Wide>(total)));
-  StoreResults(segment, stages, own, F::Combine(base, F::Combine(before, segments)), p.exclusive,
-               p.out + stripe.at, size);
-}
-
-constexpr int kThreads = kScanStripes * kWarpSize;
-#ifndef KB
-#define KB 4
-#endif
-constexpr int kBlocksOfSm = KB;
-
-// Rows of more than one chunk. A block takes one chunk after the other by a ticket, and fetches the
-// next one while it waits for the totals of other chunks.
-template <class F>
-__global__ void __launch_bounds__(kThreads, kBlocksOfSm) ScanLongRows(Rows<F> p, Totals totals) {
-  using Wide = typename F::Wide;
-  __shared__ unsigned tickets[2];
-  const unsigned chunks = static_cast<unsigned>(p.rows * totals.chunks);
-  if (threadIdx.x == 0) tickets[0] = TakeTicket(totals.mailbox);
-  __syncthreads();  // the first ticket is there
-  unsigned ticket = tickets[0];
-  std::int64_t row = ticket / totals.chunks, c = ticket % totals.chunks;
-  if (ticket < chunks) {
-    const Stripe stripe(p, row, c);
-    Stages<F>().in().Fill(p.x + stripe.at, stripe.size);
-  }
-  for (bool other = false; ticket < chunks; other = !other) {
-    unsigned next = 0;
-    if (threadIdx.x == 0) next = TakeTicket(totals.mailbox);
-    const Stripe stripe(p, row, c);
-    const auto exchange = [&](Wide total) {
-      if (threadIdx.x == 0) Send(totals.mailbox, row * totals.per_row() + c, total);
-      if (threadIdx.x == 0) tickets[!other] = next;
-      __syncthreads();  // the next ticket is there
-      ticket = tickets[!other];
-      if (ticket < chunks) {
-        const Stripe after(p, ticket / totals.chunks, ticket % totals.chunks);
-        Stages<F>(!other).in().Fill(p.x + after.at, after.size);
-      }
-      return ExchangeTotals<F>(totals, row, c, total);
-    };
-    if ((c + 1) * kScanChunk <= p.length) {
-      ScanChunk<F, true>(p, stripe, Stages<F>(other), exchange);
-    } else {
-      ScanChunk<F, false>(p, stripe, Stages<F>(other), exchange);
-    }
-    row = ticket / totals.chunks;
-    c = ticket % totals.chunks;
-  }
-}
-
-// Rows of at most one chunk. The block has as many warps as the row needs.
-template <class F>
-__global__ void __launch_bounds__(kThreads, kBlocksOfSm) ScanRows(Rows<F> p) {
-  const Stripe stripe(p, blockIdx.x, 0);
-  const Stages<F> stages;
-  stages.in().Fill(p.x + stripe.at, stripe.size);
-  const auto nothing = [](typename F::Wide) { return F::template Identity<typename F::Wide>(); };
-  if (p.length == kScanChunk) {
-    ScanChunk<F, true>(p, stripe, stages, nothing);
-  } else {
-    ScanChunk<F, false>(p, stripe, stages, nothing);
-  }
+  auto base = F::template Identity<typename F::Wide>();
+  if (totals.chunks > 1)
+    base = ExchangeTotals<F>(totals, row, c, static_cast<typename F::Wide>(total));
+  StoreStripe(p, stripe, stages.In(),
+              F::Combine(static_cast<Value>(base), F::Combine(before, segments)), stages.Out());
 }
 
 // Rows of at most kScanStripe elements. `lanes` adjacent lanes of a warp scan one row.
 template <class F, bool kWhole>
 __device__ void ScanRowsOfWarp(const Rows<F>& p, int lanes) {
-  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int length = static_cast<int>(p.length), rows_of_warp = kWarpSize / lanes;
-  const std::int64_t first = (std::int64_t{blockIdx.x} * kScanStripes + warp) * rows_of_warp;
+  const std::int64_t first =
+      (std::int64_t{blockIdx.x} * kScanStripes + threadIdx.x / kWarpSize) * rows_of_warp;
   const int rows =
       static_cast<int>(max(std::int64_t{0}, min(p.rows - first, std::int64_t{rows_of_warp})));
   const Stages<F> stages;
-  stages.in().Fill(p.x + first * length, rows * length);
-  stages.in().Filled();
+  stages.In().Fill(p.x + first * length, rows * length);
+  Stage<typename F::Element>::Filled();
   const int row = lane / lanes, begin = lane % lanes * kScanItems;
   const int count = row < rows ? min(kScanItems, max(0, length - begin)) : 0;
   const Segment<kWhole> segment{row * length + (p.reverse ? length - begin - count : begin), count,
                                 p.reverse};
   typename F::Element own[kScanItems];
-  segment.Read(stages.in(), own);
+  segment.Read(stages.In(), own);
   const auto nothing = F::template Identity<ScanValue<F>>();
   const auto segments = LaneBelow<F>(ScanLanes<F>(segment.template Total<F>(own), lanes), lanes);
-  StoreResults(segment, stages, own, F::Combine(nothing, F::Combine(nothing, segments)),
-               p.exclusive, p.out + first * length, rows * length);
+  WriteResults<F>(segment, stages.In(), F::Combine(nothing, F::Combine(nothing, segments)),
+                  p.exclusive, stages.Out());
+  __syncwarp();  // the stage has the results
+  stages.Out().Empty(p.out + first * length, rows * length);
 }
 
 template <class F>
-__global__ void __launch_bounds__(kThreads, kBlocksOfSm) ScanShortRows(Rows<F> p, int lanes) {
+__global__ void __launch_bounds__(kThreads, 4) ScanShortRows(Rows<F> p, int lanes) {
   // Every lane has a whole segment.
   const bool whole = p.length == lanes * kScanItems &&
                      (std::int64_t{blockIdx.x} + 1) * (kThreads / lanes) <= p.rows;
@@ -565,7 +590,7 @@ void RunRows(const ScanProblem& p, CudaStream& stream) {
                         p.length,
                         p.exclusive,
                         p.reverse};
-  constexpr int kBytes = kScanStripes * Stages<F>::kBytes;
+  constexpr int kBytes = kScanStripes * Stages<F>::kBytesPerWarp;
   if (p.length <= kScanStripe) {
     const auto segments = static_cast<unsigned>(CeilDiv(p.length, kScanItems));
     const int lanes = static_cast<int>(std::bit_ceil(segments));
@@ -573,26 +598,21 @@ void RunRows(const ScanProblem& p, CudaStream& stream) {
     Allow(ScanShortRows<F>, kBytes);
     ScanShortRows<F><<<blocks, kThreads, kBytes, stream.handle()>>>(rows, lanes);
     CUDA_CHECK_LAUNCH(ScanShortRows);
-  } else if (p.length <= kScanChunk) {
-    const auto warps = static_cast<unsigned>(CeilDiv(p.length, kScanStripe));
-    Allow(ScanRows<F>, kBytes);
-    ScanRows<F><<<static_cast<unsigned>(p.outer), warps * kWarpSize, warps * Stages<F>::kBytes,
-                  stream.handle()>>>(rows);
-    CUDA_CHECK_LAUNCH(ScanRows);
-  } else {
-    Totals totals(p.length);
+    return;
+  }
+  Totals totals(p.length);
+  const auto warps =
+      static_cast<int>(std::min<std::int64_t>(kScanStripes, CeilDiv(p.length, kScanStripe)));
+  if (totals.chunks > 1) {
     const std::size_t bytes = TotalsBytes(p);
     auto* const memory = static_cast<ulonglong2*>(stream.Scratch(bytes));
     stream.Zero(memory, bytes);
     totals.mailbox = {reinterpret_cast<unsigned*>(memory), memory + 1};
-    constexpr int kTwice = kBytes + kScanStripes * Stages<F>::kElements;
-    const std::int64_t resident =
-        std::int64_t{kBlocksOfSm} * stream.device().info().multiprocessors;
-    const auto blocks = static_cast<unsigned>(std::min(resident, p.outer * totals.chunks));
-    Allow(ScanLongRows<F>, kTwice);
-    ScanLongRows<F><<<blocks, kThreads, kTwice, stream.handle()>>>(rows, totals);
-    CUDA_CHECK_LAUNCH(ScanLongRows);
   }
+  Allow(ScanChunksOfRows<F>, kBytes);
+  ScanChunksOfRows<F><<<static_cast<unsigned>(p.outer * totals.chunks), warps * kWarpSize,
+                        warps * Stages<F>::kBytesPerWarp, stream.handle()>>>(rows, totals);
+  CUDA_CHECK_LAUNCH(ScanChunksOfRows);
 }
 
 template <class T>
