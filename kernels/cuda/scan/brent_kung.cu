@@ -93,6 +93,7 @@ extern constexpr Strategy<ScanProblem> kScanBrentKung = {
               .depth = levels * static_cast<std::uint64_t>(CeilDiv(p.length, PieceSize(p)))};
         },
     .launch = Enqueue,
+    .refuses = RefusesLines,
 };
 
 }  // namespace tessera

@@ -381,10 +381,14 @@ __device__ void StoreStripe(const Rows<F>& p, const Stripe& stripe, Stage<typena
 }
 
 constexpr int kThreads = kScanStripes * kWarpSize;
+// The number of blocks on an SM. With 48 registers per thread, those of small elements still fit.
+template <class F>
+inline constexpr int kBlocksOfSm = sizeof(typename F::Element) == 8 ? 4 : 5;
 
 // One block per chunk. Rows of a single chunk have as many warps as stripes.
 template <class F>
-__global__ void __launch_bounds__(kThreads, 4) ScanChunksOfRows(Rows<F> p, Totals totals) {
+__global__ void __launch_bounds__(kThreads, kBlocksOfSm<F>)
+    ScanChunksOfRows(Rows<F> p, Totals totals) {
   using Value = ScanValue<F>;
   __shared__ Value stripes[kScanStripes];
   __shared__ unsigned ticket;
@@ -635,9 +639,16 @@ void RunColumns(const ScanProblem& p, CudaStream& stream) {
   const std::int64_t tiles = ColumnTiles<T>(p), chunks = ScanChunks(p.length);
   constexpr int kBlock = kColumns<T> * kWarpSize;
   if (!SplitsColumns(p, tiles)) {
-    ScanColumns<F><<<static_cast<unsigned>(p.outer * tiles), kBlock, 0, stream.handle()>>>(
-        Pass::kWhole, lines, tiles, nullptr);
-    CUDA_CHECK_LAUNCH(ScanColumns);
+    // A grid has fewer than 2^31 blocks.
+    const std::int64_t most = std::max<std::int64_t>(1, (std::int64_t{1} << 30) / tiles);
+    for (std::int64_t first = 0; first < p.outer; first += most) {
+      ScanLines<F> part = lines;
+      part.x += first * p.length * p.inner;
+      part.out += first * p.length * p.inner;
+      const auto blocks = static_cast<unsigned>(std::min(most, p.outer - first) * tiles);
+      ScanColumns<F><<<blocks, kBlock, 0, stream.handle()>>>(Pass::kWhole, part, tiles, nullptr);
+      CUDA_CHECK_LAUNCH(ScanColumns);
+    }
     return;
   }
   const std::int64_t columns = p.outer * p.inner;

@@ -84,6 +84,7 @@ extern constexpr Strategy<ScanProblem> kScanKoggeStone = {
               .depth = levels * static_cast<std::uint64_t>(CeilDiv(p.length, ScanThreads(p)))};
         },
     .launch = Enqueue,
+    .refuses = RefusesLines,
 };
 
 }  // namespace tessera

@@ -128,6 +128,11 @@ extern constexpr Strategy<ScanProblem> kScanLookBack = {
                       .depth = static_cast<std::uint64_t>(Steps(p))};
         },
     .launch = Enqueue,
+    .refuses =
+        [](const ScanProblem& p) {
+          return RefusesBlocks(static_cast<double>(p.outer) * static_cast<double>(p.inner) *
+                               static_cast<double>(Pieces(p)));
+        },
     .scratch = [](const ScanProblem& p) -> std::uint64_t { return SlotBytes(p); },
 };
 

@@ -123,6 +123,11 @@ extern constexpr Strategy<ScanProblem> kScanReduceThenScan = {
                       .depth = static_cast<std::uint64_t>(Steps(p))};
         },
     .launch = Enqueue,
+    .refuses =
+        [](const ScanProblem& p) {
+          return RefusesBlocks(static_cast<double>(p.outer) * static_cast<double>(p.inner) *
+                               static_cast<double>(Pieces(p)));
+        },
     .scratch =
         [](const ScanProblem& p) {
           return static_cast<std::uint64_t>(p.outer * p.inner * Pieces(p)) * sizeof(double);

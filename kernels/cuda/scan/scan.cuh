@@ -1,6 +1,9 @@
 // Code that the strategies of Scan share: lines, scans within a warp, and the state of a chunk.
 #pragma once
 
+#include <cstdint>
+#include <limits>
+#include <string>
 #include <type_traits>
 
 #include "kernels/cuda/common/primitives.cuh"
@@ -120,6 +123,15 @@ __device__ typename F::Wide ScanBlock(typename F::Wide value, typename F::Wide* 
     *total = F::Combine(*total, warps[i]);
   }
   return F::Combine(before, below);
+}
+
+// For strategies with a block per line, or more.
+inline std::string RefusesBlocks(double blocks) {
+  constexpr double kMostBlocks = std::numeric_limits<std::int32_t>::max();
+  return blocks <= kMostBlocks ? "" : "fewer than 2^31 blocks";
+}
+inline std::string RefusesLines(const ScanProblem& p) {
+  return RefusesBlocks(static_cast<double>(p.outer) * static_cast<double>(p.inner));
 }
 
 // The launches of lessons have whole warps.
