@@ -68,9 +68,9 @@ struct OperationOptions {
   // For TopK, target and scratch apply to the values, and the next two fields apply to the indices.
   std::optional<ResultBuffer> indices_target = {};
   bool indices_scratch = false;
-  // For Reduce and Scan, the expression that is folded; its operand 0 is x. For Matmul, the expression that
-  // is applied to the product; its operand 0 is the product. In both, the operands of `with` follow
-  // from number 1 on. Expr::ToMessage() creates this message.
+  // For Reduce and Scan, the expression that is folded; its operand 0 is x. For Matmul, the
+  // expression that is applied to the product; its operand 0 is the product. The operands of `with`
+  // follow from number 1 on. Expr::ToMessage() creates this message.
   std::optional<v1::Expression> expression = {};
   std::vector<Operand> with = {};
   // The next two fields are used as in CallOptions. They are ignored in a program.

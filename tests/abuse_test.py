@@ -1306,6 +1306,7 @@ class ErrorTest(Case):
                 *((rpc, "b", dict(a=good, b=operand)) for rpc in ("Dot", "Add", "Matmul")),
                 ("Reduce", "x", dict(x=operand, op="REDUCE_OP_SUM")),
                 ("WindowSum", "x", dict(x=operand, radius=1)),
+                ("Scan", "x", dict(x=operand, op="REDUCE_OP_SUM")),
             ):
                 outcome = client.attempt(rpc, **fields)
                 self.assertEqual((outcome.reason, outcome.metadata.get("operand")), (reason, which))
@@ -1340,6 +1341,8 @@ class ErrorTest(Case):
                 ("BAD_SHAPE", "6", "Dot", dict(a=good, b=inline(ONE))),
                 ("BAD_AXES", "4", "Reduce", dict(sum_of, axes=[4])),
                 ("BAD_OPERATION", "99", "Reduce", dict(x=good, op=99)),
+                ("BAD_OPERATION", "mean", "Scan", dict(x=good, op="REDUCE_OP_MEAN")),
+                ("BAD_AXES", "4", "Scan", dict(sum_of, axis=4)),
                 ("BAD_RADIUS", "-9", "WindowSum", dict(x=good, radius=-9)),
                 ("BAD_OPERAND", "3", "Dot", dict(a=short, b=good)),
                 ("BAD_MESSAGE", str(limit), "Reduce", dict(sum_of, x=large)),

@@ -109,6 +109,7 @@ class AccessTest(o.FreshCase):
             ("Add", dict(a=x, b=x, result=out)),
             ("WindowSum", dict(x=x, radius=1, result=out)),
             ("TopK", dict(x=x, k=1, indices=out)),
+            ("Scan", dict(x=x, op=o.compute.REDUCE_OP_SUM, result=out)),
             ("Execute", dict(steps=[plain, step])),
         ):
             with self.subTest(rpc):
@@ -349,6 +350,7 @@ class AccessTest(o.FreshCase):
                 *(bert.attempt(rpc, **two) for rpc in ("Dot", "Matmul", "Add")),
                 bert.attempt("WindowSum", x=operand, radius=1),
                 bert.attempt("TopK", x=operand, k=1),
+                bert.attempt("Scan", op=o.compute.REDUCE_OP_SUM, x=operand),
                 bert.attempt("Map", operands=[operand], expression=same),
                 bert.attempt("Reduce", op=o.compute.REDUCE_OP_SUM, x=operand),
                 bert.try_upload([dict(name=name, data=b"1234")]),

@@ -24,14 +24,14 @@ import random_requests as r
 from random_requests import BF16, BOOL, BYTES, F16, F32, F64, I8, I32, I64, U8, Operand
 
 LENGTH = 1 << 16  # The length of the resident arrays.
-COUNT = 240
+COUNT = 264
 AT_ONCE = 64
 GOLDEN = pathlib.Path(__file__).with_name("bits.txt")
 SEED = 20261125  # The seed of GOLDEN.
 # Operations whose results are the same on every device (docs/design/reproducible-bits.md), and
 # hence on every machine. Expressions are included if they need no library function of the device or
 # the host. The bits of NaN are excluded.
-ON_EVERY_DEVICE = ("dot", "add", "map", "reduce", "top_k", "bytes")
+ON_EVERY_DEVICE = ("dot", "add", "map", "reduce", "top_k", "scan", "bytes")
 # Reductions of one-byte types that are computed in integers.
 EXACT = ("SUM", "MIN", "MAX", "ARGMIN", "ARGMAX", "ALL", "ANY")
 BOUNDS = {I32: (-(1 << 20), 1 << 20), I64: (-(1 << 20), 1 << 20), U8: (0, 256), I8: (-128, 128),
@@ -110,9 +110,9 @@ def group_on_every_device(case):
 
 
 def without_bits_of_nan(case, answer):
-    if case.rpc != "Map" or case.result[0] not in (F32, F64, F16, BF16):
+    if case.rpc not in ("Map", "Scan") or case.result[0] not in (F32, F64, F16, BF16):
         return answer
-    response = o.compute.MapResponse.FromString(answer)
+    response = getattr(o.compute, case.rpc + "Response").FromString(answer)
     values = o.to_numpy(response.tensor).copy()
     if case.result[0] == BF16:
         values[values & 0x7FFF > 0x7F80] = 0x7FC0

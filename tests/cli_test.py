@@ -328,6 +328,7 @@ class CliTest(CliCase):
             {"map": {"operands": ["step:5", "step:5.indices"], "expression": "a + b"}},
             {"top_k": {"x": "x[0]", "k": 2, "smallest": True, "indices": "i"}},
             {"window-sum": {"x": "step:5.indices@0:4:1", "radius": 1}},
+            {"scan": {"op": "sum", "x": "x", "axis": 0, "exclusive": True, "reverse": True}},
         )
         answer = self.json("run", path)
         steps = answer["steps"]
@@ -343,6 +344,7 @@ class CliTest(CliCase):
         self.assertEqual(steps[7]["values"]["data"], [0, 1])
         self.assertEqual(self.get("i").tolist(), [0, 1])
         self.assertEqual((steps[8]["dtype"], steps[8]["data"]), ("i64", [9, 12, 9, 5]))
+        self.assertEqual(steps[9]["data"], (x[::-1].cumsum(0)[::-1] - x).tolist())
         self.assertTrue(all(step["stats"]["strategy"] for step in steps))
         self.assertGreater(answer["wall_us"], 0)
         self.cli("rm", "sum", "i")
@@ -424,6 +426,27 @@ class CliTest(CliCase):
                       ("BAD_AXES", "tessera info", "topk", "x", "--k", 1, "--axis", 2))
         for flags in ("--replace", "--ttl 5m", "-o -", "-o one.npy --indices-output one.npy"):
             self.fails(2, "BAD_OPTION", "--help", "topk", "x", "--k", 1, *flags.split())
+
+    def test_scan(self):
+        x = np.random.default_rng(8).integers(-9, 9, (30, 40)).astype("<f4")
+        self.put("x", x)
+        self.put("y", np.full(40, 2, "<f4"))
+        answer = self.json("scan", "sum", "x")
+        self.assertEqual((answer["dtype"], answer["shape"]), ("f32", [30, 40]))
+        self.assertEqual(answer["data"], x.cumsum(1).tolist())
+        sums = x[::-1].cumsum(0)[::-1] - x
+        command = ("scan", "sum", "x", "--axis", 0, "--exclusive", "--reverse")
+        self.assertEqual(self.json(*command)["data"], sums.tolist())
+        self.assertEqual(self.cli(*command, "--out", "s"),
+                         f"s: f32 [30, 40], 4.7 KiB on {o.Program.device}\n")
+        np.testing.assert_array_equal(self.get("s"), sums)
+        self.assertEqual(self.cli("scan", "max", "x[0, :4]"),
+                         f"{np.maximum.accumulate(x[0, :4])}\n")
+        answer = self.json("scan", "any", "x", "--axis=-2", "--expression", "a > b", "--with", "y")
+        self.assertEqual(answer["dtype"], "i32")
+        self.assertEqual(answer["data"], np.logical_or.accumulate(x > 2).astype(int).tolist())
+        self.all_fail(4, ("BAD_AXES", "tessera info", "scan", "sum", "x", "--axis", 2),
+                      ("BAD_EXPRESSION", "--help", "scan", "sum", "x", "--expression", "a +"))
 
     def test_large_results_of_topk_go_to_files(self):
         x = np.random.default_rng(9).permutation(600_000).reshape(600, 1000)
@@ -720,7 +743,7 @@ class CliTest(CliCase):
                 "put --random normal --name x", "add a b --out c -o d.npy", "add a b --replace",
                 "reduce sum x --axes a", "reduce sum x --out y", "cp x", "cp x y --dtype f8",
                 "window-sum x", "bench", "topk x", "topk x --k all", "search x --k 3",
-                "topk x --k 1 --out y -o y.npy", "search x --queries q --k 3 --metric cosine",
+                "topk x --k 1 --out y -o y.npy", "scan mean x", "scan x", "search x --queries q --k 3 --metric cosine",
                 "bench sort x", "bench dot x", "bench reduce magic x", "bench dot x x --repeat 0"):
             self.assertEqual(self.run_cli(*line.split()).returncode, 2, line)
         for says, *arguments in (
@@ -1046,7 +1069,9 @@ class BenchTest(CliCase):
                     ("map", ("map", "f64(a) * b + exp(c - c)", "m", "m[0]", "m"), "B/s",
                      side * side * (size + 8) + side * size),
                     ("top_k", ("topk", "m", "--k", 9, "--smallest", "--axis", 0), "B/s",
-                     side * side * size + 9 * side * (size + 8))):
+                     side * side * size + 9 * side * (size + 8)),
+                    ("scan", ("scan", "sum", "m", "--axis", 0, "--reverse"), "B/s",
+                     side * side * (size + wide))):
                 with self.subTest(dtype=dtype, operation=operation):
                     report = self.bench(*arguments, "--repeat", 3)
                     self.assertEqual(report["operation"], operation)

@@ -464,6 +464,7 @@ TEST(RepetitionTest, NotOfOperationsThatStoreTheirResult) {
     expect(client.Add("x", "x", options).status());
     expect(client.WindowSum("x", 1, options).status());
     expect(client.TopK("x", 1, false, {}, options).status());
+    expect(client.Scan(ReduceOp::kSum, "x", {}, false, false, options).status());
     OperationOptions indices;
     indices.indices_target = options.target;
     expect(client.TopK("x", 1, false, {}, indices).status());

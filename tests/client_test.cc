@@ -399,6 +399,31 @@ TEST_F(ClientTest, TheLargestAndSmallestElements) {
   EXPECT_EQ(Get(client_, "indices"), Bytes<std::int64_t>({1, 1}));
 }
 
+TEST_F(ClientTest, RunningFolds) {
+  Put("x", {3, 9, 2, 1, 5, 7}, {2, 3});
+  const auto values = [](const absl::StatusOr<v1::ScanResponse>& response) {
+    EXPECT_TRUE(response.ok()) << response.status();
+    return response.ok() ? Values<float>(response->tensor()) : std::vector<float>();
+  };
+  EXPECT_THAT(values(client_.Scan(ReduceOp::kSum, "x")), ElementsAre(3, 12, 14, 1, 6, 13));
+  EXPECT_THAT(values(client_.Scan(ReduceOp::kMax, "x", 0)), ElementsAre(3, 9, 2, 3, 9, 7));
+  EXPECT_THAT(values(client_.Scan(ReduceOp::kProduct, "x", 1, /*exclusive=*/true)),
+              ElementsAre(1, 3, 27, 1, 1, 5));
+  EXPECT_THAT(values(client_.Scan(ReduceOp::kSum, "x", 1, false, /*reverse=*/true)),
+              ElementsAre(14, 11, 2, 13, 12, 7));
+  OperationOptions options;
+  options.expression = (Element(0) * Element(1)).ToMessage();
+  options.with = {Floats({1, 10, 100})};
+  EXPECT_THAT(values(client_.Scan(ReduceOp::kSum, "x", -1, false, false, options)),
+              ElementsAre(3, 93, 293, 1, 51, 751));
+  const auto kept =
+      client_.Scan(ReduceOp::kMin, "x", 1, true, false, {.target = ResultBuffer{.name = "y"}});
+  ASSERT_TRUE(kept.ok()) << kept.status();
+  EXPECT_EQ(kept->buffer().name(), "y");
+  EXPECT_EQ(Get(client_, "y"), Bytes<float>({INFINITY, 3, 3, INFINITY, 1, 1}));
+  EXPECT_EQ(ErrorReason(client_.Scan(ReduceOp::kMean, "x").status()), "BAD_OPERATION");
+}
+
 TEST_F(ClientTest, TheServer) {
   const auto info = client_.GetServerInfo();
   ASSERT_TRUE(info.ok()) << info.status();

@@ -232,6 +232,12 @@ TEST_F(EveryFaultTest, Operations) {
                                "nodes { op: MAP_OP_SQRT args: 0 } }" +
                                into_y,
                            {"y"});
+  TryTimed<v1::ScanRequest>("x " + turned + " op: REDUCE_OP_SUM" + into_y, {"y"});
+  TryTimed<v1::ScanRequest>("x " + turned +
+                                " op: REDUCE_OP_MAX axis: 0 expression { nodes { operand: 0 } "
+                                "nodes { op: MAP_OP_SQRT args: 0 } }" +
+                                into_y,
+                            {"y"});
   TryTimed<v1::TopKRequest>("x " + turned +
                                 " k: 3 axis: 0 values { buffer { name: 'y' } } "
                                 "indices { buffer { name: 'z' } }",

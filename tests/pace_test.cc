@@ -69,6 +69,8 @@ TEST(PaceTest, RefusesBeforeMemoryIsTouched) {
                   30, "cpu");
   l.ExpectRefused(RunTopK(*l.stream, x, 10, 0, false, nullptr, nullptr, l.options).status(), 30,
                   "cpu_select");
+  l.ExpectRefused(tessera::Run(ScanSpec{}, *l.stream, {x}, {nullptr}, l.options).status(), 30,
+                  "fixed_order");
   l.ExpectRefused(RunCopy(*l.stream, x, DType::kF32, nullptr, l.options), 30, "");
   l.ExpectRefused(RunCopy(*l.stream, x, DType::kF64, nullptr, l.options), 30, "");
   const View cube = Broadcast(&l.one, DType::kF32, {1 << 20, 1 << 20, 1 << 20});
@@ -172,6 +174,12 @@ TEST(PaceTest, FiguresStayFigures) {
                               {.rows = kMost, .n = 1, .k = 1},
                               {.rows = 1000, .n = 0},
                               {.rows = 1000003, .n = 7, .k = 5}});
+  ExpectFigures<ScanProblem>({{},
+                              {.outer = kMost, .length = 1},
+                              {.outer = 1, .length = kMost},
+                              {.outer = 1, .length = 1, .inner = kMost},
+                              {.outer = kMost, .length = 0},
+                              {.op = ReduceOp::kProduct, .outer = 3, .length = 5000, .inner = 7}});
   ExpectFigures<ReduceAxesProblem>({{},
                                     {.outer = kMost, .length = 1, .inner = 1},
                                     {.outer = 1, .length = kMost, .inner = 1},
@@ -226,6 +234,9 @@ TEST(PaceTest, EstimatesGrowWithTheProblem) {
                                  {.n = std::int64_t{1} << 36, .radius = 8});
   ExpectGrowth<TopKProblem>({.rows = 16, .n = 1 << 20, .k = 100},
                             {.rows = 16, .n = 1 << 30, .k = 100});
+  ExpectGrowth<ScanProblem>({.outer = 16, .length = 1 << 20}, {.outer = 16, .length = 1 << 30});
+  ExpectGrowth<ScanProblem>({.outer = 1, .length = 1 << 14, .inner = 4096},
+                            {.outer = 1, .length = 1 << 24, .inner = 4096});
   ExpectGrowth<ReduceAxesProblem>({.outer = 4096, .length = 4096, .inner = 16},
                                   {.outer = 4096, .length = 4096, .inner = 16384});
   ExpectGrowth<MatmulProblem>(Product(4096, 4096, 4096), Product(32768, 32768, 65536));

@@ -24,7 +24,7 @@ SIZES = {F32: 4, F64: 8, F16: 2, BF16: 2, I32: 4, I64: 8, BOOL: 1, U8: 1, I8: 1}
 # The Step field that holds the request of each method.
 STEPS = {
     "Dot": "dot", "Reduce": "reduce", "Matmul": "matmul", "Add": "add", "WindowSum": "window_sum",
-    "Map": "map", "TopK": "top_k",
+    "Map": "map", "TopK": "top_k", "Scan": "scan",
 }
 # The reasons of each status code. All other reasons have INVALID_ARGUMENT.
 REASONS = {
@@ -279,6 +279,7 @@ OPS = (
     "SUM_SQUARES", "VARIANCE", "STD", "ALL", "ANY",
 )
 OPS_OF_TRUTH = ("SUM", "MEAN", "ALL", "ANY")
+SCANS = ("SUM", "PRODUCT", "MIN", "MAX", "ALL", "ANY")
 # The results of reductions of no elements. All other such reductions are refused.
 EMPTY = {"SUM": 0, "PRODUCT": 1, "NORM_L1": 0, "NORM_L2": 0, "SUM_SQUARES": 0, "ALL": 1, "ANY": 0}
 REAL_OF_INTEGERS = ("MEAN", "NORM_L2", "VARIANCE", "STD")
@@ -334,6 +335,35 @@ def product_is_safe(op, x):
         return True
     finite = x[np.isfinite(x) & (x != 0)]
     return len(finite) == len(x) and np.abs(np.log2(np.abs(finite))).sum() < 100
+
+
+def scan_along(op, x, axis, exclusive, reverse, dtype):
+    """Returns (folds, sums of |terms|) along an axis of an array of f64 or i64. dtype: the type of
+    the result."""
+    if op in ("ALL", "ANY"):
+        x = (x != 0).astype(np.int64)
+    rows = np.moveaxis(x, axis, -1)
+    if reverse:
+        rows = rows[..., ::-1]
+    step = {
+        "SUM": np.add, "PRODUCT": np.multiply, "MIN": np.minimum, "MAX": np.maximum,
+        "ALL": np.minimum, "ANY": np.maximum,
+    }[op]
+    integers = dtype in INTEGERS
+    limits = np.iinfo(o.NUMPY_TYPES[dtype]) if integers else None
+    nothing = {
+        "MIN": limits.max if integers else math.inf, "MAX": limits.min if integers else -math.inf,
+    }.get(op, EMPTY.get(op))
+    with np.errstate(all="ignore"):
+        folds, terms = step.accumulate(rows, axis=-1), np.abs(rows).astype(np.float64)
+        terms = np.abs(folds).astype(np.float64) if op == "PRODUCT" else terms.cumsum(axis=-1)
+    if exclusive:
+        for scanned, first in ((folds, nothing), (terms, 0)):
+            scanned[..., 1:] = scanned[..., :-1].copy()
+            scanned[..., :1] = first
+    if reverse:
+        folds, terms = folds[..., ::-1], terms[..., ::-1]
+    return np.moveaxis(folds, -1, axis), np.moveaxis(terms, -1, axis)
 
 
 def top_indices(rows, k, smallest):
@@ -405,7 +435,7 @@ Operand = collections.namedtuple("Operand", "message array version reasons")
 class Requests:
     """Makes random cases. A suite overrides where operands come from and how large they are."""
 
-    KINDS = ("dot", "add", "matmul", "reduce", "window_sum", "map", "top_k")
+    KINDS = ("dot", "add", "matmul", "reduce", "window_sum", "map", "top_k", "scan")
     FAULTS = (None,) * 12 + ("view", "view", "view", "dtype", "shape")
     UNARY_FUNCTIONS = ("ABS", "NEGATE", "SQRT")
 
@@ -875,6 +905,50 @@ class Requests:
         case = Case("reduce_axes", "Reduce", fields, dtype, reasons, operands, result, judge)
         # For a result without elements, both outcomes are right.
         case.may_succeed = not reasons or reasons == ("EMPTY_INPUT",) and rows == 0
+        return case
+
+    def scan(self):
+        rng, fault = self.rng, self.fault()
+        dtype, op = self.dtype(*BYTES), rng.choice(SCANS)
+        x = self.bad_operand(dtype) if fault == "view" else self.operand(dtype)
+        exclusive, reverse = rng.random() < 0.3, rng.random() < 0.3
+        fields = dict(x=x.message, op="REDUCE_OP_" + op, exclusive=exclusive, reverse=reverse)
+        if fault in ("view", "dtype"):
+            reasons = (*x.reasons, "BAD_AXES", "BAD_DTYPE")
+            if fault == "dtype":
+                wrong = [name for name in OPS if name not in SCANS]
+                fields["op"] = rng.choice((0, 15, 99, -1, "REDUCE_OP_" + rng.choice(wrong)))
+                reasons = ("BAD_OPERATION",)
+            return Case("scan", "Scan", fields, dtype, reasons, (x,))
+        rank, operands, expression, reasons = x.array.ndim, [x], None, ()
+        axis = rng.randrange(-rank, rank) if rank else 0
+        if fault == "shape":
+            axis = rng.choice((rank, -rank - 1, 2**31 - 1))
+        if axis != -1 or rng.random() < 0.5:
+            fields["axis"] = axis
+        if rank == 0 or fault == "shape":
+            reasons = ("BAD_AXES",)
+        if rng.random() < 0.4:
+            expression = self.expression(dtype)
+            operands.append(self.operand(dtype, shape=x.array.shape[rng.randint(0, rank) :]))
+            fields["expression"], fields["with"] = expression.message(), [operands[1].message]
+        kind = expression.dtype if expression else dtype
+        if kind == BOOL and op not in OPS_OF_TRUTH:
+            reasons = (*reasons, "BAD_DTYPE")
+        # The type in which bytes and truths are folded.
+        folded = I32 if kind in BYTES or op in ("ALL", "ANY") else kind
+        out = result_of_fold(op, folded)
+
+        def judge(response, stored):
+            seen = [wide(operand.array, dtype) for operand in operands]
+            values = expression.values(*seen) if expression else seen[0]
+            if product_is_safe(op, values.ravel()):
+                folds, terms = scan_along(op, values, axis, exclusive, reverse, out)
+                check_near(stored, folds, terms, out, response.stats.roundoff, count=values.size)
+
+        result = None if reasons else (out, x.array.shape)
+        case = Case("scan", "Scan", fields, folded, reasons, operands, result, judge)
+        case.is_exact = expression is None or expression.is_exact
         return case
 
     # --- Sending a case ---

@@ -219,6 +219,9 @@ def test_every_operation(server, client):
                 least = 1 if 0 in axes else every
                 yield "Reduce", dict(op="REDUCE_OP_" + op, x=at("x"), axes=axes), least
         yield "TopK", dict(x=at("x"), k=3), 1
+        yield "Scan", dict(x=at("x"), op="REDUCE_OP_SUM"), every
+        yield "Scan", dict(x=at("x"), op="REDUCE_OP_SUM", axis=0, reverse=True), 1
+        yield "Scan", dict(x=at("long"), op="REDUCE_OP_MAX", expression=squares), 1
         yield "Dot", dict(a=at("long"), b=at("long")), every
         yield "Reduce", dict(op="REDUCE_OP_VARIANCE", x=at("long")), every
         yield "Reduce", dict(op="REDUCE_OP_SUM", x=at("bytes")), every

@@ -282,6 +282,7 @@ TEST_P(StreamTest, ResultsAreAskedForOnceAndWhenEverythingHasBeenChecked) {
     EXPECT_FALSE(RunAdd(stream, vector, vector, give, bad).ok());
     EXPECT_FALSE(tessera::Run(WindowSumSpec{1}, stream, {vector}, {give}, bad).ok());
     EXPECT_FALSE(RunTopK(stream, vector, 2, 0, false, give, give, bad).ok());
+    EXPECT_FALSE(tessera::Run(ScanSpec{}, stream, {vector}, {give}, bad).ok());
     EXPECT_FALSE(RunMatmul(stream, matrix, matrix, false, false, DType::kF32, give, bad).ok());
     EXPECT_FALSE(RunReduceAxes(stream, matrix, ReduceOp::kSum, {1}, give, bad).ok());
   }
@@ -359,6 +360,13 @@ TEST_F(StopTest, EveryCpuRowLooksAtTheFlag) {
           nothing_written);
   ForRows(WindowSumProblem{.n = kN, .radius = 3, .x = ones_.data(), .out = out_.data()},
           nothing_written);
+  for (const auto& [outer, inner] : {std::pair(std::int64_t{1}, std::int64_t{1}), {64, 1}, {1, 64}})
+    ForRows(ScanProblem{.outer = outer,
+                        .length = kN / outer / inner,
+                        .inner = inner,
+                        .x = ones_.data(),
+                        .out = out_.data()},
+            nothing_written);
   std::vector<std::int64_t> indices(16, -1);
   ForRows(
       TopKProblem{.rows = 4,

@@ -245,6 +245,9 @@ TEST_P(TeamTest, RowsHaveTheBitsOfOneDevice) {
   compare("map", rows * columns * 4, [&](void* out, const RunOptions& o) {
     return RunMap(stream, {x, bias}, sum, out, o);
   });
+  compare("scan", rows * columns * 4, [&](void* out, const RunOptions& o) -> absl::StatusOr<Stats> {
+    return Get(tessera::Run(ScanSpec{}, stream, {x}, {out}, o)).stats;
+  });
   for (std::int64_t k : {1, 10}) {
     compare("top k", rows * k * 12, [&](void* out, const RunOptions& o) {
       void* const found = static_cast<char*>(out) + rows * k * 8;

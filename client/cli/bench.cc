@@ -125,8 +125,9 @@ class Bench {
       what = absl::StrCat(", the ", flags_.k, flags_.smallest ? " smallest" : " largest",
                           flags_.axis ? absl::StrCat(" along ", *flags_.axis) : "");
     } else if (flags_.Is("scan")) {
-      what = absl::StrCat(flags_.reverse ? " in reverse" : "", flags_.exclusive ? " before" : "",
-                          " ", flags_.op, flags_.axis ? absl::StrCat(" along ", *flags_.axis) : "");
+      what = absl::StrCat(flags_.exclusive ? " exclusive " : " ", flags_.op,
+                          flags_.reverse ? " in reverse" : "",
+                          flags_.axis ? absl::StrCat(" along ", *flags_.axis) : "");
     }
     return absl::StrCat(name, what, " of ", absl::StrJoin(texts, " and "), ", ", inputs_[0].type());
   }

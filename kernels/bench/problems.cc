@@ -350,6 +350,27 @@ Case Problems::TopK(DType dtype, std::int64_t rows, std::int64_t n, std::int64_t
   return out;
 }
 
+// Running sums along the middle of three axes.
+Case Problems::Scan(DType dtype, std::int64_t outer, std::int64_t length, std::int64_t inner) {
+  const std::int64_t n = outer * length * inner;
+  const std::size_t out_bytes = Bytes(ResultDType(ReduceOp::kSum, dtype), n);
+  Case out = Make("scan", dtype, absl::StrCat(outer, "x", length, "x", inner), Bytes(dtype, n),
+                  out_bytes, static_cast<double>(n));
+  AddStrategies<ScanProblem>(out,
+                             {.dtype = dtype, .outer = outer, .length = length, .inner = inner},
+                             [this, n, out_bytes](ScanProblem& p) {
+                               p.x = Place(p.dtype, n);
+                               p.out = rig_.Output(out_bytes);
+                             });
+  // A single thread or block takes up to seconds for a long row.
+  constexpr std::int64_t kLong = std::int64_t{1} << 20;
+  if (length > kLong)
+    KeepOnly(out, [](const Candidate& c) {
+      return c.name != "serial" && c.name != "kogge_stone" && c.name != "brent_kung";
+    });
+  return out;
+}
+
 // --- Expressions ---
 
 struct Problems::Expression {
@@ -434,6 +455,7 @@ std::vector<Case> Problems::All(int max_exponent) {
         AddVectors(all, dtype, exponent, top);
     }
     AddTopKs(all, dtype);
+    AddScans(all, dtype);
     AddMatrices(all, dtype);
   }
   AddCeilings(all);
@@ -521,6 +543,20 @@ void Problems::AddTopKs(std::vector<Case>& all, DType dtype) {
   all.push_back(TopK(dtype, 1, many, 100));
   all.push_back(TopK(dtype, 100000, 128, 10));
   for (std::int64_t k : {1000, 4096}) all.push_back(TopK(dtype, 8, few, k));
+}
+
+// Adds a long row, rows and columns.
+void Problems::AddScans(std::vector<Case>& all, DType dtype) {
+  const bool gpu = rig_.gpu();
+  const std::int64_t n = std::int64_t{1} << (gpu ? 27 : 23), side = gpu ? 8192 : 2048;
+  all.push_back(Scan(dtype, 1, n, 1));
+  all.push_back(Scan(dtype, side, side, 1));
+  all.push_back(Scan(dtype, 1, side, side));
+  if (dtype != DType::kF32) return;
+  for (std::int64_t length : {1 << 20, 1 << 24})
+    if (length < n) all.push_back(Scan(dtype, 1, length, 1));
+  for (std::int64_t length : {16, 128, 1024}) all.push_back(Scan(dtype, n / length, length, 1));
+  all.push_back(Scan(dtype, 1, n / 16, 16));
 }
 
 void Problems::AddMatrices(std::vector<Case>& all, DType dtype) {

@@ -200,7 +200,7 @@ struct TopKProblem {
 struct ScanProblem {
   static constexpr std::string_view kOperation = "scan";
   DType dtype = DType::kF32;
-  ReduceOp op = ReduceOp::kSum;  // SUM, PRODUCT, MIN or MAX
+  ReduceOp op = ReduceOp::kSum;  // SUM, PRODUCT, MIN, MAX, or ALL or ANY of I32
   std::int64_t outer = 0;
   std::int64_t length = 0;
   std::int64_t inner = 1;

@@ -25,18 +25,17 @@ struct ScannedMap {
   std::unique_ptr<StagedMap> staged;
 };
 
-// ALL and ANY are the minimum and the maximum of 1 for elements that are not 0, and 0 for others.
+// ALL and ANY fold whether elements are not 0. StageReduce converts BOOL to I32.
 Expression Tests(const std::optional<Expression>& expression) {
   using Kind = ExpressionNode::Kind;
   const Expression identity = Identity();
   const absl::Span<const ExpressionNode> all =
       expression.has_value() ? expression->nodes() : identity.nodes();
   std::vector<ExpressionNode> nodes(all.begin(), all.end());
-  for (const DType dtype : {DType::kBool, DType::kI32})
-    nodes.push_back({.kind = Kind::kOperation,
-                     .op = MapOp::kCast,
-                     .args = {static_cast<std::uint32_t>(nodes.size() - 1)},
-                     .dtype = dtype});
+  nodes.push_back({.kind = Kind::kOperation,
+                   .op = MapOp::kCast,
+                   .args = {static_cast<std::uint32_t>(nodes.size() - 1)},
+                   .dtype = DType::kBool});
   return nodes;
 }
 
@@ -94,9 +93,7 @@ class ScanOfMap final : public Work<ScanProblem> {
 ScanProblem ProblemOf(const ScanSpec& spec, DType dtype, const Shape& shape) {
   const int at = spec.axis < 0 ? spec.axis + shape.rank : spec.axis;
   ScanProblem problem{.dtype = dtype,
-                      .op = spec.op == ReduceOp::kAll   ? ReduceOp::kMin
-                            : spec.op == ReduceOp::kAny ? ReduceOp::kMax
-                                                        : spec.op,
+                      .op = spec.op,
                       .outer = 1,
                       .length = shape[at],
                       .exclusive = spec.exclusive,

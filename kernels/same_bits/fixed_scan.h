@@ -106,6 +106,10 @@ template <class F>
 void DispatchScan(ReduceOp op, DType dtype, F&& f) {
   DispatchDType(dtype, [&]<class T>(T) {
     using R = ReduceOp;
+    if constexpr (std::is_same_v<T, std::int32_t>) {  // the only type that ALL and ANY fold
+      if (op == R::kAll) return f(std::type_identity<Fold<R::kAll, T>>{});
+      if (op == R::kAny) return f(std::type_identity<Fold<R::kAny, T>>{});
+    }
     switch (op) {
       case R::kProduct:
         return f(std::type_identity<Fold<R::kProduct, T>>{});

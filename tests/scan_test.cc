@@ -1,0 +1,785 @@
+// Every strategy of Scan in the table, compared with exact running folds within the strategy's own
+// bound, and the order of `fixed_order`, stated a second time.
+#include "kernels/run/operation.h"
+#include "kernels/same_bits/convert.h"
+#include "tests/expressions.h"
+
+namespace tessera::test {
+namespace {
+
+constexpr ReduceOp kFolds[] = {ReduceOp::kSum, ReduceOp::kProduct, ReduceOp::kMin, ReduceOp::kMax};
+
+// The result's type.
+template <class T>
+using SumOf = std::conditional_t<std::is_integral_v<T>, std::int64_t, T>;
+
+struct How {
+  ReduceOp op = ReduceOp::kSum;
+  bool exclusive = false, reverse = false;
+};
+std::string ToText(const How& how) {
+  return absl::StrCat(Absl(Name(how.op)), how.exclusive ? " exclusive" : "",
+                      how.reverse ? " reverse" : "");
+}
+std::vector<How> AllHows() {
+  std::vector<How> all;
+  for (ReduceOp op : kFolds)
+    for (int flags = 0; flags < 4; ++flags) all.push_back({op, flags % 2 != 0, flags / 2 != 0});
+  return all;
+}
+// Returns another combination at each call, so that many shapes together have all of them.
+How NextHow() {
+  static const auto& all = *new std::vector<How>(AllHows());
+  static std::size_t next = 0;
+  next += 5;
+  return all[next % all.size()];
+}
+
+// The exact fold of the elements so far. Sums count in units of 2^-90. Elements are below 2^14 in
+// size if there are many of them.
+template <class T>
+class Running {
+ public:
+  explicit Running(ReduceOp op) : op_(op) {
+    if (op == ReduceOp::kMin) extreme_ = Limits::has_infinity ? INFINITY : Exact(Top());
+    if (op == ReduceOp::kMax) extreme_ = Limits::has_infinity ? -INFINITY : Exact(Bottom());
+  }
+
+  void Add(T element) {
+    const long double x = Exact(element);
+    if constexpr (std::is_integral_v<T>) {
+      const auto word = static_cast<Word>(element);
+      wrapped_ = op_ == ReduceOp::kProduct ? wrapped_ * word : wrapped_ + word;
+    } else if (std::isfinite(x)) {
+      const auto count = static_cast<Count>(x * 0x1p90L);
+      sum_ += count;
+      magnitude_ += count < 0 ? -count : count;
+    } else {
+      special_ += x;
+    }
+    product_ *= x;
+    if (std::isnan(extreme_)) return;
+    const bool better = op_ == ReduceOp::kMin ? x < extreme_ : x > extreme_;
+    if (better || std::isnan(x)) extreme_ = x;
+  }
+
+  // Checks a result. roundoff: the bound of the strategy.
+  template <class O>
+  testing::AssertionResult Is(O result, double roundoff) const {
+    const long double got = Exact(result);
+    if (IsOrdering(op_)) return Equal(got, extreme_);
+    if constexpr (std::is_integral_v<O>) {
+      const auto want = static_cast<std::int64_t>(wrapped_);
+      if (result == want) return testing::AssertionSuccess();
+      return testing::AssertionFailure() << "got " << result << " want " << want;
+    } else {
+      const bool product = op_ == ReduceOp::kProduct;
+      const long double want = product ? product_ : Number(sum_);
+      if (!product && special_ != 0) return Equal(got, special_);
+      if (!std::isfinite(want)) return Equal(got, want);
+      const long double magnitude = product ? std::abs(want) : Number(magnitude_);
+      // Half of the smallest number, which is what rounding to it loses.
+      const long double tiny = sizeof(T) == 2 ? 0x1p-25L : sizeof(T) == 4 ? 0x1p-150L : 0;
+      const long double bound =
+          roundoff * magnitude + UnitRoundoff(DTypeOf<T>()) * std::abs(want) + tiny;
+      const long double top = Exact(Top());
+      const bool over = std::isinf(got) && (got > 0) == (want > 0) && std::abs(want) + bound > top;
+      if (over || std::abs(got - want) <= bound) return testing::AssertionSuccess();
+      return testing::AssertionFailure()
+             << "got " << static_cast<double>(got) << " want " << static_cast<double>(want)
+             << " within " << static_cast<double>(bound);
+    }
+  }
+
+ private:
+  __extension__ typedef __int128 Count;
+  using Word = std::uint64_t;
+  using Limits = std::numeric_limits<ValueOf<T>>;
+
+  static T Top() {
+    if constexpr (std::is_same_v<T, Half>) return Element<T>(65504);
+    if constexpr (std::is_same_v<T, BFloat16>) return Element<T>(0x1.fep127);
+    if constexpr (std::is_integral_v<T> || sizeof(T) > 2) return Limits::max();
+  }
+  static T Bottom() { return std::is_integral_v<T> ? static_cast<T>(Limits::lowest()) : Top(); }
+  static long double Number(Count count) { return static_cast<long double>(count) * 0x1p-90L; }
+  static testing::AssertionResult Equal(long double got, long double want) {
+    if (got == want || (std::isnan(got) && std::isnan(want))) return testing::AssertionSuccess();
+    return testing::AssertionFailure()
+           << "got " << static_cast<double>(got) << " want " << static_cast<double>(want);
+  }
+
+  ReduceOp op_;
+  Count sum_ = 0, magnitude_ = 0;
+  Word wrapped_ = op_ == ReduceOp::kProduct ? 1 : 0;
+  long double product_ = 1, special_ = 0, extreme_ = 0;
+};
+
+// Elements whose folds stay in the range of their types.
+template <class T>
+std::vector<T> Factors(ReduceOp op, std::int64_t n, std::uint64_t seed) {
+  if (op != ReduceOp::kProduct) return NormalVector<T>(n, seed);
+  Random random(seed);
+  std::vector<T> all;
+  for (std::int64_t i = 0; i < n; ++i) {
+    if constexpr (std::is_integral_v<T>) {
+      all.push_back(static_cast<T>(random.Bits() | 1));  // a product of odd factors is not 0
+    } else {
+      const double size = 1 + 0.002 * random.Normal();
+      all.push_back(Element<T>(random.Bits() % 2 == 0 ? size : -size));
+    }
+  }
+  return all;
+}
+
+class ScanTest : public StrategyTest<ScanProblem> {
+ protected:
+  // Whether the strategy would take more than a second, because a single thread or block reads a
+  // long row.
+  static bool TooSlow(const ScanProblem& p) {
+    return GetParam().backend == Backend::kCuda && strategy().cost(p).depth > 400'000;
+  }
+
+  // Returns the bytes of the scan of x along an axis, or nothing if the strategy refuses it.
+  template <class O>
+  std::vector<O> Scan(const View& x, int axis, const How& how, const ScanProblem& problem,
+                      Launch launch = {}, double* roundoff = nullptr) {
+    const OperationSpec spec =
+        ScanSpec{.op = how.op, .axis = axis, .exclusive = how.exclusive, .reverse = how.reverse};
+    const ArrayType type = Get(TypeOf(spec, {x})).arrays.at(0);
+    EXPECT_EQ(type.dtype, DTypeOf<O>());
+    EXPECT_EQ(type.shape, x.shape);
+    DeviceArray<O> out(stream(), x.elements());
+    const auto result = tessera::Run(spec, stream(), {x}, {out.data()}, options(launch));
+    if (x.elements() > 0 && !Refusal(strategy(), problem).empty()) {
+      EXPECT_EQ(ErrorReason(result.status()), "STRATEGY_UNSUPPORTED") << result.status();
+      return {};
+    }
+    const Stats stats = Get(result).stats;
+    EXPECT_EQ(stats.strategy, GetParam().name);
+    EXPECT_LE(stats.roundoff, IsExact(how.op, x.dtype) ? 0 : 1);
+    if (roundoff != nullptr) *roundoff = stats.roundoff;
+    return out.Values();
+  }
+
+  // x is a view of device memory whose element [0, ..., 0] is host[first].
+  template <class T>
+  void Check(const std::vector<T>& host, const View& x, std::int64_t first, int axis,
+             const How& how, Launch launch = {}) {
+    const int rank = x.shape.rank, at = axis < 0 ? axis + rank : axis;
+    ScanProblem problem{.dtype = x.dtype,
+                        .op = how.op,
+                        .outer = 1,
+                        .length = x.shape[at],
+                        .exclusive = how.exclusive,
+                        .reverse = how.reverse,
+                        .launch = launch};
+    for (int i = 0; i < rank; ++i)
+      if (i != at) (i < at ? problem.outer : problem.inner) *= x.shape[i];
+    SCOPED_TRACE(absl::StrCat(ToText(how), " of ", problem.outer, "x", problem.length, "x",
+                              problem.inner, " block ", launch.block_size));
+    if (TooSlow(problem)) return;
+    if (IsOrdering(how.op)) {
+      CheckLines<T, T>(host, x, first, at, how, problem);
+    } else {
+      CheckLines<T, SumOf<T>>(host, x, first, at, how, problem);
+    }
+  }
+
+  // Checks an array [outer, length, inner] without gaps, `offset` elements off any alignment.
+  template <class T>
+  void CheckArray(const std::vector<T>& host, std::int64_t outer, std::int64_t length,
+                  std::int64_t inner, const How& how, std::size_t offset = 0, Launch launch = {}) {
+    DeviceArray<T> array(stream(), host, offset);
+    Check(host, array.view({outer, length, inner}), 0, 1, how, launch);
+    array.ExpectUnchanged(host);
+  }
+  template <class T>
+  void CheckShape(std::int64_t outer, std::int64_t length, std::int64_t inner, const How& how,
+                  std::size_t offset = 0) {
+    CheckArray(Factors<T>(how.op, outer * length * inner, 1), outer, length, inner, how, offset);
+  }
+
+ private:
+  template <class T, class O>
+  void CheckLines(const std::vector<T>& host, const View& x, std::int64_t first, int axis,
+                  const How& how, const ScanProblem& problem) {
+    double roundoff = 0;
+    const std::vector<O> got = Scan<O>(x, axis, how, problem, problem.launch, &roundoff);
+    if (got.empty()) return;
+    for (std::int64_t line = 0; line < problem.outer * problem.inner; ++line) {
+      std::int64_t begin = first, rest = line;
+      for (int i = x.shape.rank - 1; i >= 0; --i) {
+        if (i == axis) continue;
+        begin += rest % x.shape[i] * At(x.strides, i);
+        rest /= x.shape[i];
+      }
+      Running<T> fold(how.op);
+      for (std::int64_t step = 0; step < problem.length; ++step) {
+        const std::int64_t i = how.reverse ? problem.length - 1 - step : step;
+        const T element = At(host, begin + i * At(x.strides, axis));
+        const std::int64_t place =
+            (line / problem.inner * problem.length + i) * problem.inner + line % problem.inner;
+        if (!how.exclusive) fold.Add(element);
+        ASSERT_TRUE(fold.Is(At(got, place), roundoff)) << "line " << line << " element " << i;
+        if (how.exclusive) fold.Add(element);
+      }
+    }
+  }
+};
+
+// The lengths around each part of the order of `fixed_order`, and those of an awkward size.
+std::vector<std::int64_t> Lengths() {
+  return Sizes({1,   2,    15,   16,   17,   31,   33,   255,  257,   511,    512,    513,
+                700, 1023, 4095, 4096, 4097, 4607, 8192, 8193, 65537, 131071, 131072, 131073});
+}
+
+TEST_P(ScanTest, Rows) {
+  ForType([&]<class T>(T) {
+    for (std::int64_t n : Lengths()) {
+      if (n > 20'000 || WatchedClosely()) {
+        CheckShape<T>(1, n, 1, NextHow(), static_cast<std::size_t>(n % 5));
+        continue;
+      }
+      for (const How& how : AllHows()) CheckShape<T>(3, n, 1, how, static_cast<std::size_t>(n % 5));
+    }
+  });
+}
+
+TEST_P(ScanTest, ManyRows) {
+  ForType([&]<class T>(T) {
+    for (std::int64_t n : {1, 3, 16, 32, 33, 48, 64, 100, 128, 256, 300, 512, 600, 4096, 5000}) {
+      const std::int64_t rows = WatchedClosely() ? 3 : 1 + 40'000 / n;
+      if (rows * n > Largest()) continue;
+      for (int i = 0; i < 3; ++i) CheckShape<T>(rows, n, 1, NextHow(), n % 2 == 0 ? 0 : 3);
+    }
+  });
+}
+
+TEST_P(ScanTest, Columns) {
+  ForType([&]<class T>(T) {
+    for (std::int64_t inner : {2, 7, 8, 9, 16, 17, 100}) {
+      for (std::int64_t n : {1, 16, 17, 100, 512, 513, 4096, 4097, 9000}) {
+        for (std::int64_t outer : {1, 3}) {
+          if (inner * n * outer > std::min<std::int64_t>(Largest(), 200'000)) continue;
+          CheckShape<T>(outer, n, inner, NextHow(), static_cast<std::size_t>(n % 3));
+        }
+      }
+    }
+  });
+}
+
+// So many columns of several chunks that no strategy has to divide a column.
+TEST_P(ScanTest, ManyLongColumns) {
+  if (Watched()) return;
+  ForType([&]<class T>(T) {
+    CheckShape<T>(300, 4100, 2, NextHow());
+    CheckShape<T>(40, 8200, 3, NextHow());
+  });
+}
+
+TEST_P(ScanTest, RandomShapes) {
+  ForType([&]<class T>(T) {
+    Random random(17);
+    const auto below = [&](std::int64_t end) {
+      return static_cast<std::int64_t>(random.Bits() % static_cast<std::uint64_t>(end));
+    };
+    for (int i = 0; i < (WatchedClosely() ? 4 : 60); ++i) {
+      const std::int64_t n = 1 + below(std::min<std::int64_t>(Largest(), i % 2 == 0 ? 300 : 9000));
+      const std::int64_t left = std::min<std::int64_t>(Largest(), 30'000) / n;
+      const std::int64_t inner = i % 3 == 0 ? 1 : 1 + below(std::min<std::int64_t>(left, 40) + 1);
+      CheckShape<T>(1 + below(left / inner + 1), n, inner, NextHow(),
+                    static_cast<std::size_t>(below(9)));
+    }
+  });
+}
+
+TEST_P(ScanTest, Launches) {
+  ForType([&]<class T>(T) {
+    const std::int64_t n = std::min<std::int64_t>(7001, Largest() / 3);
+    for (const Launch& launch : Launches(limits())) {
+      for (std::int64_t inner : {1, 3}) {
+        const How how = NextHow();
+        CheckArray(Factors<T>(how.op, n / inner * inner * 3, 2), 3, n / inner, inner, how, 3,
+                   launch);
+      }
+    }
+  });
+}
+
+TEST_P(ScanTest, AxesAndStridedViews) {
+  ForType([&]<class T>(T) {
+    const auto values = NormalVector<T>(6000, 10);
+    DeviceArray<T> array(stream(), values, 1);
+    struct Window {
+      std::int64_t offset;
+      std::vector<std::int64_t> shape, strides;
+    };
+    const Window windows[] = {{0, {5, 30, 40}, {1200, 40, 1}},
+                              {5, {4, 20, 3}, {100, 3, 1}},
+                              {5999, {7, 50}, {-70, -1}},
+                              {2, {30, 50}, {1, 30}},
+                              {11, {6, 40, 5}, {0, 7, 2}},
+                              {0, {1, 6000, 1}, {6000, 1, 1}},
+                              {9, {300}, {-0}},
+                              {17, {2, 3, 4, 5}, {500, 100, 25, 3}}};
+    for (const Window& w : windows) {
+      const auto view = Get(MakeView({GetParam().dtype, MakeShape({6000})}, array.data(), w.offset,
+                                     w.shape, w.strides));
+      const int rank = static_cast<int>(w.shape.size());
+      for (int axis = -rank; axis < rank; ++axis)
+        for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax})
+          Check(values, view, w.offset, axis, {op, axis % 2 == 0, axis < 0});
+    }
+    array.ExpectUnchanged(values);
+  });
+}
+
+// A row of up to more than 1024 chunks, and columns and rows of more than one group.
+TEST_P(ScanTest, Long) {
+  ForType([&]<class T>(T) {
+    for (std::int64_t n : Sizes({1 << 22, (1 << 22) + 5001}))
+      CheckShape<T>(1, n, 1, NextHow(), static_cast<std::size_t>(n % 4));
+    if (Watched()) return;
+    CheckShape<T>(1, 300'000, 3, NextHow());
+    CheckShape<T>(2, 300'001, 1, NextHow(), 1);
+  });
+}
+
+// All elements of an array without elements, and of lines without elements.
+TEST_P(ScanTest, EmptyArrays) {
+  ForType([&]<class T>(T) {
+    DeviceArray<T> nothing(stream(), 0);
+    for (const View& x : {nothing.view({0}), nothing.view({3, 0}), nothing.view({0, 3})})
+      for (int axis = 0; axis < x.shape.rank; ++axis)
+        EXPECT_TRUE(Scan<SumOf<T>>(x, axis, {}, {.dtype = x.dtype}).empty());
+  });
+}
+
+TESSERA_STRATEGY_SUITE(ScanOfFloatsTest, ScanTest, kFloats);
+
+// MIN and MAX are NaN from the first NaN on, and sums from there or from infinities of both signs.
+TEST_P(ScanOfFloatsTest, NansAndInfinities) {
+  ForType([&]<class T>(T) {
+    const std::int64_t n = std::min<std::int64_t>(9000, Largest());
+    const std::vector<T> ones(static_cast<std::size_t>(n), Element<T>(1));
+    for (const How& how : AllHows()) {
+      for (std::int64_t place : {std::int64_t{0}, n / 2, n - 1}) {
+        for (double value : {std::nan(""), kInfinity, -kInfinity}) {
+          std::vector<T> x = ones;
+          At(x, place) = Element<T>(value);
+          if (place > 0) x[0] = Element<T>(how.op == ReduceOp::kProduct ? -1 : -kInfinity);
+          CheckArray(x, 1, n, 1, how);
+          CheckArray(x, 1, n / 2, 2, how);
+        }
+      }
+      if (WatchedClosely()) break;
+    }
+  });
+}
+
+// Sums that leave the range of the type, and come back, since they are kept in a wider one.
+TEST_P(ScanOfFloatsTest, SumsBeyondTheRange) {
+  ForType([&]<HalfElement T>(T) {
+    if constexpr (std::is_same_v<T, Half>) {
+      std::vector<T> x(9000, Element<T>(60'000));
+      std::fill(x.begin() + 4500, x.end(), Element<T>(-60'000));
+      for (bool reverse : {false, true}) CheckArray(x, 1, 9000, 1, {.reverse = reverse});
+      CheckArray(x, 1, 4500, 2, {});
+    }
+  });
+}
+
+TESSERA_STRATEGY_SUITE(ScanOfIntegersTest, ScanTest, kIntegers);
+
+TEST_P(ScanOfIntegersTest, Wrap) {
+  ForType([&]<std::integral T>(T) {
+    std::vector<T> x(static_cast<std::size_t>(std::min<std::int64_t>(9000, Largest())));
+    Random random(6);
+    for (T& e : x) e = static_cast<T>(random.Bits());
+    for (const How& how : AllHows()) {
+      CheckArray(x, 1, std::ssize(x), 1, how);
+      CheckArray(x, 1, std::ssize(x) / 3, 3, how);
+    }
+  });
+}
+
+// --- The order of `fixed_order` ---
+
+// A line in the order that kernels/same_bits/fixed_scan.h describes: the fold of a part is stated
+// by recursion, from the folds of its own parts.
+template <ReduceOp kOp, class T>
+class FixedLine {
+  static constexpr bool kInteger = std::is_integral_v<T>;
+  static constexpr bool kExtreme = IsOrdering(kOp);
+
+ public:
+  // The types in which values are combined, within a chunk and beyond.
+  using Wide =
+      std::conditional_t<kExtreme, ValueOf<T>, std::conditional_t<kInteger, std::int64_t, double>>;
+  using Value = std::conditional_t<std::is_same_v<T, Half> && kOp == ReduceOp::kSum, float, Wide>;
+  using Out = std::conditional_t<kExtreme, T, SumOf<T>>;
+
+  explicit FixedLine(std::vector<T> elements) : elements_(std::move(elements)) {
+    for (T element : elements_)
+      values_.push_back(static_cast<Value>(static_cast<ValueOf<T>>(element)));
+    segments_ = Folds<Value>(values_, 16);
+    const std::int64_t stripes = (std::ssize(segments_) + 31) / 32;
+    std::vector<Value> of_stripes;
+    for (std::int64_t i = 0; i < stripes; ++i) of_stripes.push_back(Doubled(32 * i, 31, 32));
+    stripes_ = of_stripes;
+    std::vector<Wide> chunks;
+    for (Value chunk : Folds<Value>(stripes_, 8)) chunks.push_back(static_cast<Wide>(chunk));
+    chunks_ = chunks;
+    groups_ = Folds<Wide>(chunks_, 32);
+    regions_ = Folds<Wide>(groups_, 32);
+  }
+
+  std::vector<Out> Scan(bool exclusive) const {
+    std::vector<Out> out;
+    Value before{};
+    for (std::int64_t i = 0; i < std::ssize(values_); ++i) {
+      const std::int64_t segment = i / 16, stripe = segment / 32, chunk = stripe / 8;
+      const std::int64_t group = chunk / 32, region = group / 32;
+      if (i % 16 == 0) {
+        const Wide base = Join(Fold(regions_, 0, region), Join(Fold(groups_, region * 32, group),
+                                                               Fold(chunks_, group * 32, chunk)));
+        const Value segments =
+            segment % 32 == 0 ? Nothing<Value>() : Doubled(stripe * 32, segment % 32 - 1, 32);
+        start_ = Join(static_cast<Value>(base), Join(Fold(stripes_, chunk * 8, stripe), segments));
+        before = start_;
+      }
+      const Value with = Join(start_, Fold(values_, segment * 16, i + 1));
+      out.push_back(ConvertElement<Out>(exclusive ? before : with));
+      before = with;
+    }
+    return out;
+  }
+
+ private:
+  template <class A>
+  static A Nothing() {
+    if (kOp == ReduceOp::kSum) return 0;
+    if (kOp == ReduceOp::kProduct) return 1;
+    using Limits = std::numeric_limits<A>;
+    if (kOp == ReduceOp::kMin) return kInteger ? Limits::max() : Limits::infinity();
+    return kInteger ? Limits::lowest() : -Limits::infinity();
+  }
+  template <class A>
+  static A Join(A a, A b) {
+    if constexpr (kOp == ReduceOp::kMin) {
+      return std::isnan(Exact(a)) || a <= b ? a : b;
+    } else if constexpr (kOp == ReduceOp::kMax) {
+      return std::isnan(Exact(a)) || a >= b ? a : b;
+    } else if constexpr (kInteger) {
+      const auto x = static_cast<std::uint64_t>(a), y = static_cast<std::uint64_t>(b);
+      return static_cast<A>(kOp == ReduceOp::kSum ? x + y : x * y);
+    } else {
+      return kOp == ReduceOp::kSum ? a + b : a * b;
+    }
+  }
+  // Returns the fold of parts [first, end), one after the other.
+  template <class A>
+  static A Fold(const std::vector<A>& parts, std::int64_t first, std::int64_t end) {
+    A sum = Nothing<A>();
+    for (std::int64_t i = first; i < end; ++i) sum = Join(sum, At(parts, i));
+    return sum;
+  }
+  // Returns the fold of each group of `size` parts.
+  template <class A>
+  static std::vector<A> Folds(const std::vector<A>& parts, std::int64_t size) {
+    std::vector<A> folds;
+    for (std::int64_t i = 0; i < std::ssize(parts); i += size)
+      folds.push_back(Fold(parts, i, std::min(std::ssize(parts), i + size)));
+    return folds;
+  }
+  // Returns what Kogge and Stone's scan has for segment i of the stripe that begins with segment
+  // `first`, after the steps with distances below `width`: the fold of the last `width` segments.
+  Value Doubled(std::int64_t first, std::int64_t i, std::int64_t width) const {
+    if (width == 1)
+      return first + i < std::ssize(segments_) ? At(segments_, first + i) : Nothing<Value>();
+    const std::int64_t half = width / 2;
+    const Value own = Doubled(first, i, half);
+    return i < half ? own : Join(Doubled(first, i - half, half), own);
+  }
+
+  std::vector<T> elements_;
+  std::vector<Value> values_, segments_, stripes_;
+  std::vector<Wide> chunks_, groups_, regions_;
+  mutable Value start_{};
+};
+
+TESSERA_STRATEGY_SUITE(FixedScanTest, ScanTest,
+                       [](const auto& strategy, DType) { return strategy.name == "fixed_order"; });
+
+// Elements of very different sizes, so that every order of additions gives other bits.
+template <class T>
+std::vector<T> Uneven(ReduceOp op, std::int64_t n) {
+  std::vector<T> x = Factors<T>(op, n, 21);
+  Random random(22);
+  for (T& element : x) {
+    if constexpr (!std::is_integral_v<T>) {
+      if (op == ReduceOp::kSum)
+        element = Element<T>(static_cast<double>(Exact(element)) *
+                             std::exp2(-static_cast<double>(random.Bits() % 9)));
+      if (op != ReduceOp::kProduct && random.Bits() % 50 == 0) element = Element<T>(-0.0);
+    }
+  }
+  return x;
+}
+
+// The same bits on each device, for a row, for a row read backwards, and for columns, among which
+// the line is the last.
+TEST_P(FixedScanTest, HasTheBitsOfItsOrder) {
+  ForType([&]<class T>(T) {
+    const auto check = [&]<ReduceOp kOp>(std::integral_constant<ReduceOp, kOp>, std::int64_t n,
+                                         bool exclusive) {
+      using Line = FixedLine<kOp, T>;
+      using Out = typename Line::Out;
+      SCOPED_TRACE(absl::StrCat(Absl(Name(kOp)), " of ", n, exclusive ? " exclusive" : ""));
+      const std::vector<T> x = Uneven<T>(kOp, n);
+      const std::vector<Out> want = Line(x).Scan(exclusive);
+      for (std::int64_t inner : {1, 2, 19}) {
+        if (inner > 2 && n > 10'000) continue;
+        for (bool reverse : {false, true}) {
+          if (n > 1'000'000 && (inner > 1 || reverse)) continue;
+          std::vector<T> columns(static_cast<std::size_t>(n * inner), Element<T>(0.5));
+          const auto place = [&](std::int64_t i) {
+            return (reverse ? n - 1 - i : i) * inner + inner - 1;
+          };
+          for (std::int64_t i = 0; i < n; ++i) At(columns, place(i)) = At(x, i);
+          const DeviceArray<T> array(stream(), columns, 1);
+          const std::vector<Out> got = Scan<Out>(
+              array.view({n, inner}), 0, {kOp, exclusive, reverse}, {.dtype = DTypeOf<T>()});
+          ASSERT_EQ(std::ssize(got), n * inner);
+          for (std::int64_t i = 0; i < n; ++i) {
+            const Out is = At(got, place(i)), should = At(want, i);
+            ASSERT_EQ(std::memcmp(&is, &should, sizeof is), 0)
+                << "element " << i << " of columns " << inner << (reverse ? " reversed" : "")
+                << " got " << static_cast<double>(Exact(is)) << " want "
+                << static_cast<double>(Exact(should));
+          }
+        }
+      }
+    };
+    using R = ReduceOp;
+    for (std::int64_t n : Sizes({1, 16, 17, 100, 511, 512, 513, 4095, 4096, 4097, 9001, 131073,
+                                 140'000, (1 << 22) + 140'001})) {
+      check(std::integral_constant<R, R::kSum>(), n, n % 2 == 0);
+      if (n > 1'000'000) continue;
+      check(std::integral_constant<R, R::kProduct>(), n, n % 2 == 0);
+      check(std::integral_constant<R, R::kMin>(), n, n % 2 != 0);
+      check(std::integral_constant<R, R::kMax>(), n, n % 2 == 0);
+    }
+  });
+}
+
+// A row has the same bits alone, among others, and as the first part of a longer row.
+TEST_P(FixedScanTest, BitsDoNotDependOnWhatFollows) {
+  ForType([&]<class T>(T) {
+    const std::int64_t n = std::min<std::int64_t>(Largest() / 40, 5000);
+    const std::vector<T> row = Uneven<T>(ReduceOp::kSum, n);
+    std::vector<T> rows;
+    for (int i = 0; i < 40; ++i) rows.insert(rows.end(), row.begin(), row.end());
+    const DeviceArray<T> array(stream(), rows);
+    const ScanProblem problem = {.dtype = DTypeOf<T>()};
+    const auto alone = Scan<SumOf<T>>(array.view({n}), 0, {}, problem);
+    const auto many = Scan<SumOf<T>>(array.view({40, n}), 1, {}, problem);
+    const auto longer = Scan<SumOf<T>>(array.view({40 * n}), 0, {}, problem);
+    const std::size_t bytes = alone.size() * sizeof(SumOf<T>);
+    for (std::int64_t i = 0; i < 40; ++i)
+      EXPECT_EQ(std::memcmp(alone.data(), many.data() + i * n, bytes), 0) << i;
+    EXPECT_EQ(std::memcmp(alone.data(), longer.data(), bytes), 0);
+  });
+}
+
+TESSERA_STRATEGY_SUITE(ScanTwiceTest, ScanTest, kDeterministic);
+
+TEST_P(ScanTwiceTest, GivesTheSameBits) {
+  ForType([&]<class T>(T) {
+    const std::int64_t n = std::min<std::int64_t>(Largest(), 300'001);
+    const DeviceArray<T> x(stream(), Uneven<T>(ReduceOp::kSum, n));
+    const ScanProblem problem = {.dtype = DTypeOf<T>(), .outer = 1, .length = n};
+    if (TooSlow(problem)) return;
+    const auto first = Scan<SumOf<T>>(x.view(), 0, {}, problem);
+    for (int i = 0; i < (WatchedClosely() ? 1 : 5); ++i) {
+      const auto again = Scan<SumOf<T>>(x.view(), 0, {}, problem);
+      ASSERT_EQ(std::memcmp(first.data(), again.data(), first.size() * sizeof(SumOf<T>)), 0);
+    }
+  });
+}
+
+// --- Expressions, bool and one-byte integers ---
+
+TESSERA_STRATEGY_SUITE(ScanOfExpressionsTest, ScanTest, kDeterministic);
+
+struct ScanResult {
+  ArrayType type;
+  std::vector<char> bytes;
+};
+absl::StatusOr<ScanResult> ResultOf(const OperationSpec& spec, Stream& stream,
+                                    const std::vector<View>& x, const RunOptions& options) {
+  const absl::StatusOr<ResultType> type = TypeOf(spec, x);
+  if (!type.ok()) return type.status();
+  ScanResult result{type->arrays.at(0), {}};
+  result.bytes.resize(static_cast<std::size_t>(result.type.bytes()));
+  DeviceArray<char> out(stream, std::ssize(result.bytes));
+  const auto run = tessera::Run(spec, stream, x, {Output(out.data())}, options);
+  if (!run.ok()) return run.status();
+  result.bytes = out.Values();
+  return result;
+}
+
+// Checks that both forms have the same bits or fail in the same way.
+TEST_P(ScanOfExpressionsTest, HasTheBitsOfMapAndScan) {
+  const Nodes weighted = {In(0), In(1), Op(MapOp::kSubtract, {0, 1}), Op(MapOp::kMultiply, {2, 0})};
+  const Nodes greater = {In(0), In(1), Op(MapOp::kGreater, {0, 1})};
+  ForType([&]<class T>(T) {
+    const std::int64_t rows = WatchedClosely() ? 3 : 101, columns = 53;
+    const DeviceArray<T> a(stream(), NormalVector<T>(rows * columns, 1), 3);
+    const DeviceArray<T> b(stream(), NormalVector<T>(rows + columns, 2), 1);
+    const View x = a.view({rows, columns});
+    for (const Nodes& nodes : {weighted, greater}) {
+      for (const View& with : {b.view({columns}), b.view({rows, 1}), b.view({1})}) {
+        const ArrayType type = Get(MapType({x, with}, nodes));
+        DeviceArray<char> mapped(stream(), static_cast<std::int64_t>(type.bytes()));
+        Get(RunMap(stream(), {x, with}, nodes, mapped.data(), {}));
+        for (ReduceOp op : kAllReduceOps) {
+          SCOPED_TRACE(testing::Message() << Name(op) << " of nodes " << nodes.size());
+          const bool exclusive = op == ReduceOp::kMin;
+          const auto want = ResultOf(ScanSpec{.op = op, .axis = 0, .exclusive = exclusive},
+                                     stream(), {WholeView(type, mapped.data())}, options());
+          const auto got =
+              ResultOf(ScanSpec{.op = op, .axis = 0, .exclusive = exclusive, .expression = nodes},
+                       stream(), {x, with}, options());
+          EXPECT_EQ(ErrorReason(got.status()), ErrorReason(want.status())) << got.status();
+          if (!got.ok() || !want.ok()) continue;
+          EXPECT_EQ(got->type.dtype, want->type.dtype);
+          EXPECT_EQ(got->type.shape, want->type.shape);
+          EXPECT_EQ(got->bytes, want->bytes);
+        }
+      }
+    }
+  });
+}
+
+// For one type, because these operands have their own.
+TESSERA_STRATEGY_SUITE(ScanOfBytesTest, ScanTest, [](const auto& strategy, DType dtype) {
+  return strategy.name == "fixed_order" && dtype == DType::kI32;
+});
+
+// Returns the elements of a scan along the last axis.
+std::vector<double> ValuesOf(const OperationSpec& spec, Stream& stream,
+                             const std::vector<View>& x) {
+  const absl::StatusOr<ScanResult> result = ResultOf(spec, stream, x, {});
+  EXPECT_TRUE(result.ok()) << result.status();
+  std::vector<double> values;
+  if (!result.ok()) return values;
+  DispatchDType(result->type.dtype, [&]<class T>(T element) {
+    for (std::size_t at = 0; at < result->bytes.size(); at += sizeof element) {
+      std::memcpy(&element, result->bytes.data() + at, sizeof element);
+      values.push_back(static_cast<double>(Exact(element)));
+    }
+  });
+  return values;
+}
+
+TEST_P(ScanOfBytesTest, AllAndAny) {
+  using Want = std::vector<double>;
+  const auto scans = [&](const View& x, const Want& all, const Want& any, const Want& from_end) {
+    EXPECT_EQ(ValuesOf(ScanSpec{.op = ReduceOp::kAll}, stream(), {x}), all) << Name(x.dtype);
+    EXPECT_EQ(ValuesOf(ScanSpec{.op = ReduceOp::kAny}, stream(), {x}), any) << Name(x.dtype);
+    const OperationSpec before = ScanSpec{.op = ReduceOp::kAny, .exclusive = true, .reverse = true};
+    EXPECT_EQ(ValuesOf(before, stream(), {x}), from_end) << Name(x.dtype);
+    EXPECT_EQ(Get(TypeOf(ScanSpec{.op = ReduceOp::kAny}, {x})).arrays.at(0).dtype, DType::kI32);
+  };
+  const auto check = [&]<class T>(T) {
+    const std::vector<T> values = {Element<T>(0), Element<T>(2), Element<T>(-1), Element<T>(0)};
+    const DeviceArray<T> x(stream(), values);
+    scans(StridedView(x.data(), DTypeOf<T>(), {4}, {1}), {0, 0, 0, 0}, {0, 1, 1, 1}, {1, 1, 0, 0});
+    scans(StridedView(x.data() + 2, DTypeOf<T>(), {3}, {-1}), {1, 1, 0}, {1, 1, 1}, {1, 0, 0});
+  };
+  for (DType dtype : kAllDTypes) DispatchDType(dtype, check);
+  const DeviceArray<float> nan(stream(), std::vector<float>{NAN, 0, 1});
+  scans(nan.view(), {1, 0, 0}, {1, 1, 1}, {1, 1, 0});
+  const DeviceArray<std::uint8_t> bytes(stream(), std::vector<std::uint8_t>{0, 1, 1, 0});
+  for (DType dtype : {DType::kBool, DType::kU8, DType::kI8})
+    scans(StridedView(bytes.data(), dtype, {4}, {1}), {0, 0, 0, 0}, {0, 1, 1, 1}, {1, 1, 0, 0});
+}
+
+TEST_P(ScanOfBytesTest, FoldAs32Bits) {
+  const DeviceArray<std::uint8_t> bytes(stream(), std::vector<std::uint8_t>{200, 100, 1, 255});
+  const View unsigned_bytes = StridedView(bytes.data(), DType::kU8, {4}, {1});
+  const View signed_bytes = StridedView(bytes.data(), DType::kI8, {4}, {1});
+  using Want = std::vector<double>;
+  EXPECT_EQ(ValuesOf(ScanSpec{}, stream(), {unsigned_bytes}), (Want{200, 300, 301, 556}));
+  EXPECT_EQ(ValuesOf(ScanSpec{}, stream(), {signed_bytes}), (Want{-56, 44, 45, 44}));
+  EXPECT_EQ(ValuesOf(ScanSpec{.op = ReduceOp::kMax, .exclusive = true}, stream(), {signed_bytes}),
+            (Want{INT32_MIN, -56, 100, 100}));
+  EXPECT_EQ(
+      ValuesOf(ScanSpec{.op = ReduceOp::kProduct, .reverse = true}, stream(), {unsigned_bytes}),
+      (Want{5'100'000, 25'500, 255, 255}));
+  EXPECT_EQ(Get(TypeOf(ScanSpec{}, {signed_bytes})).arrays.at(0).dtype, DType::kI64);
+  EXPECT_EQ(Get(TypeOf(ScanSpec{.op = ReduceOp::kMin}, {signed_bytes})).arrays.at(0).dtype,
+            DType::kI32);
+
+  const DeviceArray<std::uint8_t> truths(stream(), std::vector<std::uint8_t>{1, 0, 1, 1});
+  const View x = StridedView(truths.data(), DType::kBool, {4}, {1});
+  EXPECT_EQ(ValuesOf(ScanSpec{}, stream(), {x}), (Want{1, 1, 2, 3}));
+  for (ReduceOp op : {ReduceOp::kProduct, ReduceOp::kMin, ReduceOp::kMax})
+    EXPECT_EQ(ErrorReason(TypeOf(ScanSpec{.op = op}, {x}).status()), "BAD_DTYPE") << Name(op);
+}
+
+// Views with gaps are gathered, and may be read again and again.
+TEST_P(ScanOfBytesTest, ExpressionsOfViews) {
+  const DeviceArray<float> x(stream(), std::vector<float>{1, 5, 2, 6, 3, 7});
+  const View two = StridedView(x.data(), DType::kF32, {2, 3}, {1, 2});
+  const View row = StridedView(x.data(), DType::kF32, {3}, {0});
+  const auto scan = [&](ReduceOp op, int axis, MapOp map, const View& a, const View& b) {
+    const Nodes nodes = {In(0), In(1), Op(map, {0, 1})};
+    return ValuesOf(ScanSpec{.op = op, .axis = axis, .expression = nodes}, stream(), {a, b});
+  };
+  using R = ReduceOp;
+  using Want = std::vector<double>;
+  EXPECT_EQ(scan(R::kSum, -1, MapOp::kAdd, two, row), (Want{2, 5, 9, 6, 13, 21}));
+  EXPECT_EQ(scan(R::kSum, 0, MapOp::kAdd, two, row), (Want{2, 3, 4, 8, 10, 12}));
+  EXPECT_EQ(scan(R::kAll, 0, MapOp::kGreater, two, row), (Want{0, 1, 1, 0, 1, 1}));
+  // The operand is broadcast along the scanned axis.
+  EXPECT_EQ(scan(R::kSum, 0, MapOp::kMultiply, x.view({1, 2}), x.view({3, 1})),
+            (Want{1, 5, 6, 30, 8, 40}));
+}
+
+TESSERA_STRATEGIES(ScanTest);
+
+TEST(ScanErrors, OperationsAndAxesThatDoNotFit) {
+  const View x = WholeView({DType::kF32, MakeShape({3, 5})}, nullptr);
+  const View scalar = WholeView({DType::kF32, MakeShape({})}, nullptr);
+  const View none = WholeView({DType::kF32, MakeShape({3, 0})}, nullptr);
+  for (int axis : {-3, 2, 100})
+    EXPECT_EQ(ErrorReason(TypeOf(ScanSpec{.axis = axis}, {x}).status()), "BAD_AXES") << axis;
+  for (int axis : {-1, 0})
+    EXPECT_EQ(ErrorReason(TypeOf(ScanSpec{.axis = axis}, {scalar}).status()), "BAD_AXES") << axis;
+  for (ReduceOp op : kAllReduceOps) {
+    const absl::Status status = TypeOf(ScanSpec{.op = op}, {x}).status();
+    const bool scans = IsLogical(op) || std::ranges::find(kFolds, op) != std::end(kFolds);
+    EXPECT_EQ(ErrorReason(status), scans ? "" : "BAD_OPERATION") << Name(op);
+    if (!scans) {
+      EXPECT_EQ(ErrorMetadata(status)["value"], Name(op));
+    }
+    EXPECT_EQ(TypeOf(ScanSpec{.op = op}, {none}).ok(), scans) << Name(op);
+  }
+  // The operands of an expression.
+  const auto sum = [&](ReduceOp op, const std::vector<View>& operands) {
+    const Nodes nodes = {In(0), In(1), Op(MapOp::kAdd, {0, 1})};
+    return ErrorReason(TypeOf(ScanSpec{.op = op, .expression = nodes}, operands).status());
+  };
+  const View wrong = WholeView({DType::kF32, MakeShape({4})}, nullptr);
+  for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAny}) {
+    EXPECT_EQ(sum(op, {x}), "BAD_EXPRESSION");
+    EXPECT_EQ(sum(op, {x, wrong}), "BAD_SHAPE");
+    EXPECT_EQ(sum(op, {x, scalar}), "");
+  }
+}
+
+}  // namespace
+}  // namespace tessera::test
