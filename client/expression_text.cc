@@ -1,5 +1,6 @@
 #include "client/expression_text.h"
 
+#include <cmath>
 #include <cstddef>
 #include <limits>
 #include <optional>
@@ -107,17 +108,28 @@ class Parser {
 
   // -a ** b is -(a ** b), and a ** -b ** c is a ** (-(b ** c)).
   Expr Negated() {
-    if (Take("-")) return Nested([&] { return Minus(Negated()); });
+    if (Take("-")) {
+      SkipSpace();
+      const std::size_t begin = at_;
+      return Nested([&] {
+        const Expr value = Negated();
+        return Minus(value, Absl(text_.substr(begin, at_ - begin)));
+      });
+    }
     Expr base = Primary();
     if (Take("**")) return Nested([&] { return Expr(MapOp::kPower, {base, Negated()}); });
     return base;
   }
 
-  // Folds the sign into a constant, which saves a node.
-  static Expr Minus(const Expr& value) {
+  // Folds the sign into a constant, which saves a node. text: the value as it is written.
+  static Expr Minus(const Expr& value, absl::string_view text) {
+    std::int64_t integer = 0;
+    if (absl::SimpleAtoi(absl::StrCat("-", text), &integer)) return integer;
     const v1::Expression message = value.ToMessage();
     const v1::Expression::Node& node = message.nodes(message.nodes_size() - 1);
-    if (node.has_integer()) return -node.integer();  // cannot overflow: a literal is not negative
+    constexpr std::int64_t kLeast = std::numeric_limits<std::int64_t>::min();
+    if (node.has_integer() && node.integer() != kLeast) return -node.integer();
+    if (node.has_integer()) return -static_cast<double>(kLeast);
     if (node.has_real()) return -node.real();
     return -value;
   }
@@ -162,9 +174,10 @@ class Parser {
     std::int64_t integer = 0;
     if (!real && absl::SimpleAtoi(digits, &integer)) return integer;
     double value = 0;
-    if (real && absl::SimpleAtod(digits, &value)) return value;
+    const bool valid = absl::SimpleAtod(digits, &value);
+    if (valid && (real || std::isfinite(value))) return value;
     at_ = begin;
-    return Fail(real ? "the number is not valid" : "the integer does not fit in 64 bits");
+    return Fail(valid ? "the integer is beyond the range of f64" : "the number is not valid");
   }
 
   Expr Word() {

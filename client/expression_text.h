@@ -13,7 +13,7 @@ namespace tessera {
 //   or   xor   and   not   == != < <= > >=   + -   * / // %   unary -   **
 //
 // Comparisons do not chain. The operands are a, b, ..., h, in order. Numbers, true, false, inf and
-// nan are constants. Operations of MapOp are called by name, as in sqrt(a) or where(a < b, a, b),
+// nan are constants. An integer beyond 64 bits is a floating-point constant. Operations of MapOp are called by name, as in sqrt(a) or where(a < b, a, b),
 // and the name of an element type is a cast, as in f32(a). Returns INVALID_ARGUMENT /
 // BAD_EXPRESSION {position}, where position is the number of characters before the first one that
 // cannot be parsed.

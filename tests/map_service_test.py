@@ -7,7 +7,9 @@ usage: map_service_test.py --server build/bin/tessera-server [--device cuda:0] [
 
 import fractions
 import functools
+import itertools
 import math
+import operator
 import sys
 
 import numpy as np
@@ -347,6 +349,24 @@ def test_fma_rounds_once(server, client):
     for row in strategies(client):
         got = answer(client, tensors((F32, a), (F32, b), (F32, c)), nodes, strategy=row)[1]
         expect(got, a * b + c, row)
+
+
+def test_integers_and_constants_are_compared_by_value(server, client):
+    # Python compares integers and floats exactly.
+    comparisons = {"EQUAL": operator.eq, "NOT_EQUAL": operator.ne, "LESS": operator.lt,
+                   "LESS_EQUAL": operator.le, "GREATER": operator.gt, "GREATER_EQUAL": operator.ge}
+    constants = (2**31, -(2**31) - 1, 2**63 - 1, -(2**63), 2.0**63, 2.0**64, -(2.0**64))
+    for dtype in INTEGERS:
+        limits = np.iinfo(ELEMENTS[dtype])
+        x = np.array([limits.min, 0, limits.max - 1, limits.max], ELEMENTS[dtype])
+        for (op, compare), c in itertools.product(comparisons.items(), constants):
+            nodes = [operand(0), real(c) if isinstance(c, float) else integer(c)]
+            for row in strategies(client):
+                for args in ((0, 1), (1, 0)):
+                    want = [compare(*((int(v), c)[arg] for arg in args)) for v in x]
+                    got = answer(client, tensors((dtype, x)), [*nodes, node(op, *args)],
+                                 strategy=row)[1]
+                    expect(got, np.array(want), (NAMES[dtype], op, c, args, row))
 
 
 def test_casts(server, client):

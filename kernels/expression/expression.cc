@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -222,6 +223,14 @@ class Compiler {
     return CheckTypes(i, *info, {args.data(), node.args.size()});
   }
 
+  // Whether the free constants among an operation's arguments fit the type, if it is an integer
+  // type.
+  bool AllFit(std::size_t i, absl::Span<const NodeType> args, DType dtype) const {
+    for (std::size_t a = 0; a < args.size(); ++a)
+      if (args[a].free_integer && !Fits(nodes_[nodes_[i].args[a]].integer, dtype)) return false;
+    return true;
+  }
+
   absl::Status CheckTypes(std::size_t i, const MapOpInfo& info, absl::Span<const NodeType> args) {
     const auto refuse = [&](std::string_view wants) {
       std::string types;
@@ -241,6 +250,7 @@ class Compiler {
         break;
       case MapRule::kComparison:
         common = CommonType(args);
+        if (IsInteger(common) && !AllFit(i, args, common)) common = DType::kI64;
         result = DType::kBool;
         break;
       case MapRule::kLogic:
@@ -281,15 +291,19 @@ class Compiler {
     return at;
   }
 
-  int Constant(std::size_t i, DType dtype) {
+  // above_integers: whether a number of 2^63 or more must stay above the integers that it is compared
+  // with. The largest of them are rounded to 2^63.
+  int Constant(std::size_t i, DType dtype, bool above_integers = false) {
     const ExpressionNode& node = nodes_[i];
+    const double real =
+        above_integers && node.real >= 0x1p63 ? std::numeric_limits<double>::infinity() : node.real;
     MapConstant constant;
     const auto set = [&](auto value) { std::memcpy(&constant.bits, &value, sizeof value); };
     if (node.kind == Kind::kBoolean) {
       set(node.boolean);
     } else {
       DispatchElement(dtype, [&]<class T>(T) {
-        set(node.kind == Kind::kReal ? RoundTo<T>(node.real) : RoundTo<T>(node.integer));
+        set(node.kind == Kind::kReal ? RoundTo<T>(real) : RoundTo<T>(node.integer));
       });
     }
     program_.constants[static_cast<std::size_t>(constants_)] = constant;
@@ -306,8 +320,8 @@ class Compiler {
   }
 
   // Returns the register that holds a node's value, converted to the type if necessary.
-  int Argument(std::size_t node, DType dtype) {
-    if (types_[node].is_free()) return Constant(node, dtype);
+  int Argument(std::size_t node, DType dtype, bool above_integers = false) {
+    if (types_[node].is_free()) return Constant(node, dtype, above_integers);
     const DType from = types_[node].dtype;
     return AreSameValues(from, dtype) ? value_[node] : Convert(value_[node], from, dtype);
   }
@@ -334,10 +348,15 @@ class Compiler {
       value_[i] = Convert(Argument(node.args[0], common), common, dtype);
       return;
     }
+    const bool compares_integers =
+        InfoOf(node.op)->rule == MapRule::kComparison &&
+        std::any_of(node.args.begin(), node.args.end(), [&](std::uint32_t arg) {
+          return !types_[arg].is_free() && IsInteger(types_[arg].dtype);
+        });
     std::array<int, kMostArguments> args = {-1, -1, -1};
     for (std::size_t a = 0; a < node.args.size(); ++a) {
       const bool condition = node.op == MapOp::kWhere && a == 0;
-      args[a] = Argument(node.args[a], condition ? DType::kBool : common);
+      args[a] = Argument(node.args[a], condition ? DType::kBool : common, compares_integers);
     }
     value_[i] = Append({.kind = Instruction::Kind::kApply,
                         .op = node.op,
