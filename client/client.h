@@ -55,6 +55,7 @@ namespace tessera {
 class AsyncClient;
 class ResidentBuffer;
 
+// A byte order mark, and whitespace at both ends, of an address, a name or a token are ignored.
 struct ClientOptions {
   // host:port or unix:/path, or a comma-separated list of servers that hold the same buffers. Calls
   // go to the first server that responds, until it fails. Calls that are safe to repeat are then

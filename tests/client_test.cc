@@ -507,10 +507,14 @@ TEST(ClientTokenTest, EveryKindOfCallSendsTheToken) {
   options.tokens = tokens.path();
   TestServer server(options);
   const TemporaryFile file("a-token\n");
-  ClientOptions by_value = FastOptions(server.address()), by_file = by_value;
+  ClientOptions by_value = FastOptions(server.address()), by_file = by_value, marked = by_value;
   by_value.token = "a-token";
   by_file.token_file = file.path();
-  for (const ClientOptions& with : {by_value, by_file}) {
+  marked.server = "\xEF\xBB\xBF" + server.address() + "\n";
+  marked.token =
+      "\xEF\xBB\xBF"
+      "a-token\r\n";
+  for (const ClientOptions& with : {by_value, by_file, marked}) {
     Client client(with);
     ASSERT_TRUE(PutFloats(client, "x", {1, 2, 3}).ok());
     const auto dot = client.Dot("x", "x");

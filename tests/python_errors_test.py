@@ -286,7 +286,7 @@ class TokensTest(unittest.TestCase):
             ring = pathlib.Path(folder, "ring")
             ring.write_text("\ufeffa localhost:1\r\n", encoding="utf-8")
             self.assertEqual(ts.Ring(str(ring)).servers, {"a": "localhost:1"})
-        for token in ("secret", "secret\n", "secret\r\n", " secret "):
+        for token in ("secret", "secret\n", "secret\r\n", " secret ", "\ufeffsecret\n"):
             with mock.patch.dict(os.environ, TESSERA_TOKEN=token):
                 self.assertEqual(_connect.Options("localhost:1").token, "secret")
             self.assertEqual(_connect.Options("localhost:1", token=token).token, "secret")
@@ -294,6 +294,17 @@ class TokensTest(unittest.TestCase):
         for token in ("two words", "", "\n", "\u00e9", "a" * 1025):
             with self.assertRaisesRegex(ValueError, "1 to 1024 characters"):
                 _connect.Options("localhost:1", token=token)
+
+    def test_marks_and_blanks_around_names_and_addresses(self):
+        for address in ("localhost:1", "unix:/run/x"):
+            options = _connect.Options(f"\ufeff{address}\r\n", tls_server_name="\ufeffgpu\n",
+                                       route=" run7/x\n")
+            self.assertEqual(options.target, address)
+            self.assertEqual(options.tls_server_name, "gpu")
+            self.assertEqual(options.metadata(), (("tessera-route", "run7"),))
+        for route in ("", "a\nb", "a b", "\u00e9"):
+            with self.assertRaisesRegex(ValueError, "is not a buffer's name"):
+                _connect.Options("localhost:1", route=route)
 
     def test_addresses_that_stay_on_this_host(self):
         lines = (o.ROOT / "tests" / "loopback_cases.txt").read_text().splitlines()

@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -21,13 +20,6 @@
 
 namespace tessera {
 namespace {
-
-// Removes a byte order mark, and whitespace at both ends. Both may go unnoticed in files and
-// variables.
-std::string Trimmed(const std::string& text) {
-  const std::string_view rest = BehindByteOrderMark(text);
-  return std::string(absl::StripAsciiWhitespace({rest.data(), rest.size()}));
-}
 
 // Returns what is wrong with the servers' addresses, or "" if all are valid.
 std::string CheckServers(const std::string& servers) {
@@ -106,8 +98,8 @@ void AddGlobalOptions(CLI::App& app, GlobalOptions& options) {
 // Returns the client's options. The command line must have been parsed.
 ClientOptions ClientOptionsOf(const GlobalOptions& options) {
   ClientOptions client = options.client;
-  for (std::string* text : {&client.server, &client.tls_ca, &client.tls_cert, &client.tls_key,
-                            &client.tls_server_name, &client.token_file})
+  for (std::string* text :
+       {&client.server, &client.tls_ca, &client.tls_cert, &client.tls_key, &client.token_file})
     *text = Trimmed(*text);
   if (const char* token = std::getenv("TESSERA_TOKEN");
       client.token_file.empty() && token != nullptr)

@@ -21,6 +21,7 @@
 #include "google/rpc/status.pb.h"
 #include "kernels/base/error.h"
 #include "kernels/client_and_server/ring.h"
+#include "kernels/client_and_server/word_lines.h"
 
 namespace tessera {
 namespace {
@@ -123,6 +124,12 @@ absl::string_view Meaning(absl::string_view cause) {
   for (const auto& [part, meaning] : kKnown)
     if (absl::StrContains(text, part)) return meaning;
   return "";
+}
+
+// Returns the options with their address and name as gRPC can read them.
+ClientOptions Readable(ClientOptions options) {
+  for (std::string* text : {&options.server, &options.tls_server_name}) *text = Trimmed(*text);
+  return options;
 }
 
 }  // namespace
@@ -306,7 +313,7 @@ std::string Connection::RouteOfBuffer(std::string_view buffer) const {
 }
 
 Connection::Connection(ClientOptions options, absl::Status refused)
-    : options_(std::move(options)),
+    : options_(Readable(std::move(options))),
       credentials_(MakeCredentials(options_)),
       authorization_(options_),
       refused_([&] {

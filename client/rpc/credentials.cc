@@ -78,7 +78,7 @@ constexpr std::chrono::seconds kTokenAge{1};
 // Returns the metadata value for a token, which comes from the file if one is given.
 absl::StatusOr<std::string> Bearer(std::string text, const std::string& file) {
   if (absl::Status status = ReadFile(file, text); !status.ok()) return status;
-  const absl::string_view token = absl::StripAsciiWhitespace(Absl(BehindByteOrderMark(text)));
+  const std::string token = Trimmed(text);
   if (token.empty() || token.size() > kLongestToken ||
       !std::all_of(token.begin(), token.end(), absl::ascii_isgraph))
     return Bad("a token is 1 to 1024 characters of ASCII without spaces", file);

@@ -14,6 +14,10 @@ std::string_view BehindByteOrderMark(std::string_view text) {
   return text.substr(text.substr(0, kMark.size()) == kMark ? kMark.size() : 0);
 }
 
+std::string Trimmed(std::string_view text) {
+  return std::string(absl::StripAsciiWhitespace(Absl(BehindByteOrderMark(text))));
+}
+
 std::vector<WordLine> WordLines(std::string_view text) {
   std::vector<WordLine> lines;
   std::size_t number = 0;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -18,6 +19,9 @@ struct WordLine {
 // Returns the text after a UTF-8 byte order mark, which editors on Windows write at the beginning
 // of files, or the whole text if there is none.
 std::string_view BehindByteOrderMark(std::string_view text);
+// Returns the text without a byte order mark, and without whitespace at both ends. Both may go
+// unnoticed in files and variables.
+std::string Trimmed(std::string_view text);
 
 // Returns the lines that have words; the words point into the text. A byte order mark is skipped.
 std::vector<WordLine> WordLines(std::string_view text);

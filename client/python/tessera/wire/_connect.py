@@ -68,10 +68,15 @@ def duration(ttl: Ttl) -> Any:
     return _Duration(seconds=int(seconds), nanos=int(math.fmod(seconds, 1) * 1e9))
 
 
+def trimmed(text: str) -> str:
+    """Returns a text without a byte order mark and surrounding whitespace, which may go unnoticed in
+    files and variables."""
+    return text[text.startswith("\ufeff") :].strip(" \t\n\v\f\r")
+
+
 def checked_token(token: str) -> str:
-    """Returns a token without surrounding whitespace. Raises ValueError if no server would accept
-    it."""
-    token = token.strip(" \t\n\v\f\r")
+    """Returns a trimmed token. Raises ValueError if no server would accept it."""
+    token = trimmed(token)
     if not re.fullmatch("[!-~]{1,1024}", token):
         raise ValueError("a token is 1 to 1024 characters of ASCII without spaces")
     return token
@@ -98,6 +103,9 @@ class Options:
     token_file: Optional[str] = None
 
     def __post_init__(self) -> None:
+        for name in ("target", "tls_server_name", "route"):
+            if isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, trimmed(getattr(self, name)))
         try:
             hosts_of(self.target)
         except (ValueError, AttributeError):
@@ -110,6 +118,8 @@ class Options:
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
                 raise ValueError(f"{name} {value!r} must be a number of seconds above 0")
         duration(self.unnamed_ttl)
+        if self.route is not None and not re.fullmatch("[a-zA-Z0-9._/-]+", self.route):
+            raise ValueError(f"route {self.route!r} is not a buffer's name")
         if self.token is None and self.token_file is None:
             object.__setattr__(self, "token", os.environ.get("TESSERA_TOKEN") or None)
         if self.token is not None and self.token_file is not None:
