@@ -64,7 +64,7 @@ class ArraysTest(python_outsider.Case):
             np.zeros(3, [("a", "f4"), ("b", "i4")]), np.array(["2020-01-01"], "M8[D]"),
             np.ma.masked_array(self.a, self.a > 0), None, "text", 1 << 70,
         ):
-            with self.assertRaisesRegex(ts.Unsupported, "astype|filled"):
+            with self.assertRaisesRegex(ts.Unsupported, "astype|filled|missing values"):
                 self.t.put(array)
         converted = self.t.put(np.arange(5, dtype="u1"), dtype="f4")
         np.testing.assert_array_equal(converted.numpy(), range(5))
@@ -84,7 +84,28 @@ class ArraysTest(python_outsider.Case):
         want = halves.astype("f4")
         np.testing.assert_allclose(self.t.put(halves, dtype="bf16").numpy(), want, rtol=1 / 256)
         with self.assertRaises(TypeError):
-            self.t.put([None, 1], dtype="i32")
+            self.t.put([1j, 1], dtype="i32")
+
+    def test_missing_values_among_objects(self):
+        class NAType:  # Like pandas.NA: it equals nothing, and NumPy cannot convert it.
+            __eq__ = __ne__ = lambda self, other: self
+            __bool__ = mock.Mock(side_effect=TypeError)
+
+        class Column:  # Like a column of objects of pandas.
+            ndim, dtype = 1, np.dtype(object)
+            to_numpy = None
+            __array__ = lambda self, *_: np.array([1, NAType(), None, 4], object)
+
+        Column.__module__ = "pandas.core"
+        for value in (Column(), np.asarray(Column()), [1, None, np.nan, 4]):
+            for dtype in (None, "i32", "uint8"):
+                with self.assertRaisesRegex(ts.Unsupported, "missing values.*dtype=.*fillna"):
+                    self.t.put(value, dtype=dtype)
+            for dtype in ("f32", "bf16", "f64"):
+                got = self.t.put(value, dtype=dtype).numpy().astype("f8")
+                np.testing.assert_array_equal(got, [1, np.nan, np.nan, 4])
+        with self.assertRaisesRegex(ts.Unsupported, "missing values"):
+            self.t.put(self.a) + np.array([1.0, None, 2.0])
 
     def test_what_numpy_says_of_a_conversion(self):
         """NumPy's settings for errors apply to small arrays, and to arrays that are converted

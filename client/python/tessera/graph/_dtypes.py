@@ -137,6 +137,12 @@ def to_host(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 _HOST = (1, 3)  # DLPack's kDLCPU and kDLCUDAHost.
 
 
+_MISSING = (
+    "missing values cannot be stored: use put(dtype='f4') or another float type to make them NaN, or"
+    " replace them, in pandas with .fillna(value)"
+)
+
+
 def _library(value: Any) -> str:
     return type(value).__module__.partition(".")[0]
 
@@ -157,16 +163,33 @@ def _of_pandas(value: Any, wanted: Any) -> npt.NDArray[Any]:
     if not np.any(value.isna()):
         return value.to_numpy(dtype=found)  # type: ignore[no-any-return]
     if found.kind != "f":
-        raise Unsupported(
-            "missing values cannot be stored: use dtype='f4' or another float type to make them"
-            " NaN, or replace them with .fillna(value)"
-        )
+        raise Unsupported(_MISSING)
     return value.to_numpy(dtype=found, na_value=np.nan)  # type: ignore[no-any-return]
+
+
+def _is_missing(value: Any) -> bool:
+    if isinstance(value, float):
+        return value != value
+    return type(value).__name__ in ("NoneType", "NAType", "NaTType")
 
 
 def to_numpy(value: Any, wanted: Any = None) -> npt.NDArray[Any]:
     """Like np.asarray, but also takes arrays of other libraries, even on a device or of types that
-    NumPy lacks. A mask is rejected, not dropped. wanted: the requested type, if any."""
+    NumPy lacks. A mask is rejected, not dropped. Missing values among Python objects become NaN if a
+    float type is wanted, and are rejected if they have no number. wanted: the requested type, if
+    any."""
+    array = _to_numpy(value, wanted)
+    if array.dtype != object:
+        return array
+    missing = np.array([_is_missing(one) for one in array.flat], bool).reshape(array.shape)
+    if not missing.any() or (wanted is not None and wanted.kind == "b"):
+        return array
+    if wanted is None or not is_float(wanted):
+        raise Unsupported(_MISSING)
+    return np.where(missing, np.nan, array)
+
+
+def _to_numpy(value: Any, wanted: Any) -> npt.NDArray[Any]:
     if isinstance(value, np.ma.MaskedArray):
         raise Unsupported("the server has no masks: use .filled(), or np.where on the server")
     if isinstance(value, np.ndarray):
