@@ -126,8 +126,9 @@ CLI::Option* AddCount(CLI::App& app, const std::string& flag, const std::string&
                       T most, T& out) {
   // Read as an unsigned number, -18446744073709551615 would be 1.
   return app.add_option("--" + flag, out, help)
-      ->type_name("N")
-      ->check(CLI::Range(static_cast<std::int64_t>(least), static_cast<std::int64_t>(most)))
+      ->type_name(absl::StrCat("N in [", least, " - ", most, "]"))
+      ->check(CLI::Range(static_cast<std::int64_t>(least), static_cast<std::int64_t>(most))
+                  .description(""))
       ->envname(EnvironmentName(flag));
 }
 
@@ -196,7 +197,8 @@ absl::StatusOr<MemoryLimit> ParseMemoryLimit(std::string_view text) {
   const absl::Status bad =
       MakeError(absl::StatusCode::kInvalidArgument, "BAD_MEMORY_LIMIT",
                 absl::StrCat("'", absl::string_view(text.data(), text.size()),
-                             "' is not an amount of memory such as 4Gi, 500M or 80%"));
+                             "' is not an amount of memory from 1 byte to 4194304Ti, such as 4Gi, "
+                             "500M or 80%"));
   absl::string_view rest(text.data(), text.size());
   double value = 0;
   if (absl::ConsumeSuffix(&rest, "%")) {
@@ -308,13 +310,13 @@ void AddLimits(CLI::App& app, Options& options) {
   AddBytes(app, "scratch-limit", "",
            "memory of a device for operations while they run: copies of strided operands, inline "
            "results, workspaces; by default a sixteenth of --memory-limit, at least 64Mi",
-           1 << 20, 1ull << 62, "of 1Mi or more", options.scratch_limit);
+           1 << 20, 1ull << 62, "from 1Mi to 4194304Ti", options.scratch_limit);
   AddBytes(
       app, "host-memory", "1Gi",
       "memory for messages: requests, uploads, responses; also sets the maximum number of stored "
       "buffers, one per 10Ki; by default a quarter of the memory of the host or cgroup, but at "
       "most 1Gi",
-      kLeastHostMemory, 1ull << 62, "of 16Mi or more", options.host_memory);
+      kLeastHostMemory, 1ull << 62, "from 16Mi to 4194304Ti", options.host_memory);
   AddCount(app, "max-transfers",
            "maximum number of simultaneous uploads, and of simultaneous downloads",
            std::uint64_t{1}, std::uint64_t{1} << 20, options.max_transfers);
@@ -385,7 +387,7 @@ void AddObservation(CLI::App& app, Options& options) {
       ->envname(EnvironmentName("metrics-listen"));
   app.add_option("--log-level", options.log_level, "trace, debug, info, warn, error or off")
       ->type_name("LEVEL")
-      ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "off"}))
+      ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "off"}).description(""))
       ->envname(EnvironmentName("log-level"));
   AddText(app, "log-format", "FORMAT", "text", "text or json (one object a line)",
           [&options](const std::string& text) -> std::string {
@@ -412,7 +414,7 @@ void AddSharedMemory(CLI::App& app, Options& options) {
       app, "shared-memory-limit", "4Gi",
       "memory that all clients may share with the server; by default a quarter of the memory of "
       "the host or cgroup, but at most 4Gi",
-      4096, 1ull << 62, "of 4Ki or more", options.shared_memory_limit);
+      4096, 1ull << 62, "from 4Ki to 4194304Ti", options.shared_memory_limit);
 }
 
 // Returns the environment variables TESSERA_* that are neither options of the server or its clients

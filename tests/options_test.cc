@@ -159,6 +159,12 @@ TEST(Options, NumbersOfSeconds) {
     ExpectRefused({flag, bad}, flag + ": '" + bad + "' is not a number of seconds");
 }
 
+TEST(Options, SizesHaveARange) {
+  ExpectRefused({"--scratch-limit", "4194305Ti"},
+                "'4194305Ti' is not a size from 1Mi to 4194304Ti");
+  ExpectRefused({"--memory-limit", "4194305Ti"}, "from 1 byte to 4194304Ti");
+}
+
 // Otherwise a long operation that is allowed would make the server not ready.
 TEST(Options, TheWatchdogWaitsForTheLongestOperation) {
   EXPECT_EQ(Good("--max-operation-seconds 1").watchdog, absl::Minutes(2));

@@ -86,8 +86,8 @@ std::optional<Role> ParseRole(absl::string_view text) {
   return std::nullopt;
 }
 
-// Parses a quota such as "bytes=4Gi". Returns false and sets *why if the text is not a valid quota.
-bool ParseQuota(absl::string_view text, Quotas& quotas, std::string_view* why) {
+// Parses a quota such as "bytes=4Gi". Returns what is wrong with the text, or "" if nothing is.
+std::string ParseQuota(absl::string_view text, Quotas& quotas) {
   const std::pair<absl::string_view, absl::string_view> parts =
       absl::StrSplit(text, absl::MaxSplits('=', 1));
   const auto& [name, value] = parts;
@@ -95,28 +95,20 @@ bool ParseQuota(absl::string_view text, Quotas& quotas, std::string_view* why) {
                          : name == "buffers" ? &quotas.buffers
                          : name == "calls"   ? &quotas.calls
                                              : nullptr;
-  if (quota == nullptr) {
-    *why = "a quota must be bytes=SIZE, buffers=N or calls=N";
-    return false;
-  }
+  if (quota == nullptr) return "a quota must be bytes=SIZE, buffers=N or calls=N";
   std::uint64_t number = 0;
   if (name == "bytes") {
     const absl::StatusOr<MemoryLimit> size = ParseMemoryLimit({value.data(), value.size()});
-    if (!size.ok() || size->bytes == 0) {
-      *why = "'bytes' must be a size such as 500M or 4Gi";
-      return false;
-    }
+    if (!size.ok() || size->bytes == 0)
+      return "'bytes' must be a size from 1 to 4194304Ti, such as 500M or 4Gi";
     number = size->bytes;
   } else if (!absl::SimpleAtoi(value, &number)) {
-    *why = "'buffers' and 'calls' must be whole numbers";
-    return false;
+    return absl::StrCat("'", name, "' must be a whole number from 0 to ", kUnlimited);
   }
-  if (*quota != kUnlimited && *quota != number) {
-    *why = "the tenant already has a different value for this quota";
-    return false;
-  }
+  if (*quota != kUnlimited && *quota != number)
+    return "the tenant already has a different value for this quota";
   *quota = number;
-  return true;
+  return "";
 }
 
 std::uint64_t NextGeneration() {
@@ -195,7 +187,7 @@ absl::StatusOr<TokenFile> ParseTokens(std::string_view text) {
     if (!hash.has_value() && !name.has_value()) {
       return Bad(number,
                  "the first word is not a SHA-256 in 64 hex digits, nor cn:, dns: or uri: with a "
-                 "name, nor uid: with a number");
+                 "name, nor uid: with a number from 0 to 4294967295");
     }
     if (name == absl::StrCat(kUser, OverflowUser())) {
       return Bad(number,
@@ -211,7 +203,8 @@ absl::StatusOr<TokenFile> ParseTokens(std::string_view text) {
       return Bad(number, "an earlier line names this caller");
     Quotas& quotas = file.quotas[tenant];
     for (std::size_t i = 3; i < words.size(); ++i)
-      if (std::string_view why; !ParseQuota(words[i], quotas, &why)) return Bad(number, why);
+      if (const std::string why = ParseQuota(words[i], quotas); !why.empty())
+        return Bad(number, why);
     file.lines.push_back({hash.value_or(TokenHash{}), name.value_or(""), *role, tenant});
   }
   if (file.lines.empty()) return absl::InvalidArgumentError("it admits no callers");
