@@ -169,6 +169,8 @@ class ManualTest(o.Case):
             for term, description in terms:
                 self.assertNotIn("  ", term)
                 self.assertGreater(len(description), 3, term)
+        for name, page in pages.items():  # CLI11 writes "UINT:INT in [0 - 9]" and "TEXT:{a,b}".
+            self.assertNotRegex(page, r"\b(UINT|INT|TEXT|N|PID|LEVEL):(INT|POSITIVE|\{)", name)
         for name in ("window-sum", "topk", "bench-topk", "search"):
             self.assertIn(f"tessera-{name}.1", pages)
         self.assertNotIn("tessera-complete.1", pages)

@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <cstdlib>
 #include <iostream>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "client/cli/command.h"
 #include "client/rpc/address.h"
@@ -112,6 +114,19 @@ ClientOptions ClientOptionsOf(const GlobalOptions& options) {
   return client;
 }
 
+// Prints the values of options without CLI11's names of types: "N in [1 - 64]" and not
+// "INT:INT in [1 - 64]".
+class HelpFormatter final : public CLI::Formatter {
+ public:
+  std::string make_option_opts(const CLI::Option* option) const override {
+    return absl::StrReplaceAll(Formatter::make_option_opts(option), {{"UINT:INT in ", "N in "},
+                                                                     {"INT:INT in ", "N in "},
+                                                                     {"UINT:POSITIVE", "N above 0"},
+                                                                     {"PID:POSITIVE", "PID"},
+                                                                     {"TEXT:{", "{"}});
+  }
+};
+
 // Flushes standard output. On failure, prints an error on stderr and returns false.
 bool FlushOutput() {
   if (std::cout.flush()) return true;
@@ -121,6 +136,7 @@ bool FlushOutput() {
 
 int Main(int argc, char** argv) {
   CLI::App app("Work with arrays that stay in GPU memory behind a Tessera server.", "tessera");
+  app.formatter(std::make_shared<HelpFormatter>());
   app.set_version_flag("--version", TESSERA_VERSION);
   app.require_subcommand(1);
   app.fallthrough();  // global options may follow the subcommand
