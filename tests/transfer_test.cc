@@ -686,5 +686,41 @@ TEST(SlotPool, KeepsWhatIsNeededAndFreesTheRest) {
   last.data()[0] = 'x';
 }
 
+// --- Imports ------------------------------------------------------------------------------------
+
+class ImportTest : public TransferTest {
+ protected:
+  ImportTest() : TransferTest(With([](Options& options) { options.import_from = {"*"}; })) {}
+};
+
+// The places of cancelled imports are free before their copies have ended.
+TEST_F(ImportTest, CancelledImportsMakeRoomForOthersAtOnce) {
+  TestServer source(With([](Options& options) { options.listen = {"127.0.0.1:0"}; }));
+  ASSERT_TRUE(source.Put<float>("x", v1::DTYPE_F32, {3}, {1, 2, 3}).ok());
+  const auto import = [&](int i, grpc::ClientContext& context) {
+    v1::ImportBufferRequest request;
+    request.set_source(source.address());
+    request.set_source_name("x");
+    request.set_name(absl::StrCat("y", i));
+    v1::ImportBufferResponse response;
+    return server_.buffers().ImportBuffer(&context, request, &response);
+  };
+  device_.Close(Step::kCopyToDevice);
+  grpc::ClientContext contexts[kMaxImports], last;
+  {
+    std::vector<std::jthread> callers;
+    for (int i = 0; i < kMaxImports; ++i) {
+      callers.emplace_back(
+          [&, i] { EXPECT_EQ(import(i, contexts[i]).error_code(), StatusCode::CANCELLED); });
+    }
+    device_.WaitForBlocked(kMaxImports);
+    for (grpc::ClientContext& context : contexts) context.TryCancel();
+  }
+  EXPECT_TRUE(Eventually([&] { return Used("imports") == 0; }));
+  std::jthread caller([&] { EXPECT_TRUE(import(kMaxImports, last).ok()); });
+  EXPECT_TRUE(Eventually([&] { return Used("imports") == 1; }));
+  device_.Open();
+}
+
 }  // namespace
 }  // namespace tessera

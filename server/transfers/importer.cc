@@ -90,7 +90,10 @@ class ImportCall final : public UnaryCall {
       absl::StatusOr<Core::StreamPlace> place =
           core().TakeStream(StreamKind::kImport, *caller().tenant);
       if (!place.ok()) return place.status();
-      place_ = *std::move(place);
+      {
+        const std::lock_guard lock(mutex_);
+        if (stopped_ == Why::kNot) place_ = *std::move(place);
+      }
       return importer_.threads_.Submit([this] { Run(); });
     });
     if (!status.ok()) End(status);
@@ -119,6 +122,9 @@ class ImportCall final : public UnaryCall {
   void Stop(Why why) {
     const std::lock_guard lock(mutex_);
     if (stopped_ == Why::kNot) stopped_ = why;
+    // The caller may begin its next import at once, while this one waits for a copy. The next one
+    // waits for a thread.
+    place_ = {};
     if (context_ != nullptr) context_->TryCancel();
     wake_.notify_all();
   }
@@ -145,7 +151,10 @@ class ImportCall final : public UnaryCall {
     // The channel is destroyed after the response is sent, because its destruction takes some
     // milliseconds.
     const std::shared_ptr<grpc::Channel> channel = std::move(channel_);
-    place_ = {};
+    {
+      const std::lock_guard lock(mutex_);
+      place_ = {};
+    }
     {
       const std::lock_guard lock(importer_.mutex_);
       importer_.running_.erase(this);
@@ -349,10 +358,10 @@ class ImportCall final : public UnaryCall {
   BufferSpec spec_;
   v1::ImportBufferResponse& response_;
   std::string token_;
-  Core::StreamPlace place_;
 
   std::mutex mutex_;
   std::condition_variable wake_;
+  Core::StreamPlace place_;  // guarded by mutex_, as are the following ones
   Why stopped_ = Why::kNot;
   grpc::ClientContext* context_ = nullptr;     // the current attempt's
   absl::Time moved_ = absl::InfiniteFuture();  // when data last arrived, in any attempt
