@@ -1162,38 +1162,6 @@ class UnreadTest(Case):
             self.assertLess(self.held(), 10_000, f"bytes stay charged after {method}")
 
 
-class StoppedTest(Case):
-    def test_time_in_which_the_server_is_stopped_makes_nobody_idle(self):
-        ring = self.folder / "ring"
-        ring.write_text("a host-a:1\n")
-        flags = ("--transfer-timeout", "1800ms", "--ring", str(ring), "--ring-name", "a")
-        server = self.start(*flags)
-        client, go_on = server.client(), threading.Event()
-        self.addCleanup(go_on.set)
-        (download,) = self.unread_downloads(server, count=1)
-
-        def messages():
-            yield o.buffers.UploadRequest(name="slow", data=NEW[:8], spec=o.spec_of(FOUR))
-            go_on.wait(600)
-            yield o.buffers.UploadRequest(data=NEW[8:])
-
-        upload = client.b.Upload.future(messages(), timeout=600)
-        self.assert_becomes(1, lambda: client.budget("uploads").used)
-        server.signal(signal.SIGSTOP)
-        time.sleep(2)  # The server counts a second or more as a suspension.
-        ring.write_text("a host-a:2\n")
-        server.signal(signal.SIGCONT)
-        # The server checks this file after it has checked for idle streams.
-        self.assert_eventually(lambda: "--ring: the file has changed" in server.log())
-        go_on.set()
-        self.assertEqual(sum(len(message.data) for message in download), 31 * o.MI)
-        self.assert_ok(outcome_of(upload))
-        # A download that stalls afterwards ends as usual.
-        (download,) = self.unread_downloads(server, count=1)
-        self.assert_becomes(0, lambda: client.budget("downloads").used)
-        self.assertFalse(outcome_of(lambda: list(download)).ok)
-
-
 # --- Messages and results -------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@
 #include "server/devices/chores.h"
 #include "tests/described_device.h"
 #include "tests/fake_device.h"
+#include "tests/quiet.h"
 
 namespace tessera {
 namespace {
@@ -107,7 +108,7 @@ TEST(ExecutorTest, NoMoreRunAtOnceThanThereAreWorkers) {
   auto executor = Start(device, 3, 16);
   for (Blocker& blocker : blockers) ASSERT_TRUE(executor->Submit(blocker.task()).ok());
   for (int i = 0; i < 3; ++i) blockers[i].WaitUntilRunning();
-  std::this_thread::sleep_for(milliseconds(50));
+  AwaitQuiet();
   EXPECT_EQ(executor->waiting(), 1u);
   blockers[0].Release();
   blockers[3].WaitUntilRunning();
@@ -589,8 +590,8 @@ TEST(ChoresTest, AShareLeavesAThreadToOthers) {
   {
     Chores chores(3, 8);
     held.Submit(chores, 5, 1);
-    for (int i = 0; i < 50 && held.began() < 3; ++i) std::this_thread::sleep_for(milliseconds(1));
-    EXPECT_LE(held.began(), 2);
+    AwaitQuiet();
+    EXPECT_EQ(held.began(), 2);
     ASSERT_TRUE(chores.Submit([&] { done.set_value(); }, 2).ok());
     EXPECT_EQ(done.get_future().wait_for(std::chrono::seconds(20)), std::future_status::ready);
     held.Release();

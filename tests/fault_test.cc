@@ -485,22 +485,12 @@ TEST_F(FaultTest, TimeInWhichTheProcessWasStoppedIsNobodysFault) {
     options.watchdog = absl::Seconds(10);
     options.max_operation_seconds = 1;
   });
-  // Returns when the server has checked everything since the call.
-  const auto await_turn = [&] {
-    for (int i = 0; i < 2; ++i) {
-      UploadStream upload(server_->buffers());
-      upload.Write(Of<v1::UploadRequest>(
-          "name: 'moment' spec { dtype: DTYPE_F32 ttl { nanos: 1 } } data: 'abcd'"));
-      ASSERT_TRUE(upload.Finish().ok());
-      ASSERT_TRUE(Eventually([&] { return server_->used_bytes() == Charged(12) + Charged(8); }));
-    }
-  };
   SlowUpload upload(*server_, server_->channel());
   auto running = HoldWorker();
   for (int i = 0; i < 2; ++i) {
-    await_turn();
+    server_->AwaitTurn();
     AdvanceSteadyNow(absl::Hours(1000));
-    await_turn();
+    server_->AwaitTurn();
     EXPECT_TRUE(IsServing());
     EXPECT_FALSE(device_->lost());
   }

@@ -7,12 +7,12 @@
 #include <chrono>
 #include <future>
 #include <memory>
-#include <thread>
 
 #include "absl/time/clock.h"
 #include "grpcpp/grpcpp.h"
 #include "server/rpc/call_queues.h"
 #include "server/rpc/stream_call.h"
+#include "tests/quiet.h"
 
 namespace tessera {
 namespace {
@@ -68,11 +68,12 @@ TEST_F(HealthTest, TheLastThatAWatcherHearsIsTrue) {
   Reader reader = Watch(context);
   ASSERT_EQ(Next(reader), HealthCheckResponse::SERVING);
   for (int round = 0; round < 5; ++round) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // It has been written by now.
+    AwaitQuiet();  // It has been written.
     for (const bool serving : {false, true, false}) health_.Set("", serving);
     EXPECT_EQ(Next(reader), HealthCheckResponse::NOT_SERVING);
     auto more = std::async(std::launch::async, [&] { return Next(reader); });
-    EXPECT_EQ(more.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
+    AwaitQuiet();
+    EXPECT_EQ(more.wait_for(std::chrono::seconds(0)), std::future_status::timeout);
     health_.Set("", true);
     EXPECT_EQ(more.get(), HealthCheckResponse::SERVING);
   }

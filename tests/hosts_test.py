@@ -469,7 +469,7 @@ def test_an_import_that_ends_while_it_connects_again_leaves_no_socket(server, cl
         files = o.descriptors(near)
         calls = [begin_import(there, where(source), f"y{i}", timeout=30) for i in range(4)]
         assert eventually(lambda: imports(there) == 4, 30)
-        time.sleep(0.5)  # Each has failed to connect.
+        assert eventually(near.asleep, 30)  # Each has failed to connect.
         source.listen()
         connections = [stack.enter_context(source.accept()[0]) for _ in calls]
         for call in calls:

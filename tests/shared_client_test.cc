@@ -21,6 +21,7 @@
 #include "kernels/base/error.h"
 #include "tessera/v1/shared_memory.grpc.pb.h"
 #include "tests/client_fixture.h"
+#include "tests/quiet.h"
 
 namespace tessera {
 namespace {
@@ -64,7 +65,7 @@ class SharedClientTest : public ::testing::Test {
     const auto source = [&](std::uint64_t offset, absl::Span<char> to) {
       std::memcpy(to.data(), data.data() + offset, to.size());
       device_->Open();
-      absl::SleepFor(absl::Milliseconds(200));
+      AwaitQuiet();
       return absl::OkStatus();
     };
     const auto buffer = client.Upload("new", DType::kI32, {kSlot / 4}, source);
@@ -318,7 +319,7 @@ TEST_F(SharedClientTest, ACallerThatLeavesEndsTheTransferBetweenPieces) {
   device_->WaitForBlocked(1);
   context.TryCancel();
   caller.join();
-  absl::SleepFor(absl::Milliseconds(100));  // Until the server has noticed it.
+  AwaitQuiet();  // The server has noticed it.
   device_->Open();
   EXPECT_TRUE(Eventually([&] { return server_.used_bytes() == 0; }));
   EXPECT_EQ(device_->Count(FakeDevice::Step::kCopyToDevice), 1);

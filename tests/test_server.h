@@ -138,6 +138,18 @@ class TestServer {
   }
   std::uint64_t used_bytes(int device = 0) { return Info(device).buffer_used_bytes(); }
 
+  // Returns when the server has looked for everything that may have expired since the call.
+  void AwaitTurn() {
+    const std::uint64_t used = used_bytes();
+    for (int i = 0; i < 2; ++i) {
+      UploadStream upload(*buffers_);
+      upload.Write(Of<v1::UploadRequest>(
+          "name: 'moment' spec { dtype: DTYPE_F32 ttl { nanos: 1 } } data: 'abcd'"));
+      ASSERT_TRUE(upload.Finish().ok());
+      ASSERT_TRUE(Eventually([&] { return used_bytes() == used; }));
+    }
+  }
+
   // Uploads in one message.
   template <class T>
   grpc::Status Put(const std::string& name, v1::Dtype dtype, const std::vector<std::int64_t>& shape,

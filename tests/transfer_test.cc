@@ -424,6 +424,29 @@ TEST_F(LittlePatience, IsNotForTheServersOwnTimeInDownloads) {
   for (std::thread& reader : readers) reader.join();
 }
 
+// The clock continues while the process is stopped.
+TEST_F(LittlePatience, IsNotForTimeInWhichTheProcessIsStopped) {
+  const std::string bytes = Random(12 * kSlot);
+  Put("x", bytes);
+  grpc::ClientContext context;
+  const auto reader = Download(context);
+  ASSERT_TRUE(Eventually([&] { return Used("downloads") == 1; }));
+  const std::uint64_t before = server_.used_bytes();
+  UploadStream upload(server_.buffers());
+  EXPECT_TRUE(upload.Write(First("a", 2, "abcd")));
+  ASSERT_TRUE(Eventually([&] { return server_.used_bytes() == before + Charged(8); }));
+  server_.AwaitTurn();
+  AdvanceSteadyNow(absl::Hours(1));
+  server_.AwaitTurn();
+  EXPECT_TRUE(upload.Write(More("efgh")));
+  EXPECT_TRUE(upload.Finish().ok());
+  std::string got;
+  v1::DownloadResponse response;
+  while (reader->Read(&response)) got += response.data();
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_TRUE(got == bytes);
+}
+
 TEST_F(LittlePatience, IsForReadersThatPause) {
   Put("x", Random(12 * kSlot));
   grpc::ClientContext context;
