@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_replace.h"
 #include "google/protobuf/arena.h"
 #include "google/protobuf/stubs/logging.h"
 #include "google/protobuf/text_format.h"
@@ -218,32 +219,84 @@ TEST_F(MessageMemoryTest, WhatIsNoMessageHasNoBound) {
   EXPECT_FALSE(layout.Bound(std::string_view("\0", 1)).has_value());
 }
 
-TEST(ProgramMemoryTest, IsWithinWhatIsCharged) {
-  Options options;
-  options.memory_limit = {.bytes = 1 << 20};
-  options.warm_up = false;
-  std::vector<std::unique_ptr<Device>> devices;
-  devices.push_back(*OpenDevice("cpu"));
-  const absl::StatusOr<std::unique_ptr<Core>> core = Core::Make(options, std::move(devices));
-  ASSERT_TRUE(core.ok()) << core.status();
-  const Caller caller{.tenant = &(*core)->tenants().unnamed()};
-  for (const int operands : {1, 2, 3, 8}) {
+class ProgramMemoryTest : public testing::Test {
+ protected:
+  ProgramMemoryTest() {
+    Options options;
+    options.memory_limit = {.bytes = 16 << 20};
+    options.warm_up = false;
+    std::vector<std::unique_ptr<Device>> devices;
+    devices.push_back(*OpenDevice("cpu"));
+    core_ = *Core::Make(options, std::move(devices));
+    caller_.tenant = &core_->tenants().unnamed();
+  }
+  // Returns a program in which each step is the text, in which # stands for the step's number.
+  static v1::ExecuteRequest Program(int steps, const std::string& step) {
     v1::ExecuteRequest request;
-    for (int i = 0; i < 500; ++i) {
-      std::string map = "map { result { scratch: true } expression { nodes { operand: 0 } } ";
-      for (int o = 0; o < operands; ++o)
-        map += "operands { tensor { dtype: DTYPE_F32 data: '1234' } } ";
-      ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(map + "}", request.add_steps()));
+    for (int i = 0; i < steps; ++i) {
+      EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(
+          absl::StrReplaceAll(step, {{"#", absl::StrCat(i)}}), request.add_steps()));
     }
-    ProgramRun program(**core, caller, request);
-    const std::size_t before = heap_bytes;
-    most_heap_bytes = before;
-    ASSERT_TRUE(program.Prepare().ok());
-    program.LeastMicroseconds((*core)->FirstDevice());
-    const std::size_t taken = most_heap_bytes - before;
-    constexpr std::size_t kOneStep = 4096;  // Allocated while a step is checked.
-    EXPECT_LE(taken, program.memory() + kOneStep) << operands << " operands";
-    EXPECT_GE(2 * taken, program.memory()) << operands << " operands";
+    return request;
+  }
+  static std::string Map(int operands, int nodes, const std::string& result) {
+    std::string map = "map { result { " + result + " } expression { nodes { operand: 0 } ";
+    for (int n = 1; n < nodes; ++n)
+      absl::StrAppend(&map, "nodes { op: MAP_OP_ABS args: ", n - 1, " }");
+    map += " } ";
+    for (int o = 0; o < operands; ++o)
+      map += "operands { tensor { dtype: DTYPE_F32 data: '1234' } } ";
+    return map + "}";
+  }
+
+  std::unique_ptr<Core> core_;
+  Caller caller_;
+};
+
+TEST_F(ProgramMemoryTest, ThePlanIsWithinWhatIsCharged) {
+  for (const int operands : {1, 2, 3, 8}) {
+    for (const int nodes : {1, 64}) {
+      const v1::ExecuteRequest request = Program(500, Map(operands, nodes, "scratch: true"));
+      ProgramRun program(*core_, caller_, request);
+      const std::size_t before = heap_bytes;
+      most_heap_bytes = before;
+      ASSERT_TRUE(program.Prepare().ok());
+      program.LeastMicroseconds(core_->FirstDevice());
+      const std::size_t taken = most_heap_bytes - before;
+      constexpr std::size_t kOneStep = 4096;  // Allocated while a step is checked.
+      EXPECT_LE(taken, program.memory() + kOneStep) << operands << " operands, " << nodes;
+      EXPECT_GE(5 * taken, 4 * program.memory()) << operands << " operands, " << nodes;
+    }
+  }
+}
+
+TEST_F(ProgramMemoryTest, TheResponseIsWithinWhatIsCharged) {
+  const std::string tensor = "{ tensor { dtype: DTYPE_F32 data: '1234' } }";
+  for (const std::string& step : {Map(1, 1, ""), Map(8, 1, "scratch: true"),
+                                  Map(1, 1, "buffer { name: 'a/buffer/of/step#' }"),
+                                  "dot { a " + tensor + " b " + tensor + " }",
+                                  "dot { a { buffer: 'missing' } b " + tensor + " }",
+                                  "reduce { op: REDUCE_OP_ARGMAX x " + tensor + " }"}) {
+    for (const bool stats : {false, true}) {
+      v1::ExecuteRequest request = Program(300, step);
+      request.set_stats(stats);
+      ProgramRun program(*core_, caller_, request);
+      ASSERT_TRUE(program.Prepare().ok());
+      const auto stream = *MakeStream(core_->FirstDevice());
+      ASSERT_TRUE(program.Plan(*stream).ok());
+      ASSERT_TRUE(program.Run(*stream).ok());
+      const std::size_t before = heap_bytes;
+      most_heap_bytes = before;
+      google::protobuf::Arena arena;
+      auto* response = google::protobuf::Arena::CreateMessage<v1::ExecuteResponse>(&arena);
+      ASSERT_TRUE(program.Answer(*stream, *response).ok());
+      const std::string encoded = response->SerializeAsString();
+      const std::size_t taken = most_heap_bytes - before;
+      EXPECT_LE(taken, program.answer_memory()) << step << stats;
+      EXPECT_GE(2 * taken, program.answer_memory()) << step << stats;
+      for (int i = 0; i < 300; ++i)
+        caller_.tenant->store().Delete(absl::StrCat("a/buffer/of/step", i), 0).IgnoreError();
+    }
   }
 }
 

@@ -15,10 +15,9 @@ absl::Status UnaryCall::Accept() {
   return absl::OkStatus();
 }
 
-absl::Status UnaryCall::ChargeAnswer(std::size_t bytes) {
-  absl::StatusOr<Charge> memory = core_.TakeHostMemory(
-      bytes, "there is no memory for the response in addition to other calls' messages",
-      exchange_.memory().amount() + answer_memory_.amount());
+absl::Status UnaryCall::ChargeAnswer(std::size_t bytes, std::string_view message) {
+  absl::StatusOr<Charge> memory =
+      core_.TakeHostMemory(bytes, message, exchange_.memory().amount() + answer_memory_.amount());
   if (!memory.ok()) return memory.status();
   answer_memory_.Add(*std::move(memory));
   return absl::OkStatus();

@@ -35,8 +35,12 @@ class UnaryCall {
   // Returns the errors of Core::Accept.
   absl::Status Accept();
   // Takes host memory for another `bytes` bytes of a response or of its preparation. Returns
-  // RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED if there is too little.
-  absl::Status ChargeAnswer(std::size_t bytes);
+  // RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED if there is too little. message: the error's message
+  // if other calls hold the rest.
+  absl::Status ChargeAnswer(
+      std::size_t bytes,
+      std::string_view message =
+          "there is no memory for the response in addition to other calls' messages");
   // Takes host memory for the description of any one buffer.
   absl::Status ChargeDescription();
   // Fills the response with body(), which returns a status, and takes host memory for the encoded

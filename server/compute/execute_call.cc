@@ -13,7 +13,9 @@ constexpr std::size_t kMostSmallSteps = 64;
 absl::StatusOr<Device*> ExecuteCall::Prepare() {
   if (program_.Stores())
     if (absl::Status status = RequireWrite(); !status.ok()) return status;
-  if (absl::Status charged = ChargeAnswer(program_.memory()); !charged.ok()) return charged;
+  absl::Status charged = ChargeAnswer(
+      program_.memory(), "there is no memory to plan the program in addition to other calls");
+  if (!charged.ok()) return charged;
   return program_.Prepare();
 }
 

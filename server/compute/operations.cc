@@ -239,22 +239,25 @@ namespace {
 // A request with too many operands or nodes is refused before anything is made of it.
 template <class Request>
 OperationSize SizeOfRequest(const Request& request) {
-  OperationSize size{.operands = 2};
+  OperationSize size;
+  if constexpr (requires { request.a(); }) size.operands = 2;
+  if constexpr (requires { request.x(); }) size.operands = 1;
   const auto add = [&](int operands, int most) {
-    size.operands = operands > most ? 0 : 2 + static_cast<std::size_t>(operands);
+    size.operands = operands > most ? 0 : size.operands + static_cast<std::size_t>(operands);
   };
   if constexpr (requires { request.operands(); }) add(request.operands_size(), kMostOperands);
   if constexpr (requires { request.with(); }) add(request.with_size(), kMostOperands - 1);
   if constexpr (requires { request.expression(); }) {
-    const int nodes = request.expression().nodes_size();
-    // An invalid node may have one argument too many, on the heap. Reduce and Scan compile an
-    // expression a second time, with a cast.
-    constexpr std::size_t kNode = sizeof(ExpressionNode) + 16 + kHeap;
-    constexpr std::size_t kPrograms = requires { request.op(); }
-    ? 2 : 1;
-    if (nodes > 0 && nodes <= kMostNodes) {
-      size.bytes = static_cast<std::size_t>(nodes) * kNode + kHeap +
+    const auto& nodes = request.expression().nodes();
+    // Reduce and Scan compile an expression a second time, with a cast.
+    constexpr bool kCasts = requires { request.op(); };
+    constexpr std::size_t kPrograms = kCasts ? 2 : 1;
+    if (!nodes.empty() && nodes.size() <= kMostNodes) {
+      size.bytes = static_cast<std::size_t>(nodes.size()) * sizeof(ExpressionNode) + kHeap +
                    kPrograms * (sizeof(MapProgram) + kHeap);
+      // An invalid node may have one argument too many, on the heap.
+      for (const v1::Expression::Node& node : nodes)
+        if (node.args_size() > kMostArguments) size.bytes += 16 + kHeap;
     }
   }
   return size;

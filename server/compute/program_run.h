@@ -47,8 +47,8 @@ class ProgramRun {
 
   // Checks every step, and allocates all device memory.
   absl::Status Plan(Stream& stream);
-  // Returns the host memory that the inline results need in addition to memory(), in bytes.
-  std::uint64_t answer_memory() const { return 3 * layout_.response_end; }
+  // Returns the host memory that the response needs in addition to memory(), in bytes.
+  std::uint64_t answer_memory() const;
   // Runs all steps that can run, and synchronises the stream.
   absl::Status Run(Stream& stream);
   // Gives buffers their names, and fills in the response.
