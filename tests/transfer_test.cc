@@ -720,7 +720,7 @@ class ImportTest : public TransferTest {
 TEST_F(ImportTest, CancelledImportsMakeRoomForOthersAtOnce) {
   TestServer source(With([](Options& options) { options.listen = {"127.0.0.1:0"}; }));
   ASSERT_TRUE(source.Put<float>("x", v1::DTYPE_F32, {3}, {1, 2, 3}).ok());
-  const auto import = [&](int i, grpc::ClientContext& context) {
+  const auto run = [&](int i, grpc::ClientContext& context) {
     v1::ImportBufferRequest request;
     request.set_source(source.address());
     request.set_source_name("x");
@@ -734,13 +734,13 @@ TEST_F(ImportTest, CancelledImportsMakeRoomForOthersAtOnce) {
     std::vector<std::jthread> callers;
     for (int i = 0; i < kMaxImports; ++i) {
       callers.emplace_back(
-          [&, i] { EXPECT_EQ(import(i, contexts[i]).error_code(), StatusCode::CANCELLED); });
+          [&, i] { EXPECT_EQ(run(i, contexts[i]).error_code(), StatusCode::CANCELLED); });
     }
     device_.WaitForBlocked(kMaxImports);
     for (grpc::ClientContext& context : contexts) context.TryCancel();
   }
   EXPECT_TRUE(Eventually([&] { return Used("imports") == 0; }));
-  std::jthread caller([&] { EXPECT_TRUE(import(kMaxImports, last).ok()); });
+  std::jthread caller([&] { EXPECT_TRUE(run(kMaxImports, last).ok()); });
   EXPECT_TRUE(Eventually([&] { return Used("imports") == 1; }));
   device_.Open();
 }
