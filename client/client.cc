@@ -626,10 +626,10 @@ absl::StatusOr<v1::Buffer> Client::Download(const std::string& name, absl::Span<
                                             const DownloadOptions& options) {
   std::atomic<std::size_t> filled = 0;
   const auto mismatch = [&](const v1::Buffer& buffer) {
-    return MakeError(
-        absl::StatusCode::kInvalidArgument, "BAD_RANGE",
-        absl::StrCat("the requested range of '", name, "', which has ", buffer.size_bytes(),
-                     " bytes, does not fill the destination's ", out.size(), " bytes exactly"));
+    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_RANGE",
+                     absl::StrCat("the requested range does not fill the destination's ",
+                                  out.size(), " bytes exactly; the buffer '", name, "' has ",
+                                  buffer.size_bytes(), " bytes"));
   };
   const auto fill = [&](const v1::Buffer& from, std::uint64_t offset, std::string_view bytes) {
     offset -= options.offset;

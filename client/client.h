@@ -346,10 +346,10 @@ class Client : public Operations<Client> {
   // Returns a result for every step, in order. Returns OK even if steps have failed; StatusOf
   // returns the error of a step.
   absl::StatusOr<v1::ExecuteResponse> Execute(const Program& program, const CallOptions& call = {});
-  // These run any number of Dots, or of Reduces over whole operands, as programs of many steps.
-  // Several programs run at the same time. These methods return a response or an error for each
-  // operation, in order. If the call of a program fails, all operations in it have its error. The
-  // timeout applies to each call.
+  // Dots and Reduces run any number of operations as programs of many steps. The Reduces are over
+  // whole operands. Several programs run at the same time. Both methods return a response or an
+  // error for each operation, in order. If the call for a program fails, every operation of that
+  // program returns the call's error. The timeout applies to each call.
   std::vector<absl::StatusOr<v1::DotResponse>> Dots(
       absl::Span<const std::pair<Operand, Operand>> pairs, const CallOptions& call = {});
   std::vector<absl::StatusOr<v1::ReduceResponse>> Reduces(ReduceOp op,

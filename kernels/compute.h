@@ -214,7 +214,7 @@ struct Stats {
 
 struct ScalarResult {
   Scalar value;
-  bool integer = false;  // whether value.integer holds the result rather than value.real
+  bool integer = false;  // whether the result is in value.integer, not in value.real
   Stats stats;
 };
 

@@ -368,7 +368,8 @@ void AddTimes(CLI::App& app, Options& options) {
           "the start; create it once the buffers are loaded",
           options.ready_file);
   AddDuration(app, "drain-delay", "0s",
-              "how long to keep serving after a stop signal, while the health service is not ready",
+              "how long to keep serving after a stop signal; during this time the health service "
+              "reports that the server is not ready",
               false, options.drain_delay);
   AddDuration(app, "drain-timeout", "30s",
               "how long calls in progress may take to end after that; transfers that make no "

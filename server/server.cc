@@ -44,9 +44,9 @@ constexpr std::size_t kMostUsers = 64;
 // How long a request for the metrics waits for the driver.
 constexpr absl::Duration kGpuFigures = absl::Milliseconds(200);
 
-// An absence extends idle timeouts by its duration, but by at most kForbearance. The data that
-// peers sent during the absence has not been read yet, and TCP may take a while to retransmit the
-// rest.
+// If the process was stopped for a while (an absence, see NoteAbsence), idle timeouts are extended
+// by the duration of the absence, but by at most kForbearance. The data that peers sent during the
+// absence has not been read yet, and TCP may take a while to retransmit the rest.
 constexpr absl::Duration kForbearance = absl::Minutes(1);
 
 // A peer that is silent for this long is sent a ping, and has a third of this time to answer it.

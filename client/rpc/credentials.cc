@@ -122,7 +122,7 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeCredentials(
                options.tls_cert.empty() ? options.tls_key : options.tls_cert);
   if (options.tls_ca.empty()) {
     if (!options.tls_cert.empty())
-      return Bad("a client's certificate also needs a CA for the server's certificate",
+      return Bad("a client certificate was given without a CA certificate to verify the server",
                  options.tls_cert);
     return grpc::InsecureChannelCredentials();
   }

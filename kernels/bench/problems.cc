@@ -42,8 +42,9 @@ Case Variant(Case problem, std::string operation, std::int64_t n) {
   return problem;
 }
 
-// Returns the same problem on an idle device, so that the host's time for launching a second kernel
-// counts. Keeps only the vendor's calls and the strategies that are compared with them.
+// Returns the same problem, timed on an idle device, so that the measurement includes the time that
+// the host needs to launch a second kernel. Keeps only the vendor's calls and the strategies that
+// are compared with them.
 Case Lone(Case problem) {
   KeepOnly(problem, [](const Candidate& c) {
     return c.peer || c.name == "fixed_tree" || c.name == "cublas";

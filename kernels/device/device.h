@@ -262,7 +262,8 @@ class Stream {
   virtual double Time(const std::function<void()>& work) = 0;
 
  protected:
-  // host_scratch: page-locked memory if it is a GPU. Both sources must outlive the stream.
+  // If the device is a GPU, host_scratch provides page-locked memory. Both sources must outlive the
+  // stream.
   Stream(Device& device, ScratchBlocks::Source scratch, ScratchBlocks::Source host_scratch)
       : device_(device), scratch_(std::move(scratch)), host_scratch_(std::move(host_scratch)) {}
 

@@ -44,8 +44,9 @@ absl::StatusOr<MapProgram> CompileExpression(absl::Span<const ExpressionNode> no
                                              absl::Span<const DType> operands,
                                              std::optional<DType> cast = std::nullopt);
 
-// An expression, and the program that it was compiled to. Keeping the program means that checking
-// and running an operation compile the expression only once. Only one thread at a time may use it.
+// An expression, and the program that it was compiled to. Because the program is kept, the
+// expression is compiled only once for both the check and the run of an operation. Only one thread
+// at a time may use it.
 class Expression {
  public:
   Expression() = default;

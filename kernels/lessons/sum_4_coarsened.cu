@@ -46,7 +46,7 @@ __global__ void SumCoarsened(const float* x, std::int64_t n, double* total) {
   cells[t] = sum;
   __syncthreads();  // the sum of every thread is in its cell
   for (unsigned live = kThreads; live > 1;) {
-    const unsigned half = (live + 1) / 2;  // an odd cell waits for the next level
+    const unsigned half = (live + 1) / 2;  // if live is odd, the middle cell is added later
     if (t < live - half) cells[t] += cells[t + half];
     __syncthreads();  // the sums of this level are written before the next level reads them
     live = half;

@@ -263,7 +263,8 @@ struct WideRange {
 // operands. TeamShare describes the parts. For Dot and Reduce, the stream argument computes the
 // final result, even if it has no share. For ReduceAxes, the problem must have slabs
 // (kernels/team/axis_slabs.h). Shares are adjacent, from the first part to the last. The result is
-// complete once all streams have been synchronised. Null: one device does everything.
+// complete once all streams have been synchronised. If a pointer is null, one device does
+// everything.
 template <class Problem>
 struct SharedLaunch {
   void (*launch)(const Problem&, std::span<const TeamShare>, Stream&) = nullptr;
@@ -293,11 +294,12 @@ struct Strategy {
   void (*launch)(const Problem&, Stream&) = nullptr;
   WideRange<Problem> wide;
   SharedLaunch<Problem> shared;
-  // Returns what the strategy needs and this device or host lacks; empty if nothing. Null: the
-  // strategy always runs.
+  // Returns the requirement of the strategy that this device or host does not meet, or an empty
+  // string if it meets all of them. If the pointer is null, the strategy always runs.
   std::string (*missing)(const Device&) = nullptr;
-  // Returns the requirement that a problem of the strategy's dtypes does not meet; empty if the
-  // strategy accepts the problem. Null: the strategy accepts every problem.
+  // Returns the requirement that a problem of the strategy's dtypes does not meet, or an empty
+  // string if the strategy accepts the problem. If the pointer is null, the strategy accepts every
+  // problem.
   std::string (*refuses)(const Problem&) = nullptr;
   // Returns the maximum scratch memory of launch in bytes, for copies of operands and results. Null
   // addresses in the problem stand for memory that is not allocated yet, and count as aligned. If

@@ -489,7 +489,7 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
       wait);
   if (!status.ok()) return status;
   // The time says little about the strategy if it includes a gather, if other devices took part, or
-  // if operands were found that an earlier request had prepared.
+  // if an earlier request had already prepared an operand.
   if (options.pace != nullptr && gather_seconds == 0 && !trivial && wait && shares.empty() &&
       stream.prepared_found() == found)
     options.pace->Learn(**strategy, problem, watch.seconds());

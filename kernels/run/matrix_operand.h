@@ -25,7 +25,7 @@ inline MatrixOperand MakeMatrixOperand(const View& view, bool transpose) {
     if (rows > 1) operand.pitch = row_stride;
   } else if ((rows <= 1 || row_stride == 1) &&
              (columns <= 1 || column_stride >= std::max<std::int64_t>(1, rows))) {
-    // Columns without gaps: the matrix is the transpose of what is stored.
+    // Each column is contiguous, so the stored matrix is the transpose of this one.
     operand.pitch = columns > 1 ? column_stride : std::max<std::int64_t>(1, rows);
     operand.transpose = !transpose;
   } else {

@@ -49,9 +49,9 @@ FoldSteps StepsOf(const Tree& tree, DType dtype) {
 double TreeRoundoff(const Tree& tree, ReduceOp op, DType dtype, bool compensated) {
   const FoldSteps steps = StepsOf(tree, dtype);
   if (IsDeviation(op)) {
-    // In a segment of c elements, the terms of a column's sum of squares are together at most (2 +
-    // 2c) times the squared deviations, and pass through c + 4 roundings. ReduceRoundoff explains
-    // the bound on the later merges.
+    // In a segment of c elements, the terms of a column's sum of squares add up to at most (2 + 2c)
+    // times the sum of its squared deviations. Each term passes through at most c + 4 roundings.
+    // ReduceRoundoff explains the bound on the later merges.
     const auto c = static_cast<double>(steps.narrow);
     const double levels = 1 + std::ceil(std::log2(static_cast<double>(tree.n) + 1));
     const double all =

@@ -300,7 +300,7 @@ absl::Status BufferStore::Reserve(Buffer& buffer) {
       });
   if (!status.ok()) return status;
   charge = Charge::TakeOne(shared_->count, "TOO_MANY_BUFFERS",
-                           "the server holds as many buffers as it may");
+                           "the server already holds the maximum number of buffers");
   if (!charge.ok()) return charge.status();
   buffer.count_ = *std::move(charge);
   status = for_shards(buffer.bytes_, [&](const Device* device, std::uint64_t bytes) {
@@ -553,7 +553,7 @@ absl::StatusOr<BufferInfo> BufferStore::LinkOnce(std::string_view source, std::u
   if (!charge.ok()) return charge.status();
   buffer->own_count_ = *std::move(charge);
   charge = Charge::TakeOne(shared_->count, "TOO_MANY_BUFFERS",
-                           "the server holds as many buffers as it may");
+                           "the server already holds the maximum number of buffers");
   if (!charge.ok()) return charge.status();
   buffer->count_ = *std::move(charge);
   buffer->checksum_ = origin.checksum();

@@ -102,7 +102,8 @@ absl::Status SharedRegions::CheckFile(const Descriptor& file) {
   if (seals < 0) return BadRegion("file", "the descriptor is not that of a memfd_create file");
   if ((seals & kSealsWanted) != kSealsWanted || (seals & kSealsRefused) != 0) {
     return MakeError(StatusCode::kInvalidArgument, "BAD_REGION",
-                     "the file's seals are not F_SEAL_SHRINK and F_SEAL_GROW",
+                     "the file must have the seals F_SEAL_SHRINK and F_SEAL_GROW, and must not "
+                     "have F_SEAL_WRITE, F_SEAL_FUTURE_WRITE or F_SEAL_SEAL",
                      {{"field", "seals"},
                       {"value", absl::StrCat(seals)},
                       {"expected", absl::StrCat(kSealsWanted)}});

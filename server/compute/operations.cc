@@ -320,7 +320,7 @@ absl::Status CheckInline(const ArrayType& type, std::uint64_t before) {
   return MakeError(
       absl::StatusCode::kInvalidArgument, "RESULT_TOO_LARGE",
       before == 0 ? "the result is too large for a response; ask for it in result.buffer"
-                  : "the results are together too large for a response; ask for some in buffers",
+                  : "the results do not fit in one response; ask for some of them in result.buffer",
       {{"size", absl::StrCat(before + bytes)}, {"limit", absl::StrCat(kMaxInlineResult)}});
 }
 

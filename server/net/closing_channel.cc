@@ -61,7 +61,7 @@ class OwnNumber {
     static OwnNumber number;
     return number;
   }
-  // Shuts the socket down if its number still belongs to it.
+  // Shuts the socket down if its descriptor has not been reused for another socket.
   void ShutDown(const Socket& socket) {
     const std::lock_guard lock(mutex_);
     if (dup3(socket.number, number_, O_CLOEXEC) < 0) return;

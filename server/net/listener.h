@@ -173,7 +173,7 @@ class Listener {
   std::unique_ptr<Acceptor> acceptor_;
   std::vector<User> users_;
   Knows knows_;
-  bool told_of_users_ = false;  // whether the log has reported too many users
+  bool told_of_users_ = false;  // whether the warning of too many users was logged
   int stop_ = -1;               // an eventfd, which Close makes readable
   int spare_ = -1;  // kept so that a connection can be refused when there are no other descriptors
   std::chrono::steady_clock::time_point next_log_;

@@ -11,7 +11,7 @@ namespace tessera {
 namespace {
 
 // If a message's slices are smaller than this on average, they are copied into one slice. Each
-// slice has a header, and keeps the larger buffer in which it arrived from being freed.
+// slice has a header. It also keeps alive the larger buffer in which it arrived.
 constexpr std::size_t kLeastSlice = 256;
 
 // A position in the bytes of slices. Cheap to copy.

@@ -41,9 +41,9 @@ class Expr(Lazy):
     __slots__ = ()
 
     def numpy(self) -> npt.NDArray[Any]:
-        """Computes the result in one call and returns the elements as an array of this process; a
-        number is returned as a 0-d array. bf16 becomes float32 unless ml_dtypes is installed. A
-        result that is too large for a response goes through a buffer.
+        """Computes the result in one call and returns it as a NumPy array in this process; a number
+        is returned as a 0-d array. bf16 becomes float32 unless ml_dtypes is installed. A result
+        that is too large for a response goes through a buffer.
 
         Raises BufferNotFound or VersionMismatch if an array that the expression reads is gone; also
         ConnectionLost, DeadlineExceeded, QueueFull and other errors of the server (see Errors)."""
@@ -55,7 +55,7 @@ class Expr(Lazy):
             prepared = self._prepared = core.prepare(term)
         failures: List[Error] = []
         if prepared is not None and not core.dead:
-            # The usual path, without the steps that failures need.
+            # The usual path. It leaves out the steps that are needed only after a failure.
             try:
                 timeout = core.options.timeout
                 response = session._io.call(prepared.method, prepared.request, timeout)
@@ -163,9 +163,10 @@ class Array(Expr):
         return self._source.devices  # type: ignore[no-any-return]
 
     def numpy(self, progress: Progress = None, out: Any = None) -> npt.NDArray[Any]:
-        """Returns the elements as an array of this process, which is out if given. progress: as in
-        Client.put. Raises BufferNotFound or VersionMismatch if the array is gone, and BadShape if
-        out has another shape or dtype."""
+        """Returns the elements as a NumPy array in this process. If out is given, the elements are
+        written to out, and out is returned. progress is called as in Client.put. Raises
+        BufferNotFound or VersionMismatch if the array is gone, and BadShape if out has another
+        shape or dtype."""
         session: Client = self._session
         steps = session._core.fetch(self._source, self._view, progress, out)
         array: npt.NDArray[Any] = session._run(steps)

@@ -118,7 +118,7 @@ class Array(Expr):
     def numpy(
         self, progress: Progress = None, out: Any = None
     ) -> Coroutine[Any, Any, npt.NDArray[Any]]:
-        """Like ts.Array.numpy: returns the elements as an array of this process."""
+        """Like ts.Array.numpy: returns the elements as a NumPy array in this process."""
         return _fetch(self, progress, out)
 
     def copy(
@@ -159,7 +159,7 @@ async def _numpy(expression: Expr) -> npt.NDArray[Any]:
         prepared = expression._prepared = core.prepare(term)
     failures: List[Error] = []
     if prepared is not None and not core.dead:
-        # The usual path, without the steps that failures need.
+        # The usual path. It leaves out the steps that are needed only after a failure.
         try:
             timeout = core.options.timeout
             response = await session._io.call(prepared.method, prepared.request, timeout)

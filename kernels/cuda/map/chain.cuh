@@ -526,8 +526,8 @@ __device__ __forceinline__ void ForElements(const Groups<T, kGroups>& groups, in
   }
 }
 
-// Reads an argument of a step. Branches choose between copies of registers, because selects would
-// become addresses in local memory.
+// Reads an argument of a step. It uses branches that copy registers, because the compiler would
+// turn select instructions into accesses to local memory.
 template <class T, int kGroups, class V, int kN>
 __device__ __forceinline__ void Read(const Groups<T, kGroups>& groups, const V (&value)[kN],
                                      const V (&saved)[kN], std::uint8_t from, const V* singles,

@@ -311,7 +311,7 @@ class RowSelection {
 
 // --- The kernels ---
 
-// One part of a row of tiles, which a block takes at a time.
+// A part of a row of tiles. A block processes one part at a time.
 struct SelectionPart {
   int row_tile, part, begin, end;  // tiles [begin, end) of the row
 

@@ -560,7 +560,8 @@ void LaunchSlabs(const ReduceAxesProblem& p, std::int64_t first, std::int64_t en
   }
 }
 
-// Folds p in slabs. shares: the shares of the slabs, or empty if the stream folds all of them.
+// Folds p slab by slab. `shares` says which stream folds which slabs. If it is empty, `own` folds
+// all of them.
 template <class F, class T>
 void RunSlabs(const ReduceAxesProblem& p, std::span<const TeamShare> shares, CudaStream& own) {
   using Wide = typename F::Wide;

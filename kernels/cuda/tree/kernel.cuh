@@ -43,10 +43,11 @@ __device__ typename C::Wide FoldLanes(const typename C::Wide* cells) {
   return FoldLanes<C>(v);
 }
 
-// Finishes a chunk whose lane values are in `cells`. All threads of the block call it. If the chunk
-// is the only one (alone), thread 0 stores the result. Otherwise it sends the chunk's value, except
-// that the receiver keeps the value of its own chunk if each lane has at most one slot (direct).
-// `receiver` is in shared memory and is read only where it is needed.
+// Finishes a chunk whose lane values are in `cells`. All threads of the block call it. If `alone`
+// is set, the chunk is the only one, and thread 0 stores the result. Otherwise thread 0 sends the
+// chunk's value to the receiving block. If `direct` is set, each lane has at most one slot, and the
+// receiving block keeps the value of its own chunk instead of sending it. `receiver` is in shared
+// memory and is read only where it is needed.
 template <class C>
 __device__ void Deliver(const typename C::Wide* cells, const TreeWork& work, std::int64_t chunk,
                         bool alone, bool direct, const bool& receiver, typename C::Wide* received) {

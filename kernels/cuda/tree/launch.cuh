@@ -47,8 +47,9 @@ void LaunchTreePart(const TreeOperands<C>& in, const TreeWork& work, unsigned gr
   CUDA_CHECK_LAUNCH(FoldTree);
 }
 
-// The number of bytes in a piece of an operand that is not contiguous. A piece is large enough that
-// the work takes longer than its launches.
+// Operands that are not contiguous are copied piece by piece. The pieces of all operands that are
+// copied together have about this many bytes, so that the work on them takes longer than its
+// launches.
 inline constexpr std::int64_t kTreePieceBytes = std::int64_t{32} << 20;
 
 // A ticket that no block gets, for launches in which no block receives.

@@ -148,7 +148,7 @@ class Lazy(Operators):
         return self._make(_ops.array(self._operand(value, name)))
 
     def _like(self: Self, value: Any) -> Self:
-        """Returns an array of this process as an array that is sent with the call."""
+        """Wraps a NumPy array of this process in an array that is sent with the call."""
         return self._make(_ops.array(lift(np.asarray(value))))
 
     # --- views

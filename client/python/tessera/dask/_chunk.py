@@ -115,7 +115,7 @@ class Chunk(Shaped):
         return self._array
 
     def numpy(self) -> npt.NDArray[Any]:
-        """Returns the elements as an array of this process."""
+        """Returns the elements as a NumPy array in this process."""
         array = self.array
         if isinstance(array, np.ndarray):
             return array

@@ -100,7 +100,7 @@ class Joined(Shaped):
         self.shape = tuple(shape)
 
     def numpy(self) -> npt.NDArray[Any]:
-        """Returns the elements as an array of this process."""
+        """Returns the elements as a NumPy array in this process."""
         return np.concatenate([numpy_of(part) for part in self.parts], self.axis)
 
     def chunk(self) -> Chunk:

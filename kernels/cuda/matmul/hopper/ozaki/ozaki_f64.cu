@@ -327,8 +327,8 @@ Cost CostOf(const MatmulProblem& p) {
   const Bands bands = BandsOf(p);
   const auto times_a =
       static_cast<std::uint64_t>(p.m <= bands.rows ? 1 : CeilDiv(p.n, bands.columns));
-  // Operands are read for the sums and again for the conversion. a is converted once for every band
-  // of columns, unless all of its rows fit in one band.
+  // Operands are read for the sums and again for the conversion. The operand `a` is converted once
+  // for every band of columns, or only once if all rows of `a` fit in one band.
   Cost cost = MatmulCost(p, m * k * (1 + times_a) + 2 * n * k);
   cost.bytes += kModuli * (m * k * times_a + n * k + 2 * m * n +
                            MatmulTileLoads(p, kClusterRows, kTileColumns));
