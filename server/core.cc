@@ -96,13 +96,14 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options,
     const std::uint64_t free = FreeBytes(*device, devices, options);
     const std::uint64_t limit = options.memory_limit.Resolve(free);
     if (limit == 0) {
-      return MakeError(absl::StatusCode::kInvalidArgument, "BAD_MEMORY_LIMIT",
-                       absl::StrCat("nothing is left for buffers of device ", device->info().name,
-                                    ": ", device->FreeBytes(), " bytes of its memory are free",
-                                    device->info().backend == Backend::kCpu
-                                        ? ", and --host-memory and --shared-memory-limit take them"
-                                        : ""),
-                       {{"field", "memory-limit"}, {"limit", "0"}});
+      return MakeError(
+          absl::StatusCode::kInvalidArgument, "BAD_MEMORY_LIMIT",
+          absl::StrCat("nothing is left for buffers of device ", device->info().name, ": ",
+                       device->FreeBytes(), " bytes of its memory are free",
+                       device->info().backend == Backend::kCpu
+                           ? ", but --host-memory and --shared-memory-limit need all of them"
+                           : ""),
+          {{"field", "memory-limit"}, {"limit", "0"}});
     }
     if (limit > free) {
       return MakeError(absl::StatusCode::kInvalidArgument, "BAD_MEMORY_LIMIT",

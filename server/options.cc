@@ -243,7 +243,7 @@ void AddAddresses(CLI::App& app, Options& options) {
       ->envname(EnvironmentName("socket-group"));
   app.add_option(
          "--device", options.devices,
-         "auto, cuda, cuda:N, cpu or cpu:N; repeatable; the first is where buffers go by default")
+         "auto, cuda, cuda:N, cpu or cpu:N; repeatable; by default, buffers go to the first device")
       ->type_name("DEVICE")
       ->delimiter(',')
       ->take_all()
@@ -253,8 +253,8 @@ void AddAddresses(CLI::App& app, Options& options) {
 // Adds the options for TLS, callers, and the servers from which buffers may be imported.
 void AddTrust(CLI::App& app, Options& options) {
   AddFile(app, "tls-cert",
-          "the server's certificate and the intermediate ones, in PEM; turns TLS on; read again "
-          "when it changes",
+          "the server's certificate and the intermediate ones, in PEM; turns TLS on; the file is "
+          "read again when it changes",
           options.tls_cert);
   AddFile(app, "tls-key", "the key of --tls-cert, in PEM, without a password", options.tls_key);
   AddFile(app, "tls-client-ca", "serves only clients with a certificate of these CAs, in PEM",
@@ -263,24 +263,23 @@ void AddTrust(CLI::App& app, Options& options) {
                "serve other hosts without TLS: anyone who reaches the address can read and delete "
                "everything, and with --tokens anyone who sees the traffic can read the tokens")
       ->envname(EnvironmentName("insecure"));
-  AddFile(
-      app, "tokens",
-      "serves only the callers in this file, which has a line for each: a token's SHA-256, cn:, "
-      "dns: or uri: with a name of a client's certificate, or uid: with the number of a user of "
-      "this host; a role (read, write, admin), a tenant, and quotas (bytes=, buffers=, calls=); "
-      "read again when it changes",
-      options.tokens);
+  AddFile(app, "tokens",
+          "serves only the callers in this file; each line has a caller (a token's SHA-256; cn:, "
+          "dns: or uri: with a name of a client's certificate; or uid: with the number of a user "
+          "of this host), a role (read, write, admin), a tenant, and quotas (bytes=, buffers=, "
+          "calls=); the file is read again when it changes",
+          options.tokens);
   app.add_option("--import-from", options.import_from,
-                 "host:port of servers that buffers may be imported from; * stands for any "
-                 "characters; repeatable; by default from none")
+                 "host:port of servers from which buffers may be imported; * stands for any "
+                 "characters; repeatable; by default no server is allowed")
       ->type_name("PATTERN")
       ->delimiter(',')
       ->take_all()
       ->check(CheckPattern)
       ->envname(EnvironmentName("import-from"));
   AddFile(app, "import-tls-ca",
-          "imports over TLS, from servers with a certificate of these CAs, in PEM, and shows them "
-          "--tls-cert if there is one",
+          "imports over TLS, from servers with a certificate of these CAs, in PEM; if --tls-cert "
+          "is given, presents that certificate to these servers",
           options.import_tls_ca);
 }
 
@@ -298,9 +297,9 @@ void AddRing(CLI::App& app, Options& options) {
 // Adds the options for the limits on memory, buffers and streams.
 void AddLimits(CLI::App& app, Options& options) {
   AddText(app, "memory-limit", "BYTES|%", "90%",
-          "memory for the buffers of a device: 4Gi, 500M, or a percentage of what is free at the "
-          "start; on the CPU, of what is free less --host-memory, --shared-memory-limit and a "
-          "twentieth",
+          "memory for the buffers of a device: 4Gi, 500M, or a percentage of the memory that is "
+          "free at the start; on the CPU, a percentage of the free memory minus --host-memory, "
+          "--shared-memory-limit and a twentieth",
           [&options](const std::string& text) -> std::string {
             absl::StatusOr<MemoryLimit> limit = ParseMemoryLimit(text);
             if (!limit.ok()) return std::string(limit.status().message());
@@ -328,25 +327,24 @@ void AddWork(CLI::App& app, Options& options) {
            std::uint32_t{1} << 20, options.queue);
   AddCount(app, "workers", "maximum number of operations that run on a device at the same time", 1,
            64, options.workers);
-  AddText(
-      app, "max-operation-seconds", "SECONDS", "30",
-      "limit on the estimated time of one operation; a sixth of it for a strategy that is not "
-      "the default for its problem; a worker that is busy for four times the limit, and at "
-      "least 2m, makes the health service report NOT_SERVING; 1e9, the maximum, is in effect no "
-      "limit",
-      [&options](const std::string& text) -> std::string {
-        double seconds = 0;
-        if (!absl::SimpleAtod(text, &seconds) || !(seconds > 0 && seconds <= kMostSeconds))
-          return "'" + text + "' is not a number of seconds above 0 and up to 1e9";
-        options.max_operation_seconds = seconds;
-        return "";
-      });
+  AddText(app, "max-operation-seconds", "SECONDS", "30",
+          "limit on the estimated time of one operation; for a strategy that is not the default "
+          "for its problem, a sixth of this limit applies; a worker that is busy for four times "
+          "the limit, and at least 2m, makes the health service report NOT_SERVING; 1e9, the "
+          "maximum, is in effect no limit",
+          [&options](const std::string& text) -> std::string {
+            double seconds = 0;
+            if (!absl::SimpleAtod(text, &seconds) || !(seconds > 0 && seconds <= kMostSeconds))
+              return "'" + text + "' is not a number of seconds above 0 and up to 1e9";
+            options.max_operation_seconds = seconds;
+            return "";
+          });
 }
 
 // Adds the options for the limits on connections.
 void AddConnections(CLI::App& app, Options& options) {
   AddCount(app, "max-connections",
-           "maximum number of connections; further ones are closed when they arrive",
+           "maximum number of connections; further connections are closed when they arrive",
            std::uint32_t{1}, std::uint32_t{1} << 20, options.max_connections);
   AddCount(app, "max-streams", "maximum number of simultaneous calls on a connection", 1, 1 << 20,
            options.max_streams);
@@ -360,8 +358,8 @@ void AddTimes(CLI::App& app, Options& options) {
   AddDuration(app, "max-ttl", "0", "longest ttl that a client may request; 0: no limit", true,
               options.max_ttl);
   AddDuration(app, "transfer-timeout", "60s",
-              "an upload without data for this long ends, and so does a download whose reader "
-              "takes nothing; 0: never",
+              "an upload that receives no data for this long ends, and so does a download whose "
+              "client reads nothing for this long; 0: never",
               true, options.transfer_timeout);
   AddFile(app, "ready-file",
           "the health service does not report ready until this file is created or written to after "
@@ -372,8 +370,8 @@ void AddTimes(CLI::App& app, Options& options) {
               "reports that the server is not ready",
               false, options.drain_delay);
   AddDuration(app, "drain-timeout", "30s",
-              "how long calls in progress may take to end after that; transfers that make no "
-              "progress and responses that are not read end after five seconds",
+              "how long calls in progress may take to end after --drain-delay; transfers that make "
+              "no progress and responses that are not read end after five seconds",
               false, options.drain_timeout);
 }
 
@@ -397,7 +395,7 @@ void AddObservation(CLI::App& app, Options& options) {
                                                     : "'" + text + "' is neither text nor json";
           });
   AddDuration(app, "slow-call", "0",
-              "calls that take longer are logged, with how their time was spent; 0: none", true,
+              "logs calls that take longer than this, and where their time went; 0: none", true,
               options.slow_call);
   AddFile(app, "spans",
           "appends the spans of sampled calls (traceparent) to this file, as lines of JSON",

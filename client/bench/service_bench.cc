@@ -101,7 +101,7 @@ void AddOptions(CLI::App& app, Options& options) {
       [&](const std::vector<std::string>& texts) {
         for (const std::string& text : texts) AddTarget(options.targets, text);
       },
-      "ADDRESS or NAME=ADDRESS, an ADDRESS as host:port or unix:/path; repeatable");
+      "ADDRESS or NAME=ADDRESS, where ADDRESS is host:port or unix:/path; repeatable");
   std::vector<std::string> names;
   for (const Operation& operation : Operations()) names.emplace_back(operation.name);
   app.add_option("--operations", options.operations, "the operations")

@@ -45,16 +45,17 @@ struct TargetFlags {
   void AddWhere(CLI::App& command, const std::string& device_help) {
     auto* one = AddDevice(command, device_help);
     command
-        .add_option(
-            "--placement", placement,
-            "Devices among which the array is divided, such as cuda:0,cuda:1; all: every device")
+        .add_option("--placement", placement,
+                    "Devices among which the array is divided, such as cuda:0,cuda:1, or all for "
+                    "every device")
         ->type_name("DEVICES")
         ->delimiter(',')
         ->excludes(one);
   }
   // Adds --ttl and --replace.
   void AddLife(CLI::App& command) {
-    AddTtl(command, ttl, "How long it lives, such as 10m; default: the server's");
+    AddTtl(command, ttl,
+           "How long the buffer lives, such as 10m; default: --default-ttl of the server");
     command.add_flag("--replace", replace, "Replace a buffer of this name");
   }
 };
@@ -183,7 +184,7 @@ void Copy(Session& session, const CopyFlags& flags) {
   std::optional<DType> dtype;
   if (!flags.dtype.empty()) dtype = Parse(kArrayDTypes, flags.dtype);
   if (flags.link && source.view) {
-    ThrowInvalid("BAD_LINK", "--link gives a whole buffer another name, not a part of one");
+    ThrowInvalid("BAD_LINK", "--link can give another name only to a whole buffer");
   }
   const std::string* name = std::get_if<std::string>(&source.source);
   ReportBuffer(
@@ -214,9 +215,9 @@ void AddBuffers(CLI::App& app, Command& chosen) {
   put->add_option("--name", put_flags->name, "Name of the buffer; default: the file's")
       ->type_name("BUFFER");
   put_flags->AddLife(*put);
-  put_flags->AddWhere(*put, "Device that holds it; default: the server's first");
+  put_flags->AddWhere(*put, "Device for the buffer; default: the server's first device");
   put->add_option("--streams", put_flags->streams,
-                  "Connections to use; default: 1, or 4 from 64 MiB on")
+                  "Connections to use; default: 1, or 4 for 64 MiB or more")
       ->check(CLI::Range(1, 64));
   put->add_flag("--no-checksums", put_flags->no_checksums,
                 "Do not send CRC-32C checksums for the server to check");
@@ -251,18 +252,19 @@ void AddBuffers(CLI::App& app, Command& chosen) {
   const auto [rm, rm_flags] = AddCommand(
       app, chosen, "rm", "Delete buffers, including uploads that have not ended", Remove);
   rm->add_option("names", rm_flags->names, "Names of the buffers")->type_name("BUFFER")->required();
-  rm->add_option("--version", rm_flags->version,
-                 "Delete only this version, a buffer or a draft; 'tessera info NAME' lists them")
+  rm->add_option(
+        "--version", rm_flags->version,
+        "Delete only this version of the buffer or a draft; 'tessera info NAME' lists all versions")
       ->check(CLI::PositiveNumber)
       ->check(Fits<std::uint64_t>());
 
   const auto [cp, cp_flags] = AddCommand(
-      app, chosen, "cp", "Copy a buffer, or a window of it, without leaving the server", Copy);
+      app, chosen, "cp", "Copy a buffer, or a part of a buffer, within the server", Copy);
   AddOperand(*cp, "source", cp_flags->source, "NAME, NAME[slices] or NAME@OFFSET:SHAPE:STRIDES");
   cp->add_option("name", cp_flags->name, "The new buffer")->type_name("BUFFER")->required();
   cp->add_option("--dtype", cp_flags->dtype, "Cast to this type; default: the source's")
       ->check(CLI::IsMember(NamesOf(kArrayDTypes)));
-  cp_flags->AddWhere(*cp, "Where it goes; default: where the source is");
+  cp_flags->AddWhere(*cp, "Device for the copy; default: the device of the source");
   cp_flags->AddLife(*cp);
   cp->add_flag("--link", cp_flags->link,
                "Give the source's memory another name instead of copying it")
@@ -270,15 +272,19 @@ void AddBuffers(CLI::App& app, Command& chosen) {
 
   const auto [import, import_flags] = AddCommand(
       app, chosen, "import",
-      "Have the server fetch a buffer from another server, if its --import-from allows that",
+      "Have the server fetch a buffer from another server that the server's --import-from allows",
       Import);
-  import->add_option("from", import_flags->server, "The other server, as seen from the server")
+  import
+      ->add_option("from", import_flags->server,
+                   "Address at which the server reaches the other server")
       ->type_name("HOST:PORT")
       ->required();
-  import->add_option("source", import_flags->source, "Its buffer")->type_name("NAME")->required();
-  import->add_option("name", import_flags->name, "The new buffer; default: the same name")
+  import->add_option("source", import_flags->source, "Name of the buffer on the other server")
+      ->type_name("NAME")
+      ->required();
+  import->add_option("name", import_flags->name, "Name of the new buffer; default: the same name")
       ->type_name("NAME");
-  import_flags->AddDevice(*import, "Where it goes; default: the server's first device");
+  import_flags->AddDevice(*import, "Device for the buffer; default: the server's first device");
   import_flags->AddLife(*import);
 }
 

@@ -83,7 +83,7 @@ void AddGlobalOptions(CLI::App& app, GlobalOptions& options) {
       "Certificate to present to the server, in PEM");
   add("--tls-key", client.tls_key, "FILE", "TESSERA_CLIENT_TLS_KEY", "Key of --tls-cert, in PEM");
   add("--tls-server-name", client.tls_server_name, "NAME", "TESSERA_CLIENT_TLS_SERVER_NAME",
-      "Name that the server's certificate is for, unless it is the host of --server");
+      "Host name in the server's certificate, if it differs from the host in --server");
   // The token itself is not an option, because a command line is visible to all processes.
   add("--token-file", client.token_file, "FILE", "TESSERA_TOKEN_FILE",
       "File with the caller's token; without it, the environment variable TESSERA_TOKEN\n"
@@ -92,9 +92,9 @@ void AddGlobalOptions(CLI::App& app, GlobalOptions& options) {
                  "Deadline of a call, or longest pause of a transfer, such as 90s, 10m or inf")
       ->check(DurationCheck(/*endless=*/true))
       ->capture_default_str();
-  app.add_flag(
-      "--json", options.json,
-      "Print one JSON document. Its integers are exact; some readers round those beyond 2^53");
+  app.add_flag("--json", options.json,
+               "Print one JSON document. All integers are exact, but some JSON readers round "
+               "integers above 2^53");
 }
 
 // Returns the client's options. The command line must have been parsed.

@@ -108,7 +108,8 @@ void AddOfScan(CLI::App& command, ProblemFlags& flags) {
   command.add_option("op", flags.op, "The operation")->required()->check(CLI::IsMember(names));
   AddOne(command, flags);
   command.add_option("--axis", flags.axis, "The axis; default: the last");
-  command.add_flag("--exclusive", flags.exclusive, "Leave out the element at each place itself");
+  command.add_flag("--exclusive", flags.exclusive,
+                   "Leave the element at a position out of the result at this position");
   command.add_flag("--reverse", flags.reverse, "Begin at the end of the axis");
 }
 
@@ -144,7 +145,8 @@ const OperationCommand kOperations[] = {
      [](Client& client, const ProblemFlags& flags, Operands x, const OperationOptions& options) {
        return AsStep(client.TopK(x[0], flags.k, flags.smallest, flags.axis, options));
      }},
-    {"scan", "Fold the elements along an axis up to each one, as in running sums", AddOfScan,
+    {"scan", "For each element, fold all elements up to this one along an axis, as in running sums",
+     AddOfScan,
      [](Client& client, const ProblemFlags& flags, Operands x, const OperationOptions& options) {
        return AsStep(client.Scan(Parse(kAllReduceOps, flags.op), x[0], flags.axis, flags.exclusive,
                                  flags.reverse, options));
@@ -228,14 +230,14 @@ void AddOperations(CLI::App& app, Command& chosen) {
       command->add_flag("--keep-dims", flags->keep_dims, "Keep folded axes with extent 1");
       AddExpression(
           *command, *flags,
-          "Fold this expression of the operand, which is a, as in '(a - b) ** 2' --with y");
+          "Fold this expression, in which a is the operand, as in '(a - b) ** 2' --with y");
     } else if (flags->Is("scan")) {
       AddExpression(*command, *flags,
-                    "Scan this expression of the operand, which is a, as in 'a > b' --with y");
+                    "Scan this expression, in which a is the operand, as in 'a > b' --with y");
     } else if (flags->Is("matmul")) {
       AddExpression(
           *command, *flags,
-          "Apply this expression to the product, which is a, as in 'tanh(a + b)' --with bias");
+          "Compute this expression, in which a is the product, as in 'tanh(a + b)' --with bias");
     }
     command
         ->add_option("--strategy", flags->strategy,

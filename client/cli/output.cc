@@ -399,24 +399,25 @@ namespace {
 // metadata.
 std::string_view AdviceFor(std::string_view reason) {
   static constexpr std::string_view kMemory =
-      "other calls use the server's memory, or this one needs more than it has; 'tessera --json "
-      "info' shows the limits";
+      "other calls use the server's memory, or this call needs more memory than the server has; "
+      "'tessera --json info' shows the limits";
   static constexpr std::pair<std::string_view, std::string_view> kAdvice[] = {
       {"BUFFER_NOT_FOUND", "'tessera ls' lists the buffers"},
       {"BUFFER_EXISTS",
-       "--replace swaps it for the new one, or choose another name; 'tessera info NAME' shows the "
-       "existing buffer"},
+       "--replace replaces the existing buffer, or choose another name; 'tessera info NAME' shows "
+       "the existing buffer"},
       {"BUFFER_NOT_READY",
-       "its upload has not ended; 'tessera info NAME' shows its progress, and 'tessera rm NAME "
-       "--version V' drops it"},
+       "the buffer's upload has not ended; 'tessera info NAME' shows the progress, and 'tessera rm "
+       "NAME --version V' drops the upload"},
       {"VERSION_MISMATCH",
-       "it was replaced or deleted in the meantime; 'tessera info NAME' shows its versions"},
+       "the buffer was replaced or deleted in the meantime; 'tessera info NAME' shows the versions "
+       "that exist"},
       {"BAD_CHECKSUM", "try again; --no-checksums skips the check, if the check itself is wrong"},
       {"HOST_MEMORY_EXHAUSTED", kMemory},
       {"SCRATCH_EXHAUSTED", kMemory},
       {"BAD_TOKEN",
-       "TESSERA_TOKEN or --token-file gives the token, --tls-cert a certificate; the server's "
-       "operator decides which ones it accepts"},
+       "TESSERA_TOKEN or --token-file gives the token, and --tls-cert gives a certificate; the "
+       "server's operator decides which tokens and certificates are accepted"},
       {"TENANT_QUOTA_EXCEEDED",
        "'tessera rm NAME' frees space; the server's operator sets the quotas"},
       {"TOO_MANY_CALLS", "try again when other calls of this tenant have ended"},
@@ -447,8 +448,10 @@ std::string_view AdviceFor(std::string_view reason) {
        "--tls-ca, --tls-cert, --tls-key and --token-file name the files; a token is sent "
        "to other hosts only over TLS, with --tls-ca"},
       {"BAD_BOOL", "a bool is a byte, 0 or 1; NumPy's astype(bool) makes such bytes"},
-      {"BAD_K", "--k takes whole numbers from 1 to 4096, and no more than the axis has elements"},
-      {"RESULTS_DISAGREE", "one of the two is wrong; 'tessera strategies' describes both"},
+      {"BAD_K",
+       "--k takes whole numbers from 1 to 4096, up to the number of elements along the axis"},
+      {"RESULTS_DISAGREE",
+       "one of the two strategies is wrong; 'tessera strategies' describes both"},
       {"BAD_OPTION", "'tessera COMMAND --help' shows the options"},
       {"BAD_NPY", "write the file with numpy.save"},
       {"FILE_NOT_FOUND", "check the path and its permissions"},
@@ -474,10 +477,11 @@ std::string Advice(const absl::Status& error, std::string_view server) {
   };
   const std::string at(server);
   if (reason == "UNREACHABLE" || reason == "CONNECTION_LOST") {
-    return "is tessera-server running at " + at + "? --server or TESSERA_SERVER names another one";
+    return "is tessera-server running at " + at +
+           "? --server or TESSERA_SERVER names another server";
   }
   if (reason == "CERTIFICATE_REFUSED")
-    return "--tls-ca names the CA, and --tls-server-name the name that the certificate is for";
+    return "--tls-ca names the CA, and --tls-server-name gives the host name in the certificate";
   if (reason == "WRONG_HOST") return "its home is --server " + figure("address");
   if (reason == "SOURCE_NOT_ALLOWED") return "start " + at + " with --import-from to allow it";
   if (reason == "UNKNOWN_STRATEGY") {
@@ -499,7 +503,7 @@ std::string Advice(const absl::Status& error, std::string_view server) {
   if ((reason == "BAD_DTYPE" || reason == "BAD_SHAPE") && !figure("path").empty())
     return "convert the array, and write the file again with numpy.save";
   if (reason == "ROLE_TOO_SMALL")
-    return "it needs a token with the role " + figure("needed") +
+    return "the call needs a token with the role " + figure("needed") +
            "; ask the server's operator for one";
   if (const std::string_view advice = AdviceFor(reason); !advice.empty())
     return std::string(advice);

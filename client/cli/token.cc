@@ -55,7 +55,7 @@ void AddToken(CLI::App& app, Command& chosen) {
       ->type_name("ROLE")
       ->check(CLI::IsMember({"read", "write", "admin"}))
       ->capture_default_str();
-  command->add_option("--tenant", flags->tenant, "Tenant whose buffers it gives access to")
+  command->add_option("--tenant", flags->tenant, "Tenant whose buffers the token gives access to")
       ->type_name("NAME")
       ->check(
           [](const std::string& name) {

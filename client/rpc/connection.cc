@@ -397,8 +397,9 @@ absl::Status Connection::WhyUnreachable(const Route& route) {
   const char* reason = "UNREACHABLE";
   if (absl::StrContains(meaning, "certificate")) {
     reason = "CERTIFICATE_REFUSED";
-    text = absl::StrCat("the server's certificate at ", servers, " was refused: ",
-                        "it is not signed by the given CA, not for this name, or has expired");
+    text = absl::StrCat(
+        "the server's certificate at ", servers, " was refused: ",
+        "the certificate is not signed by the given CA, is not for this name, or has expired");
   } else if (!meaning.empty()) {
     absl::StrAppend(&text, ": ", meaning);
   }

@@ -38,7 +38,8 @@ std::uint64_t RouteWeight(std::string_view server, std::string_view route) {
 absl::StatusOr<Ring> Ring::Parse(std::string_view text) {
   Ring ring;
   for (const auto& [number, words] : WordLines(text)) {
-    if (words.size() != 2) return Bad(number, "it must have a server's name and its address");
+    if (words.size() != 2)
+      return Bad(number, "the line must have the name and the address of a server");
     if (!IsPlainName(words[0]))
       return Bad(number, "a server's name must have 1 to 64 characters of [a-zA-Z0-9._-]");
     Server server{std::string(words[0]), std::string(words[1])};

@@ -109,7 +109,7 @@ absl::StatusOr<ResultType> TypeOf(const ScanSpec& spec, absl::Span<const View> x
   if (!Scans(spec.op)) {
     return Invalid("BAD_OPERATION",
                    absl::StrCat("a scan cannot compute ", Absl(Name(spec.op)),
-                                "; it computes sum, product, min, max, all or any"),
+                                "; a scan computes sum, product, min, max, all or any"),
                    {{"field", "op"}, {"value", std::string(Name(spec.op))}});
   }
   const std::optional<MapStage> in =

@@ -214,7 +214,8 @@ void LogDroppedLines() {
   const std::size_t dropped = spdlog::thread_pool()->overrun_counter();
   const std::size_t before = reported.exchange(dropped);
   if (dropped > before) {
-    spdlog::warn("{} lines of this log were dropped: it is not read fast enough", dropped - before);
+    spdlog::warn("{} lines of this log were dropped, because the log is not read fast enough",
+                 dropped - before);
   }
 }
 

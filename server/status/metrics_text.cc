@@ -248,7 +248,7 @@ void WriteDevices(Core& core, Writer& out) {
     out.Sample({{"device", name}, {"queue", "compute"}}, core.compute(*device).waiting());
     out.Sample({{"device", name}, {"queue", "transfers"}}, core.transfers(*device).waiting());
   }
-  each("tessera_queue_limit", "Operations that may wait for a worker, of each tenant.",
+  each("tessera_queue_limit", "Number of operations of each tenant that may wait for a worker.",
        [&](const Device&) { return core.options().queue; });
   each("tessera_workers", "Threads that run operations.",
        [&](const Device& device) { return core.compute(device).workers(); });
@@ -372,7 +372,7 @@ void WriteFiles(const Core& core, const ServerTls* tls, Writer& out) {
     if (tls != nullptr) out.Sample({}, Seconds(absl::ToDoubleSeconds(time)));
   };
   certificate("tessera_certificate_seconds_left",
-              "Seconds until the certificate of --tls-cert expires; negative once it has.",
+              "Seconds until the certificate of --tls-cert expires; negative once it has expired.",
               life.end - absl::Now());
   certificate("tessera_certificate_life_seconds",
               "Seconds from the beginning of the certificate's validity to its end.",

@@ -249,10 +249,10 @@ class ImportCall final : public UnaryCall {
       // The next attempt recognises the same array by its version.
       const std::uint64_t version = message.buffer().version();
       if (version == 0 || (version_ != 0 && version != version_))
-        return Damaged("the source describes a buffer without a version, or with another one");
+        return Damaged("the source describes a buffer without a version, or with another version");
       if (absl::Status opened = Open(message.buffer()); !opened.ok()) return {opened};
     } else if (message.has_buffer() && !IsSource(message.buffer())) {
-      return Damaged("the buffer is not the one that the first bytes came from");
+      return Damaged("the buffer on the source is not the buffer from which the first bytes came");
     }
     const std::string& data = message.data();
     if (message.offset() != position_ || data.size() > size_ - position_)

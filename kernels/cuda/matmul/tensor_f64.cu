@@ -238,7 +238,7 @@ void MultiplyF64IfWanted(const MatmulProblem& p, const unsigned* wanted, CudaStr
 
 extern constexpr Strategy<MatmulProblem> kMatmulTensorF64 = {
     .name = "tensor_f64",
-    .summary = "f64 on the tensor cores, from Ampere on (mma.sync)",
+    .summary = "f64 on the tensor cores of Ampere and newer GPUs (mma.sync)",
     .source = "the f64 tensor cores of compute capability 8.0 and 9.0; NVIDIA PTX ISA, mma.m16n8k8",
     .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF64),

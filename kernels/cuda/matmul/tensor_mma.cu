@@ -244,7 +244,7 @@ double Roundoff(const MatmulProblem& p) { return TensorRoundoff(p.k); }
 
 extern constexpr Strategy<MatmulProblem> kMatmulTensorMma = {
     .name = "tensor_mma",
-    .summary = "16-bit operands on the tensor cores of any GPU from Ampere on (mma.sync, ldmatrix)",
+    .summary = "16-bit operands on the tensor cores of Ampere and newer GPUs (mma.sync, ldmatrix)",
     .source = "NVIDIA PTX ISA, mma.m16n8k16 and ldmatrix; the multi-stage kernels of CUTLASS",
     .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF16, DType::kBF16),

@@ -39,8 +39,8 @@ double Roundoff(const MatmulProblem& p) {
 extern constexpr Strategy<MatmulProblem> kMatmulTensorBf16 = {
     .name = "tensor_bf16",
     .summary =
-        "Hopper's tensor cores on bf16; f32 operands are rounded to bf16, and to infinity "
-        "from 3.396e38 on",
+        "Hopper's tensor cores on bf16; f32 operands are rounded to bf16, and to infinity if they "
+        "are 3.396e38 or more",
     .source =
         "the warp-specialised kernels of CUTLASS 3, and public work on reaching cuBLAS on the H100 "
         "(P. Shankhdhar, 2024)",
