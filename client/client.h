@@ -154,9 +154,9 @@ class Source {
  public:
   using Function = std::function<absl::Status(std::uint64_t offset, absl::Span<char> out)>;
 
-  // bytes: the size of the source, if it is known. If the array has another size, the upload fails
-  // with INVALID_ARGUMENT / BAD_RANGE {needed, given} before anything is sent. An upload from a
-  // null function fails with INVALID_ARGUMENT / BAD_OPTION.
+  // `bytes` is the size of the source, if it is known. If the array has another size, the upload
+  // fails with INVALID_ARGUMENT / BAD_RANGE {needed, given} before anything is sent. An upload from
+  // a null function fails with INVALID_ARGUMENT / BAD_OPTION.
   template <class F>
   requires std::constructible_from<Function, F>
   // NOLINTNEXTLINE(google-explicit-constructor)
@@ -330,12 +330,12 @@ class Client : public Operations<Client> {
                                         const CallOptions& call = {});
   // Gives a buffer's memory another name. Nothing is copied, because a buffer's content never
   // changes. With a ttl, the name serves as a ticket: other clients can fetch the array with it
-  // even after the array's original name is gone. version: the version of the source.
+  // even after the array's original name is gone. `version` is the version of the source.
   absl::StatusOr<v1::Buffer> LinkBuffer(const std::string& source, const ResultBuffer& target,
                                         std::uint64_t version = 0, const CallOptions& call = {});
   // Creates a buffer from one on another server. The client's server fetches the array itself, so
-  // `server` is the other server's host:port as seen from the client's server. device: empty for
-  // the server's first device. There is no timeout unless `call` has one.
+  // `server` is the other server's host:port as seen from the client's server. If `device` is
+  // empty, the server's first device is used. There is no timeout unless `call` has one.
   absl::StatusOr<v1::ImportBufferResponse> ImportBuffer(
       const std::string& server, const std::string& source, const ResultBuffer& target,
       std::uint64_t version = 0, const std::string& device = {}, const CallOptions& call = {});

@@ -45,8 +45,8 @@ class Expr {
     }
     data_ = std::make_shared<const Data>(std::move(node), std::vector<Expr>());
   }
-  // Creates an operation. args: as many as the operation takes. dtype: the type to cast to, for
-  // CAST only.
+  // Creates an operation. There must be as many `args` as the operation takes. `dtype` is the type
+  // to cast to, for CAST only.
   Expr(MapOp op, std::vector<Expr> args, std::optional<DType> dtype = std::nullopt);
 
   friend Expr Element(std::uint32_t operand);

@@ -42,7 +42,7 @@ class ProgramResults {
   // Calls Client::Execute and returns its errors.
   static absl::StatusOr<ProgramResults> Execute(Client& client, const Program& program,
                                                 const CallOptions& call = {});
-  // response: the response of Client::Execute or AsyncClient::Execute for this program.
+  // `response` is the response of Client::Execute or AsyncClient::Execute for this program.
   ProgramResults(const Program& program, v1::ExecuteResponse response)
       : names_(program.names()), response_(std::move(response)) {}
 

@@ -21,7 +21,7 @@ namespace tessera {
 // FAILED_PRECONDITION / MOVED_FROM. A client connects at its first call.
 class RingClient {
  public:
-  // options: the options of each client, except that `server` comes from the ring.
+  // `options` are the options of each client, except that `server` comes from the ring.
   explicit RingClient(Ring ring, const ClientOptions& options = {});
   // Reads the ring from the file that is passed to the servers as --ring. Returns NOT_FOUND /
   // BAD_RING if the file cannot be read, is empty, or is larger than 1 MiB, and the errors of

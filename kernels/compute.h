@@ -37,7 +37,7 @@ class Pace;  // kernels/choose/pace.h
 // It never fails: without a driver, a GPU or a CUDA build it returns only "cpu".
 std::vector<std::string> VisibleDevices();
 
-// name: "cpu", "cuda" (the first GPU), "cuda:N", "auto" (the first GPU, or else the CPU), or
+// `name` is "cpu", "cuda" (the first GPU), "cuda:N", "auto" (the first GPU, or else the CPU), or
 // "cpu:N" for any N (CPU devices that simulate several GPUs). INVALID_ARGUMENT / BAD_DEVICE for a
 // malformed name; FAILED_PRECONDITION / DEVICE_UNAVAILABLE with the cause.
 absl::StatusOr<std::unique_ptr<Device>> OpenDevice(std::string_view name);
@@ -51,7 +51,8 @@ absl::StatusOr<std::unique_ptr<Stream>> MakeLargeStream(Device& device);
 // shard; shards begin at multiples of the first device's shard_unit. A device that would get no
 // bytes gets no shard. REQUIRES: devices is not empty.
 std::vector<Shard> MakeShards(absl::Span<Device* const> devices, std::uint64_t bytes);
-// Returns how many bytes of its device's memory a shard needs. count: the array's number of shards.
+// Returns how many bytes of its device's memory a shard needs. `count` is the array's number of
+// shards.
 std::uint64_t AllocationBytes(const Shard& shard, std::size_t count);
 
 // Owned device memory. Movable. The destructor frees it, so no work that uses it may be in flight
@@ -82,7 +83,7 @@ class Memory {
 // Errors: RESOURCE_EXHAUSTED / GPU_MEMORY_EXHAUSTED or, on the CPU, HOST_MEMORY_EXHAUSTED
 // {requested, free, total}.
 absl::StatusOr<Memory> Allocate(Device& device, std::size_t bytes);
-// shards: the result of MakeShards. The call may also fail with FAILED_PRECONDITION /
+// `shards` is the result of MakeShards. The call may also fail with FAILED_PRECONDITION /
 // PLACEMENT_UNSUPPORTED {device, cause} if the devices cannot reach each other's memory.
 absl::StatusOr<Memory> Allocate(absl::Span<const Shard> shards);
 
@@ -121,7 +122,8 @@ absl::StatusOr<void*> Scratch(Stream& stream, std::size_t bytes);
 absl::Status CopyToDevice(Stream& stream, void* device, const void* host, std::size_t bytes);
 // Copies several pieces, one after the other.
 absl::Status CopyToDevice(Stream& stream, void* device, std::span<const HostBytes> pieces);
-// host: staging memory of the device or registered memory, which must not change until Synchronize.
+// `host` is staging memory of the device or registered memory, and must not change until
+// Synchronize.
 absl::Status CopyPinnedToDevice(Stream& stream, void* device, const void* host, std::size_t bytes);
 // The bytes are in host on return. They are copied only once if host is in staging memory of the
 // device or in registered memory.
@@ -244,22 +246,23 @@ struct MapStage {
 };
 
 // These functions return the type of an operation's array result. They check everything about the
-// operands and nothing about the strategy. in: null, or the expression that computes the folded
+// operands and nothing about the strategy. `in` is null, or the expression that computes the folded
 // array from x and its other operands, whose shapes are broadcast.
 absl::StatusOr<ArrayType> ReduceAxesType(const View& x, ReduceOp op, absl::Span<const int> axes,
                                          bool keep_dims, const MapStage* in = nullptr);
 // The result of folding a whole array is an array of rank 0.
 absl::StatusOr<ArrayType> ReduceType(const View& x, ReduceOp op, const MapStage* in = nullptr);
-// out_of: null, or the expression that computes the result from the product. out_dtype is the dtype
-// of the product in either case. The expression's other operands are broadcast to the product's
-// shape.
+// `out_of` is null, or the expression that computes the result from the product. In either case,
+// `out_dtype` is the dtype of the product. The expression's other operands are broadcast to the
+// product's shape.
 absl::StatusOr<ArrayType> MatmulType(const View& a, const View& b, bool transpose_a,
                                      bool transpose_b, DType out_dtype,
                                      const MapStage* out_of = nullptr);
 absl::StatusOr<ArrayType> AddType(const View& a, const View& b);
 // Operand shapes are broadcast as in NumPy.
 absl::StatusOr<ArrayType> MapType(absl::Span<const View> operands, const Expression& expression);
-// Returns the type of the values; the indices, I64, have the same shape. axis: in [-rank, rank).
+// Returns the type of the values; the indices, I64, have the same shape. `axis` is in [-rank,
+// rank).
 absl::StatusOr<ArrayType> TopKType(const View& x, std::int64_t k, int axis);
 
 // Each function checks its arguments, chooses or finds the strategy, gets the output, gathers

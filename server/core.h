@@ -49,7 +49,7 @@ inline constexpr std::size_t kMaxSharedRegions = 64;
 // thread safe themselves.
 class Core {
  public:
-  // devices: at least one, without duplicates, the most preferred first.
+  // `devices` has at least one device and no duplicates, and begins with the most preferred device.
   static absl::StatusOr<std::unique_ptr<Core>> Make(const Options& options,
                                                     std::vector<std::unique_ptr<Device>> devices);
 
@@ -66,7 +66,7 @@ class Core {
   Metrics& metrics() { return metrics_; }
   absl::Time start_time() const { return start_time_; }
   // Counts a call, logs it if it failed or was slow, and writes its spans if it is sampled. It is
-  // called once for each call of a known caller, before the response is sent. peer: returns the
+  // called once for each call of a known caller, before the response is sent. `peer` returns the
   // caller's address in gRPC's form.
   void Conclude(const CallRecord& call, const absl::Status& status,
                 absl::FunctionRef<std::string()> peer);
@@ -156,7 +156,7 @@ class Core {
   absl::Status CheckHeader(std::size_t bytes) const;
   // Takes host memory for messages of a call that already holds `held` bytes and keeps them.
   // Returns RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED {requested, free, total} if there is too
-  // little. message: the error's message if other calls hold the rest.
+  // little. `message` is the error's message if other calls hold the rest.
   absl::StatusOr<Charge> TakeHostMemory(std::uint64_t bytes, std::string_view message,
                                         std::uint64_t held = 0);
   // The objects that a unary call holds from its acceptance to its end.
@@ -171,15 +171,15 @@ class Core {
   // the server is draining.
   absl::Duration Patience(absl::Duration limit) const;
   // Returns an error if a stream has made no progress for longer than Patience(limit):
-  // DEADLINE_EXCEEDED / reason {limit}, or UNAVAILABLE / DRAINING {limit}. pause: the time without
-  // progress.
+  // DEADLINE_EXCEEDED / reason {limit}, or UNAVAILABLE / DRAINING {limit}. `pause` is the time
+  // without progress.
   absl::Status CheckPause(absl::Duration pause, absl::Duration limit, std::string_view reason,
                           std::string_view message) const;
 
   // Returns the longest time that an operation, a transfer or a probe has been waiting for the
   // device, or zero once the device is lost. An operation on the CPU is told to stop once it takes
   // far longer than expected (Executor::StopOverdue); only its time after that counts as a wait.
-  // counts: returns how much of a duration that ends now counts as a wait.
+  // `counts` returns how much of a duration that ends now counts as a wait.
   absl::Duration LongestWait(const Device& device, Executor::Counts counts);
   // Whether the device responds, that is, whether its probe is not overdue.
   bool IsAnswering(const Device& device) const;

@@ -34,9 +34,9 @@ namespace tessera {
 // Thread safe, except that Drain and the destructor must be called by one thread.
 class Server {
  public:
-  // devices: at least one. Errors: UNAVAILABLE / CANNOT_LISTEN {address}; FAILED_PRECONDITION /
-  // INSECURE_LISTENER {address} for an address beyond loopback with neither TLS nor --insecure; and
-  // the errors of ServerTls and of the devices.
+  // `devices` has at least one device. Errors: UNAVAILABLE / CANNOT_LISTEN {address};
+  // FAILED_PRECONDITION / INSECURE_LISTENER {address} for an address beyond loopback with neither
+  // TLS nor --insecure; and the errors of ServerTls and of the devices.
   static absl::StatusOr<std::unique_ptr<Server>> Start(
       const Options& options, std::vector<std::unique_ptr<Device>> devices);
 

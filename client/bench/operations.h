@@ -31,7 +31,7 @@ struct Operation {
   std::string_view size_unit;
   // Uploads the buffers that calls of this size read. Null if they read none.
   void (*prepare)(Channels& channels, std::int64_t size);
-  // caller: 0, 1, ...; determines the connection and the names of results.
+  // `caller` is 0, 1, and so on. It determines the connection and the names of results.
   std::unique_ptr<Call> (*make)(Channels& channels, int caller, std::int64_t size);
 };
 

@@ -71,7 +71,7 @@ inline absl::Duration Since(Clock::time_point start) {
 // Runs the chosen subcommand. Throws CommandError.
 using Command = std::function<void(Session&)>;
 
-// Adds a subcommand that calls `run` with the flags, to which the caller adds options. prepare: is
+// Adds a subcommand that calls `run` with the flags, to which the caller adds options. `prepare` is
 // called after the command line has been parsed, before there is a session.
 template <class Flags>
 std::pair<CLI::App*, Flags*> AddCommand(CLI::App& app, Command& chosen, const std::string& name,
@@ -107,7 +107,7 @@ std::optional<absl::Duration> ParseDuration(const std::string& text);
 // Adds --ttl, the time for which a buffer lives.
 CLI::Option* AddTtl(CLI::App& command, std::string& ttl, const std::string& description);
 
-// Checks that a text is a duration. endless: whether "inf" is accepted.
+// Checks that a text is a duration. `endless` says whether "inf" is accepted.
 CLI::Validator DurationCheck(bool endless = false);
 
 // Rejects whole numbers that do not fit in T, a 64-bit type. The parser would replace them with

@@ -118,7 +118,7 @@ std::string StateText(const v1::Buffer& buffer);
 // Returns "cuda:0", or "cuda:0,cuda:1" for a sharded buffer.
 std::string PlaceText(const v1::Buffer& buffer);
 std::string ExpiryText(const v1::Buffer& buffer);
-// heading: the heading of the column of names.
+// `heading` is the heading of the column of names.
 void WriteBuffers(std::string heading, absl::Span<const v1::Buffer> buffers, std::ostream& out);
 
 }  // namespace tessera

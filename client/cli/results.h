@@ -37,9 +37,9 @@ v1::ExecutionStats ReportResult(Session& session, const v1::StepResult& result,
 
 void ReportBuffer(Session& session, const v1::Buffer& buffer);
 
-// Delivers an array: saves it if the path of a file is given, and reports it otherwise. buffer: the
-// buffer that holds the array, or a message without a name if the array is `tensor`. If there is
-// neither, the array is in scratch memory.
+// Delivers an array: saves it if the path of a file is given, and reports it otherwise. `buffer` is
+// the buffer that holds the array, or a message without a name if the array is `tensor`. If there
+// is neither, the array is in scratch memory.
 void ReportArray(Session& session, const std::string& file, const v1::Tensor& tensor,
                  const v1::Buffer& buffer);
 
@@ -55,11 +55,12 @@ void ReportArrays(Session& session, std::initializer_list<NamedArray> arrays);
 
 // Throws BAD_OPTION if standard output would receive both the document and an array, or if two
 // results would go to the same place. Results that are printed also go to standard output.
-// b: the file of the second result; a_resident, b_resident: whether the result stays on the device.
+// `b` is the file of the second result. `a_resident` and `b_resident` say whether the result stays
+// on the device.
 void CheckOutputs(const Session& session, const std::string& a, const std::string& b = "",
                   bool a_resident = false, bool b_resident = true);
 
-// bytes: the size of the elements.
+// `bytes` is the size of the elements.
 void ReportFile(Session& session, const std::string& path, std::uint64_t bytes);
 
 // Downloads a buffer into a .npy file.

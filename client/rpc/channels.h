@@ -76,13 +76,13 @@ class Channels {
  public:
   using Make = std::function<std::shared_ptr<grpc::Channel>(const std::string& address)>;
 
-  // addresses: separated by commas. connections: the maximum number over which calls to one server
-  // are spread; at least 1.
+  // `addresses` are separated by commas. `connections` is the maximum number of connections over
+  // which calls to one server are spread, at least 1.
   Channels(const std::string& addresses, int connections, Make make);
 
   // Returns the connected channel with the fewest calls under way, or nothing if there is none. If
-  // all are busy, another connection is opened and is used once it is ready. last_resort: whether
-  // the server that failed may be chosen as well.
+  // all are busy, another connection is opened and is used once it is ready. `last_resort` says
+  // whether the server that failed may be chosen as well.
   std::optional<Lease> Pick(const Route& route, bool last_resort);
   // Returns the channel to wait for when Pick returns none. Successive values of `turn` cycle
   // through the servers that the route allows.

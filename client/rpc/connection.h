@@ -129,7 +129,7 @@ class Attempts {
 // Thread safe.
 class Connection {
  public:
-  // refused: unless OK, the error that every call fails with.
+  // If `refused` is an error, every call fails with this error.
   explicit Connection(ClientOptions options, absl::Status refused = absl::OkStatus());
   ~Connection();
 
@@ -164,8 +164,8 @@ class Connection {
             .cancel = call.cancel};
   }
 
-  // Makes one unary call, which is repeated according to the table of client/rpc/methods.h. only:
-  // the only server that may be called. route: unless null, receives the call's route.
+  // Makes one unary call, which is repeated according to the table of client/rpc/methods.h. `only`
+  // is the only server that may be called. If `route` is not null, it receives the call's route.
   template <class Request>
   absl::StatusOr<ResponseOf<Request>> Call(const Request& request, const CallOptions& call,
                                            std::optional<std::size_t> only = std::nullopt,
@@ -200,8 +200,8 @@ class Connection {
   // server's start time shows whether it is.
   bool MayHaveRestarted(const absl::Status& status, std::size_t server) const;
   // Returns the status. If the server has restarted since this client first saw one of its buffers,
-  // the message says so, and the status has metadata "server_start". start: when the server
-  // started.
+  // the message says so, and the status has metadata "server_start". `start` is the time at which
+  // the server started.
   absl::Status WithRestart(const absl::Status& status, std::size_t server, absl::Time start) const;
   // Asks the server when it started, and returns the result of WithRestart.
   absl::Status ExplainMissing(const absl::Status& status, std::size_t server);

@@ -26,7 +26,7 @@ class EventLoop;
 // completion queue. The loop keeps this object alive until the call has ended. Thread safe.
 class AsyncCallBase : public std::enable_shared_from_this<AsyncCallBase> {
  public:
-  // must_end: whether CancelAll waits for the call's response instead of cancelling the call.
+  // `must_end` says whether CancelAll waits for the call's response instead of cancelling the call.
   AsyncCallBase(Connection& connection, Attempts::Plan plan, bool must_end)
       : connection_(connection),
         loop_(connection.events()),

@@ -37,7 +37,7 @@ absl::StatusOr<v1::Buffer> TakeBuffer(absl::StatusOr<Response> response) {
   return std::move(*response->mutable_buffer());
 }
 
-// Returns the error that a message describes. details: has a reason and metadata.
+// Returns the error that a message describes. `details` has a reason and metadata.
 template <class Details>
 absl::Status ErrorOf(absl::StatusCode code, std::string_view message, const Details& details) {
   absl::Status status = MakeError(code, details.reason(), message);

@@ -16,7 +16,7 @@
 
 namespace tessera {
 
-// field: the message field that holds the checksum.
+// `field` is the message field that holds the checksum.
 inline absl::Status BadChecksum(const std::string& name, std::string_view field,
                                 std::uint32_t expected, std::uint32_t actual) {
   const auto text = [](std::uint32_t crc) { return absl::StrCat(absl::Hex(crc, absl::kZeroPad8)); };
@@ -52,7 +52,7 @@ class Received {
     return Guarded([&] { return sink_(buffer, options_.offset, {}); });
   }
 
-  // Takes the next bytes, which have this offset in the buffer. expected: their checksum.
+  // Takes the next bytes, which have this offset in the buffer. `expected` is their checksum.
   absl::Status Take(std::uint64_t offset, std::string_view bytes,
                     std::optional<std::uint32_t> expected = std::nullopt) {
     if (!buffer_ || offset != options_.offset + bytes_)

@@ -27,7 +27,7 @@ inline absl::Status SharedMemoryUnavailable(std::string_view why) {
 // The time limits of a transfer and its calls, and the token that cancels them.
 class TransferLimit {
  public:
-  // timeout: if absent, only the duration of each call is limited, by stall_timeout.
+  // If `timeout` is absent, only the duration of each call is limited, by stall_timeout.
   TransferLimit(Connection& connection, std::optional<absl::Duration> timeout,
                 const std::stop_token& cancel)
       : connection_(connection),
@@ -81,7 +81,8 @@ class SharedTransfers {
   std::optional<absl::StatusOr<v1::Buffer>> TryUpload(const v1::CreateBufferRequest& create,
                                                       std::uint64_t size, const Source& source,
                                                       const UploadOptions& options);
-  // checksum: unless null, receives the CRC-32C of the bytes if the options request checksums.
+  // If `checksum` is not null, it receives the CRC-32C of the bytes if the options request
+  // checksums.
   std::optional<absl::StatusOr<v1::Buffer>> TryDownload(const std::string& name,
                                                         const RangeSink& sink,
                                                         const DownloadOptions& options,

@@ -17,8 +17,8 @@ namespace tessera {
 // Converts to abseil's own string_view, where it differs from the standard one.
 inline absl::string_view Absl(std::string_view s) { return {s.data(), s.size()}; }
 
-// reason: one of the stable UPPER_SNAKE names listed in proto/tessera/v1. metadata: what a program
-// needs to act on the error.
+// `reason` is one of the stable UPPER_SNAKE names listed in proto/tessera/v1. `metadata` is what a
+// program needs to act on the error.
 absl::Status MakeError(
     absl::StatusCode code, std::string_view reason, std::string_view message,
     std::initializer_list<std::pair<std::string_view, std::string>> metadata = {});

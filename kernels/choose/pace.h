@@ -57,17 +57,17 @@ class Pace {
   static constexpr double kMostApart = 8;
 
  private:
-  // A problem's time is max(factor * work, memory, latency), all in seconds. work: its arithmetic,
-  // or the part of it that one core computes in sequence if that takes longer. memory: the minimum
-  // time of its loads and stores, so that a factor measured on cached data does not make the
-  // estimate too low. latency: the time of its longest chain of dependent steps, on a device that
-  // runs many chains at the same time.
+  // A problem's time is max(factor * work, memory, latency), all in seconds. `work` is the time of
+  // its arithmetic, or of the part of the arithmetic that one core computes in sequence if that
+  // part takes longer. `memory` is the minimum time of its loads and stores, so that a factor
+  // measured on cached data does not make the estimate too low. `latency` is the time of its
+  // longest chain of dependent steps, on a device that runs many chains at the same time.
   struct Model {
     double work = 0, memory = 0, latency = 0;
   };
-  // factor: the learned factor. base: the calibrated factor or, without calibration, the one that
-  // was expected before the first call; 0 means that there is none yet. The two form one word, so
-  // they are read and replaced together.
+  // `factor` is the learned factor. `base` is the calibrated factor or, without calibration, the
+  // factor that was expected before the first call; 0 means that there is none yet. The two form
+  // one word, so they are read and replaced together.
   struct Rate {
     float base = 0, factor = 0;
   };

@@ -83,7 +83,7 @@ class Device {
   virtual void* Allocate(std::size_t bytes) = 0;
   // Returns how many bytes of the device's memory an allocation of `bytes` uses.
   virtual std::size_t AllocationBytes(std::size_t bytes) const = 0;
-  // memory: a result of Allocate that no work in flight uses. Never throws.
+  // `memory` is a result of Allocate that no work in flight uses. Never throws.
   virtual void Free(void* memory) noexcept = 0;
   // Sets the spare memory; null, the initial value, means that there is none. A thread that is
   // about to allocate may clear the spare memory, whatever other locks it holds. REQUIRES: no
@@ -107,9 +107,9 @@ class Device {
     return f();
   }
   // Allocates uninitialised memory on several devices of one backend, including this one. Streams
-  // of all these devices can access all of the memory. shards: at least two, none empty, adjacent
-  // from byte 0 on, on different devices. Throws DeviceError; its kind is kUnsupported if the
-  // devices cannot share memory.
+  // of all these devices can access all of the memory. There are at least two `shards`. None is
+  // empty, they are adjacent and begin at byte 0, and they are on different devices. Throws
+  // DeviceError; its kind is kUnsupported if the devices cannot share memory.
   virtual std::unique_ptr<ShardedMemory> AllocateShards(std::span<const Shard> /*shards*/) {
     throw DeviceError(DeviceError::Kind::kUnsupported, "Device::AllocateShards",
                       "devices of this kind cannot access each other's memory");

@@ -29,7 +29,7 @@ bool PopulateHost(void* memory, std::size_t bytes);
 // Allocates `bytes` of uninitialised memory, aligned to 256 bytes, whose pages are all present.
 // Returns null unless that much is free besides 64 MiB for the rest of the process.
 void* AllocateHost(std::size_t bytes);
-// memory: a result of AllocateHost.
+// `memory` is a result of AllocateHost.
 void FreeHost(void* memory) noexcept;
 // Returns how many bytes AllocateHost(bytes) uses.
 std::size_t HostAllocationBytes(std::size_t bytes);

@@ -39,7 +39,7 @@ struct ExpressionNode {
 
 // Compiles the expression over operands of these types into a program. Returns INVALID_ARGUMENT /
 // BAD_EXPRESSION if the expression is invalid; metadata "node" is the index of the invalid node, if
-// a single node is invalid. cast: the type that the result is cast to, if any.
+// a single node is invalid. `cast` is the type to which the result is cast, if any.
 absl::StatusOr<MapProgram> CompileExpression(absl::Span<const ExpressionNode> nodes,
                                              absl::Span<const DType> operands,
                                              std::optional<DType> cast = std::nullopt);

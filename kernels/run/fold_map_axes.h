@@ -19,7 +19,7 @@ namespace tessera {
 // the first axis of inner instead. A single column is never divided.
 class FoldMapAxes final : public Work<ReduceAxesProblem> {
  public:
-  // first_inner: the index of inner's first axis among the map's axes.
+  // `first_inner` is the index of inner's first axis among the map's axes.
   FoldMapAxes(const MapProblem& map, const Stream& stream, const ReduceAxesProblem& problem,
               int first_inner)
       : map_(map), stream_(stream), problem_(problem), first_inner_(first_inner) {}
@@ -89,7 +89,7 @@ class FoldMapAxes final : public Work<ReduceAxesProblem> {
     stats.roundoff = std::max(stats.roundoff, strategy.roundoff(last));
     stats.bytes += strategy.cost(last).bytes;
   }
-  // first_row: the row of the map that `whole` begins with.
+  // `first_row` is the row of the map with which `whole` begins.
   void Fold(Stream& on, ReduceAxesProblem& whole, const Chosen& strategy, bool wide,
             std::int64_t first_row = 0) const {
     if (whole.x == nullptr) {

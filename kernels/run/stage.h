@@ -15,7 +15,7 @@
 namespace tessera {
 
 // Returns the shape that all operands are broadcast to: for each axis, counted from the last, the
-// only extent that is not 1. names: returns the name of an operand, for errors.
+// only extent that is not 1. `names` returns the name of an operand, for errors.
 absl::StatusOr<Shape> BroadcastShape(absl::Span<const View> operands,
                                      absl::FunctionRef<std::string(std::size_t)> names);
 // Returns the view broadcast to the shape, with stride 0 where it repeats.
@@ -33,8 +33,8 @@ Expression Identity();
 class StagedMap {
  public:
   // Creates the map for operand 0, which error messages call first_name. Without a stage, elements
-  // stay unchanged. The stage's expression must outlive the result. numeric: one-byte elements
-  // become I32.
+  // stay unchanged. The stage's expression must outlive the result. If `numeric` is set, one-byte
+  // elements become I32.
   static absl::StatusOr<std::unique_ptr<StagedMap>> Make(const View& first, const MapStage* stage,
                                                          std::string_view first_name, bool numeric);
 
@@ -53,8 +53,8 @@ absl::StatusOr<std::unique_ptr<StagedMap>> StageReduce(const View& x, const MapS
 // Whether elements must be computed before they are folded.
 bool IsMapped(const View& x, const MapStage* in);
 
-// Adds the cost of a map to the operation's cost. in_cache: the map's result is neither written to
-// nor read from device memory, although the operation's cost counts reading it.
+// Adds the cost of a map to the operation's cost. If `in_cache` is set, the map's result is neither
+// written to nor read from device memory, although the operation's cost counts reading it.
 void AccountMap(const MapProblem& map, bool in_cache, Stats& stats);
 double MapSeconds(const MapProblem& map, const Stream& stream, const Pace& pace);
 

@@ -517,8 +517,8 @@ Tree FixedTreeOf(const Problem& p) {
   return FixedTree(p.n, static_cast<std::int64_t>(SizeOf(p.dtype)));
 }
 
-// Returns the cost of folding along the tree. value_bytes: TreeWideBytes if the values of chunks
-// pass through device memory, 0 if they stay on a core.
+// Returns the cost of folding along the tree. `value_bytes` is TreeWideBytes if the values of
+// chunks pass through device memory, and 0 if they stay on a core.
 Cost TreeCost(const DotProblem& p, const Tree& tree, std::uint64_t value_bytes);
 Cost TreeCost(const ReduceProblem& p, const Tree& tree, std::uint64_t value_bytes);
 

@@ -46,9 +46,9 @@ struct PieceSizes {
 
   // Returns the number of columns in the next piece. The first piece is one round, because the
   // device waits for it. Each later piece arrives while the previous one is multiplied. Pieces are
-  // whole rounds, except that a remainder of less than a round joins the last piece. last: the
-  // number of columns in the previous piece, 0 for the first; left: the number of columns that are
-  // not yet in any piece.
+  // whole rounds, except that a remainder of less than a round joins the last piece. `last` is the
+  // number of columns in the previous piece, or 0 for the first piece. `left` is the number of
+  // columns that are not yet in any piece.
   std::int64_t Next(std::int64_t last, std::int64_t left) const {
     const auto grown = static_cast<std::int64_t>(growth * static_cast<double>(last));
     const std::int64_t rounds = grown / round > 1 ? grown / round : 1;

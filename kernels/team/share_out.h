@@ -86,9 +86,9 @@ inline bool SharesRows(const MatmulProblem& p, Backend backend, const Team& team
              kLeastSharedProduct;
 }
 
-// Returns the strategy for a product whose rows are shared out. alone: the strategy that is chosen
-// for one device. Returns `alone` if its work can be shared out. Otherwise returns the fastest
-// strategy whose work can be shared out and whose error bound is not larger.
+// Returns the strategy for a product whose rows are shared out. `alone` is the strategy that is
+// chosen for one device. Returns `alone` if its work can be shared out. Otherwise returns the
+// fastest strategy whose work can be shared out and whose error bound is not larger.
 const Strategy<MatmulProblem>* ChooseShared(const MatmulProblem& problem,
                                             const Strategy<MatmulProblem>& alone,
                                             const Device& device);

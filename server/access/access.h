@@ -51,7 +51,7 @@ struct Caller {
   // Whether the caller may see what all tenants together use.
   bool sees_all() const { return role == Role::kAdmin; }
   // Returns PERMISSION_DENIED / ROLE_TOO_SMALL {method, role, needed} unless the caller has the
-  // role. what: the subject of the error message.
+  // role. `what` is the subject of the error message.
   absl::Status Require(Role needed, std::string_view method, std::string_view what) const;
 };
 
@@ -76,7 +76,7 @@ absl::StatusOr<TokenFile> ParseTokens(std::string_view text);
 // began.
 class Access {
  public:
-  // file: the --tokens file; without a file, every caller is an admin of the unnamed tenant.
+  // `file` is the --tokens file. If it is empty, every caller is an admin of the unnamed tenant.
   // Returns INVALID_ARGUMENT / BAD_TOKENS {file} if the file cannot be used. The tenants must
   // outlive the result.
   static absl::StatusOr<std::unique_ptr<Access>> Open(const std::string& file, Tenants& tenants);

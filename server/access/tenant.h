@@ -36,7 +36,7 @@ inline constexpr std::size_t kStreamKinds = 3;
 // Thread safe.
 class Tenant {
  public:
-  // number: its position among the server's tenants, from 0.
+  // `number` is its position among the server's tenants, counted from 0.
   Tenant(std::string name, std::size_t number, std::unique_ptr<BufferStore> store)
       : name_(std::move(name)), number_(number), store_(std::move(store)) {}
   Tenant(const Tenant&) = delete;
@@ -48,8 +48,8 @@ class Tenant {
   BufferStore& store() { return *store_; }
   const Quota& calls() const { return calls_; }
 
-  // Counts a call that has ended. refused: whether it ended with RESOURCE_EXHAUSTED because a
-  // quota, a queue, memory or another limit was exhausted.
+  // Counts a call that has ended. `refused` says whether the call ended with RESOURCE_EXHAUSTED
+  // because a quota, a queue, memory or another limit was exhausted.
   void CountCall(bool refused) const {
     ended_.fetch_add(1, std::memory_order_relaxed);
     if (refused) refused_.fetch_add(1, std::memory_order_relaxed);
@@ -80,7 +80,8 @@ class Tenant {
 // their buffers.
 class Tenants {
  public:
-  // devices: the memory that all tenants share. limits: the limits on each store.
+  // `devices` has the memory that all tenants share on each device. `limits` are the limits on each
+  // store.
   Tenants(const std::vector<BufferStore::DeviceLimit>& devices, const BufferStore::Limits& limits);
 
   // The tenant of all calls on a server without --tokens.

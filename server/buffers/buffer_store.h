@@ -226,7 +226,8 @@ class BufferStore {
   // Extends a write by the bytes of this range, which begins at the write's end. EndWrite must then
   // cover these bytes too. Returns the errors of BeginWrite except TOO_MANY_RANGES.
   absl::StatusOr<void*> ExtendWrite(Draft& draft, std::uint64_t offset, std::uint64_t size);
-  // Ends a write. done: whether the bytes are on the device. checksum: the CRC-32C of these bytes.
+  // Ends a write. `done` says whether the bytes are on the device. `checksum` is the CRC-32C of
+  // these bytes.
   void EndWrite(Draft& draft, std::uint64_t offset, std::uint64_t size, bool done,
                 std::optional<std::uint32_t> checksum = std::nullopt);
   // Ends a write that has written nothing, so the earlier contents stay valid.
@@ -357,8 +358,8 @@ class BufferStore {
   // Allocates the memory and charges it.
   absl::Status Reserve(Buffer& buffer);
   // Repeats make(), which has failed for lack of memory for the shards, for as long as forgetting
-  // prepared operands frees memory. refused: the error of the first attempt. frees: the value of
-  // FreesOf(shards) before that attempt.
+  // prepared operands frees memory. `refused` is the error of the first attempt. `frees` is the
+  // value of FreesOf(shards) before that attempt.
   absl::StatusOr<std::shared_ptr<Buffer>> MakeAgain(
       absl::Span<const Shard> shards, absl::Status refused, std::vector<std::uint64_t> frees,
       absl::FunctionRef<absl::StatusOr<std::shared_ptr<Buffer>>()> make);

@@ -33,7 +33,7 @@ class Charge {
   // REQUIRES: if both have a budget, it is the same one.
   void Add(Charge more);
 
-  // Takes an amount, or returns RESOURCE_EXHAUSTED / reason {requested, free, total}. held: the
+  // Takes an amount, or returns RESOURCE_EXHAUSTED / reason {requested, free, total}. `held` is the
   // amount that the caller already has from the budget and still needs. It is included in
   // `requested` and in `free`.
   static absl::StatusOr<Charge> Take(Budget& budget, std::uint64_t amount, std::string_view reason,
@@ -54,8 +54,8 @@ inline constexpr std::uint64_t kUnlimited = std::numeric_limits<std::uint64_t>::
 // A tenant's budget, whose limit may change. Thread safe. It must outlive its charges.
 class Quota {
  public:
-  // Takes an amount, or returns RESOURCE_EXHAUSTED / reason {quota, requested, used, limit}. name:
-  // the quota's name.
+  // Takes an amount, or returns RESOURCE_EXHAUSTED / reason {quota, requested, used, limit}. `name`
+  // is the quota's name.
   absl::StatusOr<Charge> Take(std::uint64_t amount, std::string_view reason, std::string_view name,
                               std::string_view message);
 

@@ -38,8 +38,8 @@ class PreparedOperands final : public SpareMemory {
   // buffers, such as further ones of the same program, do not wait for it again.
   static constexpr std::chrono::milliseconds kPatience{300};
 
-  // Makes this object the device's spare memory. budget: the budget for the device's buffers. Both
-  // arguments must outlive this object.
+  // Makes this object the device's spare memory. `budget` is the budget for the device's buffers.
+  // Both arguments must outlive this object.
   PreparedOperands(Device& device, Budget& budget);
   ~PreparedOperands() override;
   PreparedOperands(const PreparedOperands&) = delete;
@@ -119,7 +119,7 @@ class PreparedOperands final : public SpareMemory {
     Call& operator=(const Call&) = delete;
 
     PreparedMemory Keep(const Preparation& what, std::size_t bytes) override;
-    // Ends an operation. done: whether all of its work is done or enqueued. If so, the next
+    // Ends an operation. `done` says whether all of its work is done or enqueued. If so, the next
     // operation on the stream can use the copies that it made; otherwise, these copies are
     // forgotten. Returns the number of bytes in the copies that the operation found.
     std::uint64_t EndOperation(bool done);

@@ -83,7 +83,8 @@ class SharedRegions {
   static constexpr std::size_t kTokenBytes = 16;
 
   // Every region is pinned for all devices. The devices and the budgets must outlive the regions.
-  // bytes: the budget for the bytes of all regions. count: the budget for the number of regions.
+  // `bytes` is the budget for the bytes of all regions. `count` is the budget for the number of
+  // regions.
   SharedRegions(std::vector<Device*> devices, Budget& bytes, Budget& count)
       : devices_(std::move(devices)), bytes_(bytes), count_(count) {}
 
@@ -92,11 +93,12 @@ class SharedRegions {
   static absl::Status CheckFile(const Descriptor& file);
 
   // Checks, maps and pins a client's file, and returns the token that names the region from then
-  // on. This may take a second for a few GiB. sharer: a user that may have at most half of all
-  // regions and of their bytes; without a value, there is no such limit. Errors: INVALID_ARGUMENT /
-  // BAD_REGION {field}; RESOURCE_EXHAUSTED / TOO_MANY_REGIONS {limit}, SHARED_MEMORY_EXHAUSTED
-  // {requested, free, total}, both with {quota, requested, used, limit} if the half is exceeded,
-  // HOST_MEMORY_EXHAUSTED; FAILED_PRECONDITION / REGIONS_UNSUPPORTED before Linux 5.14.
+  // on. This may take a second for a few GiB. `sharer` is a user that may have at most half of all
+  // regions and of their bytes. If it has no value, there is no such limit. Errors:
+  // INVALID_ARGUMENT / BAD_REGION {field}; RESOURCE_EXHAUSTED / TOO_MANY_REGIONS {limit},
+  // SHARED_MEMORY_EXHAUSTED {requested, free, total}, both with {quota, requested, used, limit} if
+  // the half is exceeded, HOST_MEMORY_EXHAUSTED; FAILED_PRECONDITION / REGIONS_UNSUPPORTED before
+  // Linux 5.14.
   absl::StatusOr<std::string> Add(const Descriptor& file,
                                   std::optional<uid_t> sharer = std::nullopt);
 

@@ -78,7 +78,7 @@ class UnaryExchange {
   // Accepts the next call, and handles this one.
   virtual void Handle() = 0;
 
-  // ok: true if a call has arrived, false if the server is stopping.
+  // `ok` is true if a call has arrived, and false if the server is stopping.
   void OnArrived(bool ok);
   void OnSent(bool) { LetGo(); }
   void OnDone(bool);
@@ -192,8 +192,8 @@ class UnaryExchangeOf final : public UnaryExchange {
 };
 
 // Accepts the calls of one method from the queues of a built server. handle(exchange) is called for
-// each admitted call, on a thread of a queue, and must return soon. ask: Service::RequestMethod of
-// a raw method. The service must outlive the queues.
+// each admitted call, on a thread of a queue, and must return soon. `ask` is Service::RequestMethod
+// of a raw method. The service must outlive the queues.
 template <class Request, class Response, class Service, class Asker, class Handle>
 void AcceptUnary(CallQueues& queues, Service& service,
                  void (Asker::*ask)(grpc::ServerContext*, grpc::ByteBuffer*,

@@ -17,7 +17,7 @@ namespace tessera {
 // Thread safe, except for Reload, which only one thread calls.
 class Home {
  public:
-  // Reads a file in the format of Ring::Parse. server: the name in this server's line. Returns
+  // Reads a file in the format of Ring::Parse. `server` is the name in this server's line. Returns
   // INVALID_ARGUMENT / BAD_RING {file} if the file cannot be used.
   static absl::StatusOr<std::unique_ptr<Home>> Open(const std::string& file,
                                                     const std::string& server);

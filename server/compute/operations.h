@@ -75,7 +75,7 @@ inline bool IsInline(const v1::Result& destination) {
 }
 
 // Returns how long it takes, in microseconds, to copy inline operands to a GPU and inline results
-// back at 10 GB/s. result: null if results do not count.
+// back at 10 GB/s. `result` is null if the bytes of results do not count.
 double TravelMicroseconds(absl::Span<const OperandSource> sources, const Destinations& destinations,
                           const ResultType* result, const Device& device);
 

@@ -83,7 +83,7 @@ class ProgramRun {
   // Copies each buffer on another device once, and fails the steps whose buffers cannot be copied.
   void FetchBuffers(Stream& stream);
 
-  // arrays: the part of the block that holds the inline results.
+  // `arrays` is the part of the block that holds the inline results.
   absl::Status AnswerStep(std::size_t index, const std::string& arrays, const Device& device,
                           v1::StepResult& result);
   // Writes the errors of the steps. Once the response would become too large for clients, further

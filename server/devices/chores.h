@@ -23,8 +23,8 @@ namespace tessera {
 // other queues.
 class Chores {
  public:
-  // queue_length: the maximum number of waiting chores per share. patience: if chores are waiting
-  // and none has begun for this long, Relieve adds a thread.
+  // `queue_length` is the maximum number of waiting chores per share. If chores are waiting and
+  // none has begun for as long as `patience`, Relieve adds a thread.
   Chores(int threads, std::size_t queue_length,
          std::chrono::steady_clock::duration patience = std::chrono::seconds(1));
   // Finishes the queued work, then stops.
@@ -32,9 +32,9 @@ class Chores {
   Chores(const Chores&) = delete;
   Chores& operator=(const Chores&) = delete;
 
-  // Queues work without waiting. The work must not throw. share: a small number that identifies the
-  // work's queue. If the share's queue is full, returns RESOURCE_EXHAUSTED / QUEUE_FULL {limit} and
-  // destroys the work without having called it.
+  // Queues work without waiting. The work must not throw. `share` is a small number that identifies
+  // the work's queue. If the share's queue is full, returns RESOURCE_EXHAUSTED / QUEUE_FULL {limit}
+  // and destroys the work without having called it.
   absl::Status Submit(absl::AnyInvocable<void()> work, std::size_t share = 0);
 
   // Drop references, which may free memory. Several references are dropped one after another.
@@ -54,8 +54,8 @@ class Chores {
 
   // The caller holds the mutex.
   void Add(std::size_t queue, Work work);
-  // Returns the next queue from which a thread may take work, if there is one. stays: whether the
-  // thread is one that stays, rather than one that Relieve has added. The caller holds the mutex.
+  // Returns the next queue from which a thread may take work, if there is one. `stays` says whether
+  // the thread is permanent, not one that Relieve has added. The caller holds the mutex.
   std::optional<std::size_t> Next(bool stays) const;
   void Run(bool stays);
 

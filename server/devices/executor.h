@@ -30,8 +30,8 @@ enum class TaskSize { kTiny, kSmall, kLarge };
 // One piece of work for a device. It may be submitted again once it has run.
 class Task {
  public:
-  // share: a small number that identifies the task's queue. If tasks of several shares are waiting,
-  // the share that has used the least stream time goes first.
+  // `share` is a small number that identifies the task's queue. If tasks of several shares are
+  // waiting, the share that has used the least stream time goes first.
   explicit Task(std::size_t share = 0) : share_(share) {}
   Task(const Task&) = delete;
   Task& operator=(const Task&) = delete;

@@ -60,13 +60,13 @@ struct Endpoint {
 // never reuses, and looks for closed connections when it needs space. Thread safe.
 class ConnectionTable {
  public:
-  // limit: the maximum number of connections, at least 1. If it is 16 or more, one source may have
-  // at most half of them.
+  // `limit` is the maximum number of connections, at least 1. If it is 16 or more, one source may
+  // have at most half of them.
   explicit ConnectionTable(std::size_t limit);
 
   enum class Answer { kAdmitted, kFull, kSourceFull };
   // Adds the socket fd, which may be closed at any time afterwards, unless a limit is reached.
-  // source: from SourceOf; the empty source may have all connections.
+  // `source` comes from SourceOf. The empty source may have all connections.
   Answer Admit(int fd, const std::string& source);
   void CountRefused();
   // Ends the TCP connection between the two endpoints. Returns false if there is none, or if it has
@@ -108,8 +108,8 @@ class Listener {
 
   // Listens on all addresses. An address is "host:port", as for ListenTcp, or "unix:/path" or
   // "unix:///path", to which the users of socket_group may connect, as for ListenUnix. Clients that
-  // connect wait until Start. max_connections: at least 1; the limit is lower if the process may
-  // not have that many descriptors. Returns UNAVAILABLE / CANNOT_LISTEN {address} if it cannot
+  // connect wait until Start. `max_connections` is at least 1; the limit is lower if the process
+  // may not have that many descriptors. Returns UNAVAILABLE / CANNOT_LISTEN {address} if it cannot
   // listen on an address.
   static absl::StatusOr<std::unique_ptr<Listener>> Open(const std::vector<std::string>& addresses,
                                                         std::size_t max_connections,
@@ -135,8 +135,8 @@ class Listener {
   // Starts to serve; called once. Connections are handed to acceptors whose gRPC server has
   // started. A connection through a unix socket goes to the entry of `users` that has its user's
   // mark, or else to a free entry, which then gets that mark. All other connections go to
-  // `acceptor`, including those of unknown users and of users for which no entry is left. knows:
-  // whether a user is known. The listener's thread calls it; it must not be empty if there are
+  // `acceptor`, including those of unknown users and of users for which no entry is left. `knows`
+  // says whether a user is known. The listener's thread calls it; it must not be empty if there are
   // users.
   void Start(std::unique_ptr<Acceptor> acceptor, std::vector<User> users = {}, Knows knows = {});
 

@@ -16,21 +16,21 @@ namespace tessera {
 // Not thread safe.
 class StreamWatch {
  public:
-  // limit: how many calls a connection of the table may have. A connection is ended when it has had
-  // more than 2 * limit + 256 calls for half a second, or as soon as it has more than twice that
-  // number. The margin is needed because a call that its client has cancelled counts until the
-  // server notices, while gRPC already lets the client open another one.
+  // `limit` is the number of calls that a connection of the table may have. A connection is ended
+  // when it has had more than 2 * limit + 256 calls for half a second, or as soon as it has more
+  // than twice that number. The margin is needed because a call that its client has cancelled
+  // counts until the server notices, while gRPC already lets the client open another one.
   StreamWatch(ConnectionTable& connections, int limit)
       : connections_(connections), limit_(2 * std::int64_t{limit} + 256) {}
 
   // Called many times a second. Takes at most a twentieth of a core, because it does nothing if it
-  // is called too soon. now: from SteadyNow. forbearing: whether no connection may be ended
-  // immediately, because the server was stopped for a while and does not yet know which calls its
-  // clients have cancelled.
+  // is called too soon. `now` is a time of SteadyNow. `forbearing` says whether no connection may
+  // be ended immediately, because the server was stopped for a while and does not yet know which
+  // calls its clients have cancelled.
   void Look(absl::Time now, bool forbearing);
 
  private:
-  // server, socket: gRPC's identifiers.
+  // `server` and `socket` are gRPC's identifiers.
   void LookAtServer(std::int64_t server, absl::Time now);
   void LookAtConnection(std::int64_t socket, std::string_view name, absl::Time now);
 

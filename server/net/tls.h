@@ -39,7 +39,7 @@ class ServerTls : public std::enable_shared_from_this<ServerTls> {
   static absl::StatusOr<std::shared_ptr<ServerTls>> Open(const TlsFiles& files);
 
   // Returns credentials that also check the files for changes at every handshake. They must outlive
-  // the server that uses them. mark: the mark for connections with these credentials, or null.
+  // the server that uses them. `mark` is the mark for connections with these credentials, or null.
   std::shared_ptr<grpc::ServerCredentials> MakeCredentials(UserMark* mark = nullptr);
 
   // Reads the files again if they have changed or if `asked` is true, and logs the result. The

@@ -25,14 +25,16 @@ struct UnixSocket {
   int fd;  // belongs to the caller
   SocketFile file;
 };
-// Returns UNAVAILABLE / CANNOT_LISTEN {address}, for sockets of any kind. error: a value of errno.
+// Returns UNAVAILABLE / CANNOT_LISTEN {address}, for sockets of any kind. `error` is a value of
+// errno.
 absl::Status CannotListen(const std::string& address, const std::string& why);
 absl::Status CannotListen(const std::string& address, int error);
 
 // Returns a non-blocking listening socket, or CannotListen(address, ...). The socket accepts no
 // connection before its file has the requested permissions. It replaces an existing socket that no
-// process serves. type: SOCK_STREAM or SOCK_SEQPACKET. group: the group whose users may connect, by
-// name or number; "*" for all users; "" for only the process's own user and root.
+// process serves. `type` is SOCK_STREAM or SOCK_SEQPACKET. `group` is the group whose users may
+// connect, by name or number. "*" stands for all users, and "" for only the process's own user and
+// root.
 absl::StatusOr<UnixSocket> ListenUnix(const std::string& path, int type, const std::string& group,
                                       const std::string& address);
 

@@ -21,7 +21,7 @@ FileStamp StampOf(const std::string& file);
 
 // Returns the contents of a regular file of at most 1 MiB, without a byte order mark. For any other
 // file, returns an error. Its message completes "cannot use FILE: " and never quotes the contents.
-// refuse_writable: whether a file that its group or others may write is also rejected.
+// If `refuse_writable` is set, a file to which its group or others may write is also rejected.
 absl::StatusOr<std::string> ReadWatched(const std::string& file, bool refuse_writable = false);
 
 }  // namespace tessera

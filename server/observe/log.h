@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-// level: "trace", "debug", "info", "warn", "error" or "off". Call before other threads log.
+// `level` is "trace", "debug", "info", "warn", "error" or "off". Call before other threads log.
 void SetUpLog(const std::string& level, bool json);
 
 // Logs how many lines were dropped since the last call, if any. Thread safe.

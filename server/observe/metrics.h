@@ -63,7 +63,7 @@ class Metrics {
     return rpcs;
   }();
 
-  // strategies: the only strategies that get their own series.
+  // `strategies` are the only strategies that get their own series.
   explicit Metrics(const std::vector<StrategyInfo>& strategies);
   ~Metrics();
   Metrics(const Metrics&) = delete;

@@ -22,7 +22,7 @@ namespace tessera {
 // Thread safe.
 class SpanFile {
  public:
-  // metrics: counts the spans; must outlive this object.
+  // `metrics` counts the spans and must outlive this object.
   SpanFile(std::string path, Metrics& metrics);
   // Writes the queued spans.
   ~SpanFile();

@@ -20,7 +20,7 @@ namespace tessera {
 // The tag of a request to gRPC. The queue returns it when the request has ended.
 class QueueEvent {
  public:
-  // Called on a thread of the queue. ok: whether the request has succeeded.
+  // Called on a thread of the queue. `ok` says whether the request has succeeded.
   virtual void Happen(bool ok) = 0;
 
  protected:

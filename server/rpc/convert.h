@@ -22,13 +22,13 @@ namespace tessera {
 // Converts an error for a client. All errors leave the server through this function. The status has
 // the code and the message. Its details contain an ErrorInfo of domain "tessera", and a RetryInfo
 // if the call may succeed a little later. Long texts are cut, so that the trailers stay below the 8
-// KiB that HTTP/2 peers accept. sees_all: as for FiguresFor.
+// KiB that HTTP/2 peers accept. For `sees_all`, see FiguresFor.
 grpc::Status ToGrpc(const absl::Status& status, bool sees_all = true);
 // Converts the error of a program's step in the same way.
 v1::StepError ToStepError(const absl::Status& status, bool sees_all);
-// Returns the figures of an error that a caller may see. sees_all: the result of Caller::sees_all.
-// If it is false, the total and the free amount of shared resources are left out, because they
-// reveal what other tenants use.
+// Returns the figures of an error that a caller may see. `sees_all` is the result of
+// Caller::sees_all. If it is false, the total and the free amount of shared resources are left out,
+// because they reveal what other tenants use.
 std::map<std::string, std::string> FiguresFor(const absl::Status& status, bool sees_all);
 
 // Returns the error of a call whose message cannot be parsed: INVALID_ARGUMENT / BAD_MESSAGE
@@ -40,7 +40,7 @@ absl::StatusOr<DType> FromProto(v1::Dtype dtype, std::string_view field);
 v1::Dtype ToProto(DType dtype);
 
 // Returns INVALID_ARGUMENT / BAD_BOOL {offset, value} if a byte of BOOL elements is neither 0 nor
-// 1. offset: where these bytes begin in the array.
+// 1. `offset` is the position of these bytes in the array.
 absl::Status CheckElements(DType dtype, HostBytes bytes, std::uint64_t offset);
 
 absl::StatusOr<ArrayType> MakeArrayType(v1::Dtype dtype,

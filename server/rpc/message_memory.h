@@ -59,7 +59,7 @@ class MessageLayout {
   std::optional<MessageBound> Bound(std::string_view bytes) const;
 
  private:
-  // whole: the outermost message, whose limits apply.
+  // `whole` is the outermost message; its limits apply.
   MessageLayout(const google::protobuf::Descriptor& type,
                 const google::protobuf::Descriptor& whole);
 

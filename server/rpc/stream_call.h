@@ -21,9 +21,9 @@ class StreamCall {
   StreamCall(const StreamCall&) = delete;
   StreamCall& operator=(const StreamCall&) = delete;
 
-  // ok: true if a message has arrived, false if the client has sent everything or has left.
+  // `ok` is true if a message has arrived, and false if the client has sent everything or has left.
   virtual void OnReadDone(bool) {}
-  // ok: false if the client accepts no more messages.
+  // `ok` is false if the client accepts no more messages.
   virtual void OnWriteDone(bool) {}
   virtual void OnSendInitialMetadataDone(bool) {}
   // Called if the client leaves or the deadline passes before the call ends.

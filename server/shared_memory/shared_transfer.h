@@ -26,8 +26,8 @@ class SharedTransfer : public UnaryCall, private Task {
       : UnaryCall(core, method, exchange),
         Task(exchange.caller().tenant->number()),
         direction_(direction) {}
-  // Called once, on the thread on which the call arrived. kind: the kind of stream that the
-  // transfer counts as.
+  // Called once, on the thread on which the call arrived. `kind` is the kind of stream as which the
+  // transfer counts.
   void Start(const v1::RegionRange& range, StreamKind kind);
 
  protected:

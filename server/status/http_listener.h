@@ -31,8 +31,8 @@ class HttpListener {
   // The maximum number of simultaneous connections. A further connection replaces the oldest one.
   static constexpr std::size_t kMostConnections = 32;
 
-  // path: the request's path without the query. The listener's thread calls the handler and waits
-  // for it.
+  // `path` is the request's path without the query. The listener's thread calls the handler and
+  // waits for it.
   using Handler = std::function<HttpAnswer(std::string_view path)>;
 
   // Listens on an address as for ListenTcp and serves until destruction. Returns the errors of
@@ -69,7 +69,7 @@ class HttpListener {
   bool Read(Connection& connection, Time now);
   bool Write(Connection& connection, Time now);
   bool Drop(Connection& connection);
-  // Returns the whole response to a request. head: the request up to its empty line.
+  // Returns the whole response to a request. `head` is the request up to its empty line.
   std::string Answer(std::string_view head) const;
 
   Handler handler_;

@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-// ready: whether the health service reports the services as ready. tls: null without TLS. gpus: the
-// driver's metrics for the core's devices.
+// `ready` says whether the health service reports the services as ready. `tls` is null without TLS.
+// `gpus` has the driver's metrics for the core's devices.
 std::string MetricsText(Core& core, bool ready, const ServerTls* tls,
                         const std::vector<GpuFigures>& gpus);
 

@@ -17,13 +17,13 @@ namespace tessera {
 // (INVALID_ARGUMENT). Thread safe. It must outlive the server.
 class Reflection {
  public:
-  // services: their full names, in the order in which they are listed. Their descriptors must be
-  // linked.
+  // `services` has their full names, in the order in which they are listed. Their descriptors must
+  // be linked.
   explicit Reflection(std::vector<std::string> services);
   ~Reflection();
 
-  // Begins to serve a call if its method is one of reflection, and returns false otherwise. method:
-  // in the form /package.Service/Method.
+  // Begins to serve a call if its method is one of reflection, and returns false otherwise.
+  // `method` is in the form /package.Service/Method.
   bool Serve(std::string_view method, StreamExchange& exchange);
 
   // Ends streams on which no request has arrived for a minute. They end with DEADLINE_EXCEEDED.

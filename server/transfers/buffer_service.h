@@ -35,7 +35,7 @@ class BufferService final : public BufferServiceBase {
   // Serves the unary methods; called once the server has been built.
   void Serve(CallQueues& queues);
   // Begins to serve a call if its method is Upload or Download, and returns false otherwise.
-  // method: in the form /package.Service/Method.
+  // `method` is in the form /package.Service/Method.
   bool ServeStream(std::string_view method, StreamExchange& exchange);
 
   // Ends uploads that have waited longer than --transfer-timeout for a message (DEADLINE_EXCEEDED /

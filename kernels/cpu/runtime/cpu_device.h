@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-// name: the device's name in requests. All CPU devices of a process share the host's memory and
+// `name` is the device's name in requests. All CPU devices of a process share the host's memory and
 // cores.
 std::unique_ptr<Device> OpenCpuDevice(std::string name = "cpu");
 

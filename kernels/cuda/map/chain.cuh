@@ -413,7 +413,7 @@ __device__ __forceinline__ void WaitForLoads() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kBut) : "memory");
 }
 
-// Starts to load the group that begins with element i. left: the number of elements from i on.
+// Starts to load the group that begins with element i. `left` is the number of elements from i on.
 template <class T>
 __device__ __forceinline__ void StartLoad(const Input& input, std::int64_t i, std::int64_t left,
                                           Group<T>& to) {

@@ -64,7 +64,7 @@ class TmaRing {
   using KTileA = PileKTile<kAAlongK>;
   using KTileB = PileKTile<kBAlongK>;
 
-  // barriers: the address of kStages "full" barriers, followed by kStages "empty" barriers.
+  // `barriers` is the address of kStages "full" barriers, followed by kStages "empty" barriers.
   __device__ TmaRing(std::uint32_t k_tiles, std::uint32_t barriers)
       : k_tiles_(k_tiles), barriers_(barriers) {}
 

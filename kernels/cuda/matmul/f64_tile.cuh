@@ -27,7 +27,7 @@ struct Fragments {
                       : t * S::kStepBytes + (i / 2 ^ t) * 16 + i % 2 * 8;
   }
 
-  // Loads the lane's element of the given square and half, for steps 4 f to 4 f + 3. at: the
+  // Loads the lane's element of the given square and half, for steps 4 f to 4 f + 3. `at` is the
   // address of the k-tile plus the lane's offset. The swizzle places each vector at the exclusive
   // or of its index and its row, so f and half also enter the address by an exclusive or.
   static __device__ double Load(std::uint32_t at, int square, int half, int f) {

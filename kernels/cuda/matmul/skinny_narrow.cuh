@@ -53,7 +53,7 @@ struct Narrow {
 };
 
 // Computes the sums of each part of k, with one block per part. A part is `part` elements long.
-// out: the destination of part 0.
+// `out` is the destination of part 0.
 template <class T, int kMost, bool kPacks, class Out>
 __global__ void __launch_bounds__(kThreads, 2)
     MatmulNarrow(Operand<T> wide, Operand<T> thin, std::int64_t k, std::int64_t part, Out out) {

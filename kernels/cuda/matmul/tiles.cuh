@@ -103,7 +103,8 @@ class ThreadTile {
       : y_(static_cast<int>(threadIdx.x) / kSide * kWidth),
         x_(static_cast<int>(threadIdx.x) % kSide * kWidth) {}
 
-  // Adds the products of one step along k. a, b: a row of each k-tile, aligned to vectors.
+  // Adds the products of one step along k. `a` and `b` are one row of each k-tile, aligned to
+  // vectors.
   __device__ void Multiply(const T* a, const T* b) {
     T a_each[kEach], b_each[kEach];
     Read(a + y_, a_each);

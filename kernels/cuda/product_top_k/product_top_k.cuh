@@ -181,8 +181,8 @@ class RowSelection {
       for (int i = lane_; i < work_.k; i += kWarpSize) List(row)[i] = kNoScore;
   }
 
-  // Processes the warp's sums of a tile that begins at first_column. vector: the vector's elements
-  // for the columns of the tile.
+  // Processes the warp's sums of a tile that begins at first_column. `vector` has the vector's
+  // elements for the columns of the tile.
   __device__ void Take(const float (&d)[C::kColumns / 2], int first_column, const float* vector) {
     if (first_row_ >= rows_) return;
     vector += 2 * (lane_ % 4);

@@ -24,7 +24,7 @@ namespace tessera {
 
 // Throws DeviceError with CUDA's name for the error. Its kind says whether the device is still
 // usable. Clears the error, so that the next call on this thread does not report it again.
-// requested: the size of a failed allocation in bytes.
+// `requested` is the size of a failed allocation in bytes.
 [[noreturn]] void ThrowCudaError(cudaError_t error, const char* call, std::uint64_t requested = 0);
 
 inline void CheckCuda(cudaError_t error, const char* call) {
@@ -54,8 +54,8 @@ using PinnedMemory = std::unique_ptr<void, CudaDeleter>;
 
 // These functions create objects on the device that is current on the calling thread.
 
-// Creates a stream that does not wait for the legacy default stream. first: when blocks wait for
-// space on an SM, the blocks of this stream have priority over those of other streams.
+// Creates a stream that does not wait for the legacy default stream. If `first` is set, the blocks
+// of this stream have priority over those of other streams when they wait for space on an SM.
 StreamHandle MakeStreamHandle(bool first = false);
 // Creates an event on which cudaEventSynchronize sleeps instead of spinning. Only timed events
 // record timestamps.
@@ -132,7 +132,7 @@ struct Mailbox {
 
 class CudaStream final : public Stream {
  public:
-  // handle: a new handle that was created on the device. Throws DeviceError. REQUIRES: device
+  // `handle` is a new handle that was created on the device. Throws DeviceError. REQUIRES: device
   // outlives the stream.
   CudaStream(CudaDevice& device, StreamHandle handle);
   // Waits for the stream's work.

@@ -11,7 +11,7 @@
 namespace tessera {
 
 // Looks up a driver function by name. Throws kUnsupported if this driver does not have the
-// function. version: the CUDA version that introduced the function.
+// function. `version` is the CUDA version that introduced the function.
 template <class Function>
 Function DriverFunction(const char* name, unsigned version) {
   void* function = nullptr;

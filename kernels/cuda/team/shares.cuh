@@ -48,9 +48,10 @@ struct CopyStreamEnd {
 // One GPU's rows of the product. The GPU computes one piece (a range of columns) at a time.
 class ProductShare {
  public:
-  // round: the number of elements of c that the GPU computes at a time, or 0 if the strategy takes
-  // all columns in one launch. rate: approximate multiply-adds per second. index: the position of
-  // this share among `count` shares. Each share begins with different columns. Throws DeviceError.
+  // `round` is the number of elements of c that the GPU computes at a time, or 0 if the strategy
+  // takes all columns in one launch. `rate` is the approximate number of multiply-adds per second.
+  // `index` is the position of this share among `count` shares. Each share begins with different
+  // columns. Throws DeviceError.
   ProductShare(const MatmulProblem& p, const TeamShare& share, std::int64_t round, double rate,
                std::size_t index, std::size_t count);
 

@@ -29,8 +29,8 @@ namespace tessera {
 template <class E>
 class Candidates {
  public:
-  // entries: shared memory for size + 2 * blockDim.x entries, where size is a power of two >= k.
-  // count: a counter in shared memory.
+  // `entries` is shared memory for size + 2 * blockDim.x entries, where size is a power of two >=
+  // k. `count` is a counter in shared memory.
   __device__ Candidates(E* entries, std::uint32_t* count, int k, int size)
       : best_(entries), fresh_(entries + size), count_(count), k_(k), size_(size) {
     for (int i = static_cast<int>(threadIdx.x); i < size; i += static_cast<int>(blockDim.x))

@@ -67,7 +67,7 @@ __device__ Loaded<kAligned> LoadVector(const void* address) {
   }
 }
 
-// Returns the vector. shift: its address modulo 16.
+// Returns the vector. `shift` is its address modulo 16.
 template <class T, bool kAligned>
 __device__ TreeVectorOf<T> VectorIn(const Loaded<kAligned>& loaded, unsigned shift) {
   uint4 words = loaded.part[0];
@@ -89,8 +89,8 @@ __device__ void StepElement(typename C::Column& column, const V (&v)[C::kOperand
   }
 }
 
-// Folds the elements [rest, end) of a lane's last vector, which is incomplete. row: the vector's
-// row within the segment.
+// Folds the elements [rest, end) of a lane's last vector, which is incomplete. `row` is the
+// vector's row within the segment.
 template <class C>
 __device__ void FoldRest(const TreeOperands<C>& in, const TreeWork& work,
                          typename C::Column (&column)[kTreeVector<typename C::Element>],

@@ -56,9 +56,9 @@ inline constexpr std::int64_t kTreePieceBytes = std::int64_t{32} << 20;
 inline constexpr unsigned kNoTicket = ~0u;
 
 // Launches the chunks of the work. One block receives the values of all chunks unless the work's
-// last_ticket is kNoTicket. views: the views of the operands that are not contiguous, null for the
-// others. map: the map that computes the only operand, or null. Returns false if the stream was
-// stopped before all chunks were launched.
+// last_ticket is kNoTicket. `views` has the views of the operands that are not contiguous, and null
+// for the others. `map` is the map that computes the only operand, or null. Returns false if the
+// stream was stopped before all chunks were launched.
 template <class C>
 bool LaunchTreeWork(TreeOperands<C> in, const View* const (&views)[C::kOperands],
                     const MapProblem* map, TreeWork work, const TreeLaunch& launch,
@@ -203,7 +203,7 @@ void LaunchTreeDotShared(const DotProblem& p, const TreeLaunch& launch,
 // Enqueues a Reduce of a map's values in one launch that reads only the map's operands. Returns
 // false and launches nothing if the map is not a chain over elements of a suitable type
 // (kernels/cuda/map/chain.cuh), or if there is no kernel for the operation. mapped.cuh defines the
-// function for every T except I64. shares: empty if the stream folds all chunks.
+// function for every T except I64. `shares` is empty if the stream folds all chunks.
 template <class T>
 bool LaunchTreeMapped(const ReduceProblem& p, const TreeLaunch& launch,
                       std::span<const TeamShare> shares, CudaStream& stream);

@@ -34,7 +34,7 @@ constexpr auto MappedShapeOf() {
 // Returns the value of one lane of the chunk [begin, end): the fold C of the values that the chain
 // computes from operands of type T. T and the element type of C have the same size.
 //
-// loaded: shared memory for two batches of rows.
+// `loaded` is shared memory for two batches of rows.
 template <class C, class T, bool kSaves, class Shape>
 __device__ __forceinline__ typename C::Wide FoldMappedLane(const chained::Chain& chain,
                                                            const ValueOf<T>* singles, uint4* loaded,

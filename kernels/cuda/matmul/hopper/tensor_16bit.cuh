@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-// Returns the operand, copied if it is f32 or if TMA cannot read the array in place. others: see
-// PrepareMatrix.
+// Returns the operand, copied if it is f32 or if TMA cannot read the array in place. For `others`,
+// see PrepareMatrix.
 template <class T>
 TensorOperand<T> HalfOperand(const void* data, DType dtype, std::int64_t rows, std::int64_t columns,
                              std::int64_t pitch, bool mn_major, std::int64_t others,

@@ -26,8 +26,9 @@ namespace tessera {
 class Abreast {
  public:
   Abreast() = default;
-  // counter: the launch's counter, which is 0 before the launch and after all blocks have called
-  // Leave. steps: the number of steps per block, or 0 if the blocks are not kept abreast.
+  // `counter` is the launch's counter, which is 0 before the launch and after all blocks have
+  // called Leave. `steps` is the number of steps per block, or 0 if the blocks are not kept
+  // abreast.
   __device__ Abreast(std::uint32_t* counter, int steps)
       : counter_(counter), steps_(static_cast<unsigned>(steps)) {}
 

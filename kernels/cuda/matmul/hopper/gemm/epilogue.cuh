@@ -23,8 +23,8 @@ __device__ std::uint32_t PackPair(float low, float high) {
   return bits;
 }
 
-// Copies a consumer's sums of one box, 64 rows of 128 bytes, to shared memory. thread: the calling
-// thread's index in its warpgroup.
+// Copies a consumer's sums of one box, 64 rows of 128 bytes, to shared memory. `thread` is the
+// calling thread's index in its warpgroup.
 template <class O>
 __device__ void StageBox(const float* sums, int thread, std::uint32_t to) {
   const int warp = thread / kWarpSize, lane = thread % kWarpSize;

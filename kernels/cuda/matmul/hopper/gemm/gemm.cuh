@@ -180,7 +180,7 @@ struct TensorPlan {
   double time = std::numeric_limits<double>::infinity();
 };
 
-// Launches the plan. c: an array [splits, m, pitch].
+// Launches the plan. `c` is an array [splits, m, pitch].
 template <class C, bool kMnA, bool kMnB, class O>
 void LaunchTensor(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
                   const TensorOperand<typename C::T>& b, const TensorPlan& plan, const O* c,

@@ -31,7 +31,7 @@ __device__ Out Rounded(In x) {
 }
 
 // Loads a vector of elements from a row that ends at `columns`, with zeros beyond the end.
-// packable: whether rows are aligned to vectors.
+// `packable` says whether rows are aligned to vectors.
 template <class In, int kWidth>
 __device__ void LoadRow(const In* row, std::int64_t column, std::int64_t columns, bool packable,
                         In (&x)[kWidth]) {
@@ -157,9 +157,9 @@ std::uint64_t CopyScratch(std::int64_t rows, std::int64_t columns, int parts = 1
 // number, splitting f32 into parts takes a tenth of the product's time.
 constexpr std::int64_t kMostOthersToKeepFor = 1024;
 
-// Returns CopyScratch bytes of memory for a prepared copy of a matrix. others: the number of rows
-// or columns of the product's other operand. If that number is so small that the time to make the
-// copy matters, the copy may be kept (Stream::Prepare). how: see Preparation.
+// Returns CopyScratch bytes of memory for a prepared copy of a matrix. `others` is the number of
+// rows or columns of the product's other operand. If that number is so small that the time to make
+// the copy matters, the copy may be kept (Stream::Prepare). For `how`, see Preparation.
 template <class T>
 PreparedMemory PrepareMatrix(std::string_view how, const void* data, DType dtype, std::int64_t rows,
                              std::int64_t columns, std::int64_t pitch, int parts,

@@ -13,8 +13,8 @@ namespace tessera {
 template <class C>
 class TensorPipeline {
  public:
-  // k_tiles: the address of kStages k-tiles. barriers: the address of kStages "full" barriers,
-  // followed by kStages "empty" barriers.
+  // `k_tiles` is the address of kStages k-tiles. `barriers` is the address of kStages "full"
+  // barriers, followed by kStages "empty" barriers.
   __device__ TensorPipeline(std::uint32_t k_tiles, std::uint32_t barriers)
       : k_tiles_(k_tiles), barriers_(barriers) {}
 
@@ -37,7 +37,7 @@ class TensorPipeline {
   __device__ void WaitUntilEmpty() const { BarrierWait(empty(stage_), parity_ ^ 1); }
   // Called by a consumer that is done with the k-tile. It arrives at the "empty" barrier in every
   // block of the cluster, because the producer of each block copies part of the k-tile to all of
-  // them. thread: the calling thread's index in its warpgroup.
+  // them. `thread` is the calling thread's index in its warpgroup.
   __device__ void Release(int stage, int thread) const {
     if constexpr (C::kCluster == 1) {
       if (thread == 0) BarrierArrive(empty(stage));
@@ -58,8 +58,8 @@ class TensorPipeline {
   unsigned parity_ = 0;
 };
 
-// Called by the fetching thread. Fetches the k-tiles of one piece of work. rank: the block's rank
-// in its cluster.
+// Called by the fetching thread. Fetches the k-tiles of one piece of work. `rank` is the block's
+// rank in its cluster.
 template <class C, bool kMnA, bool kMnB>
 __device__ void FetchKTiles(const CUtensorMap& a_map, const CUtensorMap& b_map,
                             const TensorWork& work, const TensorPlace& place, int rank,
@@ -80,7 +80,7 @@ __device__ void FetchKTiles(const CUtensorMap& a_map, const CUtensorMap& b_map,
   };
   const int boxes_a = inside(kBoxesA, kWidthA, row, work.rows);
   const int boxes_b = inside(kBoxesB, kWidthB, column, work.columns);
-  // all: whether to fetch every box without a check.
+  // `all` says whether to fetch every box without a check.
   const auto fetch = [&](auto all) {
     const int bytes = all ? C::kStageBytes : C::kParts * (boxes_a * kBytesA + boxes_b * kBytesB);
     for (int k_tile = 0; k_tile < place.k_tiles; ++k_tile, pipeline.Next()) {

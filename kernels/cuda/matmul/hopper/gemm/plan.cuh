@@ -42,8 +42,8 @@ TensorProduct ProductOf(std::int64_t m, std::int64_t n, std::int64_t k, const Te
 // Returns `best` or the best plan with this tile, whichever takes less time in the model. The unit
 // of time is what a 16-bit multiply-add takes on one SM at full speed; a microsecond has 3.9e6
 // units. A plan runs in rounds. In each round a cluster computes one piece of work, for which it
-// fills the pipeline and writes the tile. rate: roughly the fraction of the tensor cores' 16-bit
-// speed that the tile reaches in its main loop.
+// fills the pipeline and writes the tile. `rate` is roughly the fraction of the tensor cores'
+// 16-bit speed that the tile reaches in its main loop.
 template <class C>
 TensorPlan BetterPlan(TensorPlan best, int tile, double rate, const TensorProduct& p) {
   constexpr double kStart = C::kCluster == 1 ? tuning::kStart : tuning::kStartOfPair;

@@ -83,8 +83,8 @@ inline Sharing ShareTiles(std::int64_t tiles, std::int64_t k_tiles, std::int64_t
 }
 
 // One piece of a worker's work: the k-tiles [first, first + k_tiles) of a tile. k_tiles is 0 after
-// the worker's last piece. starts, ends: whether the piece contains the tile's first k-tile and its
-// last one, respectively.
+// the worker's last piece. `starts` and `ends` say whether the piece contains the tile's first and
+// last k-tile.
 struct Piece {
   int tile, first, k_tiles;
   bool starts, ends;

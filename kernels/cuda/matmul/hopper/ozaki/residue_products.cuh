@@ -68,8 +68,8 @@ __device__ inline std::uint32_t PackBytes(const std::int32_t* x) {
   return __byte_perm(low, high, 0x5410);
 }
 
-// work.k_tiles counts the k-tiles of all moduli, as if k were split into kModuli pieces. plain: a
-// flag; if it is set, nothing is computed.
+// work.k_tiles counts the k-tiles of all moduli, as if k were split into kModuli pieces. `plain` is
+// a flag; if it is set, nothing is computed.
 __global__ void __cluster_dims__(ByteTile::kCluster, 1, 1) __launch_bounds__(ByteTile::kThreads, 1)
     MultiplyResidues(const __grid_constant__ CUtensorMap a_map,
                      const __grid_constant__ CUtensorMap b_map,
@@ -129,8 +129,9 @@ __global__ void __cluster_dims__(ByteTile::kCluster, 1, 1) __launch_bounds__(Byt
   ClusterBarrier();
 }
 
-// Enqueues the products of residues. a, b: the residues of the operands; the rows of a are rows of
-// c, and the rows of b are columns of c. out: memory for the residues of the product's tiles.
+// Enqueues the products of residues. `a` and `b` are the residues of the operands; the rows of a
+// are rows of c, and the rows of b are columns of c. `out` is memory for the residues of the
+// product's tiles.
 inline void EnqueueResidueProducts(const Residues& a, const Residues& b, std::int64_t k,
                                    const unsigned* plain, uint4* out, CudaStream& stream) {
   using C = ByteTile;

@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Computes the exponents of rows. plain: set if a row does not meet the bound.
+// Computes the exponents of rows. `plain` is set if a row does not meet the bound.
 __global__ void __launch_bounds__(kThreads)
     ScaleRows(const RowSums* sums, std::int64_t rows, std::int64_t pieces, Bound bound,
               std::int32_t* exponents, unsigned* plain) {
@@ -147,7 +147,7 @@ inline std::size_t ResidueBytes(std::int64_t rows, std::int64_t k) {
   return static_cast<std::size_t>(kModuli * rows * PaddedPitch<std::int8_t>(k));
 }
 
-// Enqueues RowSumsOf and ScaleRows. plain: set if a row does not meet the bound.
+// Enqueues RowSumsOf and ScaleRows. `plain` is set if a row does not meet the bound.
 inline Scaled EnqueueScale(const Operand<double>& x, std::int64_t k, RowSums* sums,
                            std::int32_t* exponents, unsigned* plain, CudaStream& stream) {
   const auto kernel = x.k_stride == 1 ? RowSumsOf<true> : RowSumsOf<false>;

@@ -206,7 +206,7 @@ __device__ inline void StorePair(std::uint32_t to, float low, float high) {
 }
 
 // Stores four 8 x 8 matrices of 16-bit elements from a warp's registers to shared memory. Lane l
-// holds elements 2 (l % 4) and 2 (l % 4) + 1 in row l / 4 of each matrix. to: in lane l, the
+// holds elements 2 (l % 4) and 2 (l % 4) + 1 in row l / 4 of each matrix. In lane l, `to` is the
 // address of the 16 bytes for row l % 8 of matrix l / 8.
 __device__ inline void StoreMatrices(std::uint32_t to, std::uint32_t m0, std::uint32_t m1,
                                      std::uint32_t m2, std::uint32_t m3) {
