@@ -37,8 +37,8 @@ absl::Status CheckSize(std::uint64_t needed, std::uint64_t given, bool exact) {
                    {{"needed", absl::StrCat(needed)}, {"given", absl::StrCat(given)}});
 }
 
-// Checks that the memory holds `size` bytes from `offset` on. The memory consists of whole pages
-// and may be larger than needed.
+// Checks that the memory holds `size` bytes starting at `offset`. The memory consists of whole
+// pages and may be larger than needed.
 absl::Status CheckShared(const SharedMemory& memory, std::size_t offset, std::uint64_t size) {
   const std::size_t bytes = memory.bytes().size();
   return CheckSize(size, bytes - std::min(offset, bytes), /*exact=*/false);

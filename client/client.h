@@ -301,7 +301,7 @@ class Client : public Operations<Client> {
                                           absl::Span<const std::int64_t> shape,
                                           const SharedMemory& memory, std::size_t offset = 0,
                                           const UploadOptions& options = {});
-  // Copies the buffer's bytes from `begin` on into [offset, offset + size) of the memory. Fewer
+  // Copies the buffer's bytes starting at `begin` into [offset, offset + size) of the memory. Fewer
   // bytes are copied if the buffer ends earlier; the response says how many.
   absl::StatusOr<v1::DownloadSharedResponse> DownloadShared(const std::string& name,
                                                             const SharedMemory& memory,
@@ -333,8 +333,8 @@ class Client : public Operations<Client> {
   // even after the array's original name is gone. `version` is the version of the source.
   absl::StatusOr<v1::Buffer> LinkBuffer(const std::string& source, const ResultBuffer& target,
                                         std::uint64_t version = 0, const CallOptions& call = {});
-  // Creates a buffer from one on another server. The client's server fetches the array itself, so
-  // `server` is the other server's host:port as seen from the client's server. If `device` is
+  // Creates a buffer from a buffer on another server. The client's server fetches the array itself,
+  // so `server` is the other server's host:port as seen from the client's server. If `device` is
   // empty, the server's first device is used. There is no timeout unless `call` has one.
   absl::StatusOr<v1::ImportBufferResponse> ImportBuffer(
       const std::string& server, const std::string& source, const ResultBuffer& target,

@@ -48,7 +48,7 @@ class ProgramResults {
 
   const v1::ExecuteResponse& response() const { return response_; }
   absl::Status StatusOf(const StepKey& step) const;
-  // Returns the number that a Dot, or a Reduce without axes, returned. Integers beyond 2^53 are
+  // Returns the number that a Dot, or a Reduce without axes, returned. Integers above 2^53 are
   // rounded.
   absl::StatusOr<double> Real(const StepKey& step) const;
   // Returns the number that ALL, ANY or an operation on integers returned.

@@ -53,7 +53,7 @@ Pair<Real> Draw(Distribution distribution, std::uint64_t seed, std::uint64_t i) 
   return {radius * std::cos(angle), radius * std::sin(angle)};
 }
 
-// Fills out[0, count) with the elements from `first` on. `first` is even.
+// Fills out[0, count) with the elements starting at `first`. `first` is even.
 template <class T, class Real, class Convert>
 void Fill(Distribution distribution, std::uint64_t seed, std::uint64_t first, std::size_t count,
           char* out, Convert convert) {

@@ -182,7 +182,8 @@ struct RunOptions {
   Launch launch;
   bool timing = false;
   // The pace of the stream's device. It estimates a call's time before the call allocates or
-  // launches anything, and learns from the time that the call then takes. Null: no limits.
+  // launches anything, and learns from the time that the call then takes. If it is null, there are
+  // no limits.
   Pace* pace = nullptr;
   // Limits on the estimated time, which includes gathering operands. max_seconds applies to any
   // strategy, and max_slow_seconds to a strategy other than the one that Choose picks. If the
@@ -345,7 +346,8 @@ absl::Status WarmUp(Stream& stream, Pace& pace, bool every_strategy);
 template <class Problem>
 absl::Span<const Strategy<Problem>* const> Strategies();
 
-// Describes what the strategy needs and this device lacks; empty if nothing is missing.
+// Describes the requirement of the strategy that this device does not meet. The result is empty if
+// the device meets all of them.
 template <class Problem>
 std::string Missing(const Strategy<Problem>& strategy, const Device& device);
 

@@ -215,7 +215,7 @@ std::string_view OwnTensorStrategy(const MatmulProblem& problem) {
 // Whether `ozaki_f64`, which multiplies 8-bit integers, is worth its overhead for an f64 product.
 // This overrides the tree, because products this large are rare among the random products to which
 // the tree was fitted. On an H200 `ozaki_f64` takes 0.85 times as long as cuBLAS at 3000 per side
-// and for 12288 x 12288 x 1024, and 0.6 times as long from 8192 per side on.
+// and for 12288 x 12288 x 1024, and 0.6 times as long for sides of 8192 or more.
 bool RepaysIntegers(const MatmulProblem& problem) {
   constexpr std::int64_t kLeastSide = 2048, kLeastSteps = 1024;
   constexpr double kLeastWork = 0x1p34 * 1.5;

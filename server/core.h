@@ -121,7 +121,7 @@ class Core {
     Charge memory;
   };
   absl::StatusOr<TransferPlace> TakeTransfer(StreamKind kind, Tenant& tenant, std::uint64_t memory);
-  // Decides which names belong to this server; null if all names do.
+  // Decides which names belong to this server. It is null if all names do.
   Home* home() { return home_.get(); }
   const Home* home() const { return home_.get(); }
   // Clients' memory that transfers may read and write.

@@ -35,7 +35,7 @@ namespace tessera {
 class Server {
  public:
   // `devices` has at least one device. Errors: UNAVAILABLE / CANNOT_LISTEN {address};
-  // FAILED_PRECONDITION / INSECURE_LISTENER {address} for an address beyond loopback with neither
+  // FAILED_PRECONDITION / INSECURE_LISTENER {address} for an address outside loopback with neither
   // TLS nor --insecure; and the errors of ServerTls and of the devices.
   static absl::StatusOr<std::unique_ptr<Server>> Start(
       const Options& options, std::vector<std::unique_ptr<Device>> devices);
@@ -46,7 +46,8 @@ class Server {
   // The addresses that it listens on, with the port that was chosen for port 0.
   const std::vector<std::string>& addresses() const { return listener_->addresses(); }
 
-  // The address of the metrics, with the port that was chosen for port 0; empty if there is none.
+  // The address of the metrics, with the port that was chosen for port 0. It is empty if there is
+  // none.
   std::string metrics_address() const { return http_ == nullptr ? "" : http_->address(); }
 
   // Returns a connection without a socket. No call may be made on it after Drain: that crashes in

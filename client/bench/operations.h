@@ -29,7 +29,7 @@ struct Operation {
   std::string_view name;
   // elements, side, steps or MiB; empty if the operation has no size. Only transfers use MiB.
   std::string_view size_unit;
-  // Uploads the buffers that calls of this size read. Null if they read none.
+  // Uploads the buffers that calls of this size read. It is null if they read none.
   void (*prepare)(Channels& channels, std::int64_t size);
   // `caller` is 0, 1, and so on. It determines the connection and the names of results.
   std::unique_ptr<Call> (*make)(Channels& channels, int caller, std::int64_t size);

@@ -246,7 +246,7 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryDownload(
   if (!slots.ok()) return std::nullopt;
 
   Received received(name, sink, options);
-  // Fetches the bytes from `begin` on into slot i.
+  // Fetches the bytes starting at `begin` into slot i.
   std::uint64_t version = options.version;
   const auto fetch = [&](std::size_t i, std::uint64_t begin) {
     auto request = BufferRequest<v1::DownloadSharedRequest>(name, version);

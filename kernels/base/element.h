@@ -23,7 +23,7 @@ struct Half {
   std::uint16_t bits;
 
   Half() = default;
-  // Rounds to nearest, with ties to even. Values beyond the range become infinity.
+  // Rounds to nearest, with ties to even. Values outside the range become infinity.
   TESSERA_HD explicit Half(float value) {
 #ifdef __CUDA_ARCH__
     bits = __half_as_ushort(__float2half_rn(value));

@@ -44,7 +44,7 @@ MapProblem Merged(const MapProblem& p) {
 }
 
 // Returns the problem for index `index` of the outermost axis, without that axis. If keeps_axis is
-// set, returns the problem for `rows` indices from `index` on and keeps the axis.
+// set, returns the problem for `rows` indices starting at `index` and keeps the axis.
 MapProblem Rows(const MapProblem& p, std::int64_t index, std::int64_t rows, bool keeps_axis) {
   MapProblem part = p;
   for (int i = 0; i < p.program->operands; ++i) {

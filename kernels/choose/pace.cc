@@ -33,7 +33,7 @@ constexpr double kCudaMatmulStep = 70e-9;
 constexpr double kCudaThread = 20e6;
 constexpr double kCudaBlocks = 32;  // resident thread blocks per SM
 constexpr double kUsualBlock = 256;
-// The number of threads beyond which a host's memory is read no faster.
+// The number of threads above which a host's memory is read no faster.
 constexpr double kMemoryThreads = 10;
 
 // No strategy is this many times faster or slower than its model predicts, so a measurement beyond

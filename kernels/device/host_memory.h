@@ -18,8 +18,8 @@ struct HostMemory {
 // system, for tests.
 HostMemory ReadHostMemory(const std::string& root = "");
 
-// Returns how many cores the cgroups' CPU quota allows, rounded up; 0 if there is no quota. root:
-// the root of the file system, for tests.
+// Returns how many cores the cgroups' CPU quota allows, rounded up, or 0 if there is no quota.
+// root: the root of the file system, for tests.
 int ReadCpuQuota(const std::string& root = "");
 
 // Makes all pages of mapped memory present. The memory must begin at a page boundary. On failure,

@@ -312,7 +312,7 @@ struct Strategy {
   bool reads_views = false;
 };
 
-// Returns why the strategy does not accept the problem; empty if it does.
+// Returns why the strategy does not accept the problem, or an empty string if it does.
 template <class Problem>
 std::string Refusal(const Strategy<Problem>& strategy, const Problem& problem) {
   return strategy.refuses == nullptr ? "" : strategy.refuses(problem);

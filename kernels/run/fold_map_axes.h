@@ -35,7 +35,8 @@ class FoldMapAxes final : public Work<ReduceAxesProblem> {
                                     std::max<std::int64_t>(1, problem_.outer));
   }
   std::int64_t inner_extent() const { return map_.operands[0].shape[first_inner_]; }
-  // Returns the number of indices of the first inner axis in a piece; 0 if pieces are whole rows.
+  // Returns the number of indices of the first inner axis in a piece, or 0 if pieces are whole
+  // rows.
   std::int64_t steps(const Chosen& strategy) const {
     const Budget* budget = stream_.scratch_budget();
     const std::int64_t outer = std::max(problem_.outer, problem_.outer_of_all);

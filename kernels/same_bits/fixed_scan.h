@@ -9,7 +9,7 @@
 //     group     32 parts
 //     region    32 groups
 //
-// Each part is combined from the identity on, so that a missing element changes no bit.
+// Each part is combined starting with the identity, so that a missing element changes no bit.
 //
 //     chunks = parts + chunks of the part
 //     result = ((regions + (groups + chunks)) + (stripes + segments)) + elements of the segment
@@ -59,7 +59,7 @@ TESSERA_HD typename F::Out FinishScan(ScanValue<F> value) {
   }
 }
 
-// The number of additions that a term passes through, within its chunk and beyond.
+// The number of additions that a term passes through, within its chunk and between chunks.
 inline FoldSteps ScanSteps(DType dtype, std::int64_t length) {
   const std::int64_t within = kScanItems + 5 + kScanStripes + 4;
   const std::int64_t beyond = kScanPart + 2 * kScanFan + ScanRegions(length) + 3;

@@ -26,7 +26,7 @@ struct Indexed {
 // cancellation (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing
 // sample variances", 1979). The mean has twice the digits of a double, so the difference between
 // two means is accurate even far from zero. The sum of squared deviations is NaN if an element is
-// not finite, and infinity if the sum is beyond the range.
+// not finite, and infinity if the sum exceeds the range.
 template <class Squares>
 struct Moments {
   double count;

@@ -32,8 +32,8 @@ inline constexpr std::int64_t kLeastSlabbedBytes = std::int64_t{1} << 30;
 // --scratch-limit of one device, which is 1/16 of the limit on its buffers.
 inline constexpr std::int64_t kArrayOverPartials = 128;
 
-// Returns the number of rows in a slab; 0 if the problem is not divided into slabs. kSlabs slabs of
-// this size may be followed by one with the remaining rows.
+// Returns the number of rows in a slab, or 0 if the problem is not divided into slabs. kSlabs slabs
+// of this size may be followed by one with the remaining rows.
 inline std::int64_t SlabRows(const ReduceAxesProblem& p) {
   if (std::max(p.outer, p.outer_of_all) != 1 || p.inner_of_all != 0 || p.inner < 2) return 0;
   const std::int64_t column = p.length * static_cast<std::int64_t>(SizeOf(p.dtype));

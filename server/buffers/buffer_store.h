@@ -327,7 +327,8 @@ class BufferStore {
 
   // The caller of these functions holds the mutex.
   Ready* FindReady(std::string_view name, absl::Time now);
-  // Returns the newest visible draft, or the one with the version; null if there is none.
+  // Returns the newest visible draft, or the draft with the version if one is given. Returns null
+  // if there is none.
   std::shared_ptr<Draft> FindVisible(std::string_view name, std::uint64_t version);
   absl::StatusOr<std::shared_ptr<Draft>> FindDraftLocked(std::string_view name,
                                                          std::uint64_t version);

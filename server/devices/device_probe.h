@@ -29,7 +29,7 @@ class DeviceProbe {
   void Ask();
 
   Device& device_;
-  // When the current probe began, in ticks of the steady clock; 0 if there is none.
+  // When the current probe began, in ticks of the steady clock, or 0 if there is none.
   std::atomic<std::int64_t> asked_{0};
   std::mutex mutex_;
   std::condition_variable wake_;

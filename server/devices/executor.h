@@ -133,7 +133,7 @@ class Executor {
   // A stream and what it is doing. Belongs to the thread that has taken it from `idle`.
   struct WorkerStream {
     std::unique_ptr<Stream> stream;
-    // When its task began, in ticks of the steady clock; 0 if it has no task.
+    // When the worker's task began, in ticks of the steady clock, or 0 if it has no task.
     std::atomic<std::int64_t> busy_since{0};
     // Tells the running task to stop; the stream checks it.
     std::atomic<bool> stop{false};

@@ -120,7 +120,7 @@ class Listener {
   // 0.
   const std::vector<std::string>& addresses() const { return addresses_; }
 
-  // The first address to which other hosts can connect; empty if only this host can.
+  // The first address to which other hosts can connect. It is empty if only this host can connect.
   const std::string& beyond_loopback() const { return beyond_loopback_; }
 
   // Whether clients can connect as users of this host.

@@ -138,7 +138,7 @@ struct Operand {
   std::int64_t stride, k_stride;
 };
 
-// Copies the elements with i in [first, first + count), for `depth` steps from k_first on, into
+// Copies the elements with i in [first, first + count), for `depth` steps starting at k_first, into
 // panels that are `width` wide: panel by panel, and step by step within a panel. The last panel is
 // padded with zeros.
 template <class A, class T>

@@ -316,7 +316,7 @@ class Kernel {
     return sum;
   }
 
-  // Stores the results from element i on.
+  // Stores the results starting at element i.
   void Store(const std::string& predicate, const std::vector<std::string>& bits,
              const std::string& i) {
     const std::size_t size = SizeOf(program_.dtype), bytes = bits.size() * size;

@@ -19,7 +19,7 @@
 namespace tessera {
 namespace {
 
-// Returns how many of n cells belong to this block: up to 2 * blockDim.x cells from *begin on.
+// Returns how many of n cells belong to this block: up to 2 * blockDim.x cells starting at *begin.
 __device__ unsigned PartOf(std::int64_t n, std::int64_t* begin) {
   *begin = std::int64_t{2} * blockIdx.x * blockDim.x;
   return static_cast<unsigned>(min(n - *begin, std::int64_t{2} * blockDim.x));

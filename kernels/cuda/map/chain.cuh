@@ -413,7 +413,8 @@ __device__ __forceinline__ void WaitForLoads() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kBut) : "memory");
 }
 
-// Starts to load the group that begins with element i. `left` is the number of elements from i on.
+// Starts to load the group that begins with element i. `left` is the number of elements starting at
+// i.
 template <class T>
 __device__ __forceinline__ void StartLoad(const Input& input, std::int64_t i, std::int64_t left,
                                           Group<T>& to) {
@@ -514,7 +515,7 @@ __device__ __forceinline__ void Copy(const V (&from)[kN], V (&to)[kN]) {
   for (int j = 0; j < kN; ++j) to[j] = from[j];
 }
 
-// Calls f(j, element) for a thread's elements of an operand, with j from 0 on.
+// Calls f(j, element) for a thread's elements of an operand, with j starting at 0.
 template <class T, int kGroups, class F>
 __device__ __forceinline__ void ForElements(const Groups<T, kGroups>& groups, int input, F f) {
 #pragma unroll

@@ -118,8 +118,8 @@ class TmaRing {
     }
   }
 
-  // Fetches the i-th square: 16 indices of the operand from first + 16 i on, and 16 steps along k
-  // from l on.
+  // Fetches the i-th square: 16 indices of the operand starting at first + 16 i, and 16 steps along
+  // k starting at l.
   template <bool kAlongK>
   __device__ void FetchSquare(const CUtensorMap& map, int first, int i, int l,
                               std::uint32_t k_tile) const {

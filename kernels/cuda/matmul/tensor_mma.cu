@@ -1,4 +1,4 @@
-// Matmul on the tensor cores of every GPU from Ampere on, with mma.sync, ldmatrix and cp.async.
+// Matmul on the tensor cores of Ampere and newer GPUs, with mma.sync, ldmatrix and cp.async.
 //
 // The levels of tiling are the same as in `warp_tiled`: block, warp and registers, with k-tiles
 // copied in the background. But the innermost level is one instruction, with which a warp

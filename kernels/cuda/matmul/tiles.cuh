@@ -48,7 +48,7 @@ __device__ void StorePack(T* to, const Pack<T>& pack) {
   *reinterpret_cast<Pack<T>*>(to) = pack;
 }
 
-// Stores a vector's elements from row[column] on, except for those at or after row[columns].
+// Stores a vector's elements starting at row[column], except for those at or after row[columns].
 template <class T>
 __device__ void StoreClipped(const T* values, std::int64_t column, std::int64_t columns,
                              bool packable, T* row) {

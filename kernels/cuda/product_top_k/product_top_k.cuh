@@ -130,10 +130,10 @@ __device__ inline float ScoreOfEntry(ScoreEntry entry, bool smallest) {
   const float score = (entry & 1) != 0 ? -0.0f : NumberOf(key);
   return smallest ? score : -score;
 }
-// Returns a bound on the scores of columns from `column` on: no score above this bound comes before
-// the limit. A score in a column after the limit's column has to be better than the limit; in other
-// columns it may be equal. If all scores have to be examined, the bound is NaN, because no score
-// compares above NaN.
+// Returns a bound on the scores of all columns starting at `column`: no score above this bound
+// comes before the limit. A score in a column after the limit's column has to be better than the
+// limit; in other columns it may be equal. If all scores have to be examined, the bound is NaN,
+// because no score compares above NaN.
 __device__ inline float BoundOf(ScoreEntry limit, int column) {
   const auto key = static_cast<std::uint32_t>(limit >> 32);
   if (key <= ~(kSignBit | kInfinityBits)) return -std::numeric_limits<float>::infinity();

@@ -13,11 +13,11 @@
 //       `------------`------------`--------- last block: 256 lanes of chunks, halving tree
 //
 // In `compensated`, a sum keeps its digits even if terms of both signs cancel. f32 and the 16-bit
-// types are added in double from the first element on: 53 bits instead of 24. There is no wider
-// type for f64, so a column is a Pair: the sum so far and its rounding errors. TwoSum computes the
-// error of an addition with five more additions. TwoProduct computes the error of a square with one
-// fused multiply-add. The errors are added separately (Sum2). At the end, the value and the errors
-// are added with one rounding:
+// types are added in double starting with the first element: 53 bits instead of 24. There is no
+// wider type for f64, so a column is a Pair: the sum so far and its rounding errors. TwoSum
+// computes the error of an addition with five more additions. TwoProduct computes the error of a
+// square with one fused multiply-add. The errors are added separately (Sum2). At the end, the value
+// and the errors are added with one rounding:
 //
 //   |error| <= u |sum| + (depth u)^2 * sum of |terms|     u = 2^-53, depth at most about 250
 //

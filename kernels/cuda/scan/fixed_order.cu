@@ -118,8 +118,8 @@ __device__ ScanValue<F> LoadValue(typename F::Element x) {
   return static_cast<ScanValue<F>>(F::Load(x, 0));
 }
 
-// A segment: `count` elements from index `first` of a stage on, in the order of the scan. kWhole:
-// count is kScanItems, and first a multiple of it, so that the segment moves in vectors.
+// A segment: `count` elements starting at index `first` of a stage, in the order of the scan.
+// kWhole: count is kScanItems, and first a multiple of it, so that the segment moves in vectors.
 template <bool kWhole>
 struct Segment {
   int first, count;

@@ -1,10 +1,11 @@
 // Scan in one launch that reads x once, by decoupled look-back.
 //
 // Compared with `reduce_then_scan`, a block that has the total of its piece does not end. It sends
-// the total and looks back at the pieces before its own, from the nearest on: it adds the totals
-// that it finds, until it finds a piece whose block already knows the fold of everything up to its
-// end. Then it knows its own, sends that as well, and stores its results. Two flags say what a slot
-// holds. Pieces are taken by a ticket, so the blocks that a block waits for are done or running.
+// the total and looks back at the pieces before its own, starting with the nearest: it adds the
+// totals that it finds, until it finds a piece whose block already knows the fold of everything up
+// to its end. Then it knows its own, sends that as well, and stores its results. Two flags say what
+// a slot holds. Pieces are taken by a ticket, so the blocks that a block waits for are done or
+// running.
 //
 // How far a block has to look depends on timing, and so does the order of the additions: the last
 // bits of floating-point sums change from run to run. `fixed_order` has the answer to that.

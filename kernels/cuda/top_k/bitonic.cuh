@@ -18,8 +18,8 @@
 namespace tessera {
 
 // A warp compares pairs i to i + 31, where i is a multiple of 32. If these pairs are within the 64
-// places from 2 i on, no other warp accesses those places in the previous or the next round, and a
-// warp barrier is enough. Otherwise, a block barrier is needed.
+// places starting at 2 i, no other warp accesses those places in the previous or the next round,
+// and a warp barrier is enough. Otherwise, a block barrier is needed.
 inline constexpr int kWarpPlaces = 2 * kWarpSize;
 
 __device__ inline void MeetAfter(int places) {

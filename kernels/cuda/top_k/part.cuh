@@ -78,7 +78,7 @@ class Part {
   }
 
  private:
-  // Loads the vectors of the thread's tile from `first` on.
+  // Loads the vectors of the thread's tile, starting at `first`.
   __device__ static void Load(const T* body, std::uint32_t first, std::uint32_t vectors,
                               uint4 (&to)[kTileVectors]) {
 #pragma unroll

@@ -3,7 +3,7 @@
 //
 // Unlike in `bitonic_block`, only the result is sorted. Keys are 16-bit, 32-bit or 64-bit numbers.
 // A first pass counts how many elements have each value of the upper 8-bit digit. Adding up the
-// counts from the smallest digit on gives the upper digit of the k-th key, and the number of
+// counts starting at the smallest digit gives the upper digit of the k-th key, and the number of
 // elements with that digit that are still needed. A second pass counts the next digit among these
 // elements only, and so on. After as many passes as a key has digits, all bits of the k-th key are
 // known.

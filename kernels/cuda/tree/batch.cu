@@ -56,8 +56,8 @@ struct Batch {
   }
 };
 
-// Fetches the block's `count` table entries from entry `first` on. All threads of the block take
-// part. Returns null if there is no table.
+// Fetches the block's `count` table entries starting at entry `first`. All threads of the block
+// take part. Returns null if there is no table.
 template <class C, unsigned kMost>
 __device__ const ItemOf<C>* FetchLines(const Batch<C>& batch, unsigned first, unsigned count) {
   constexpr unsigned kWords = sizeof(ItemOf<C>) / sizeof(uint4);

@@ -155,7 +155,7 @@ __device__ A ScanSegments(A value, int reach, int unit, WarpValues<A>& shared) {
 }
 
 // Replaces totals[c] with the sum that crosses from chunk c into the next, if that sum depends only
-// on the totals from `lead` on. Block 0 does the scan from the left, and block 1 does the scan
+// on the totals starting at `lead`. Block 0 does the scan from the left, and block 1 does the scan
 // from the right.
 template <class A>
 __global__ void __launch_bounds__(kScanThreads)
@@ -191,8 +191,8 @@ __device__ std::int64_t OffsetAfter(std::int64_t offset, int distance, std::int6
   return static_cast<std::uint32_t>(sum) % static_cast<std::uint32_t>(width);
 }
 
-// Scans the chunks from first_chunk on and stores the results [begin, end). `suffixes` and `out`
-// begin with result `begin`. From the right (kBackward), suffixes[q] becomes the sum of the
+// Scans the chunks starting at first_chunk and stores the results [begin, end). `suffixes` and
+// `out` begin with result `begin`. From the right (kBackward), suffixes[q] becomes the sum of the
 // positions in q's window that are before the end of q's segment, or 0 if the window is the
 // segment. From the left, out becomes suffix + prefix.
 template <bool kBackward, class T>
