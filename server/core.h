@@ -84,10 +84,10 @@ class Core {
   // Frees slots that have not been used recently. May wait for the devices' work.
   void TrimSlots();
 
-  // A device's stream for calls that run on another device. The caller owns it while it holds the
-  // lock, and may have to wait for the lock. There is no deadlock, because a call that holds
-  // several streams of a kind has taken them in the order of devices(), and no call takes a stream
-  // of one kind while it holds one of the other kind.
+  // A device's stream for calls that run on another device. The caller owns the stream while it
+  // holds the lock, and may have to wait for the lock. There is no deadlock, because a call that
+  // holds several streams of a kind has taken them in the order of devices(), and no call takes a
+  // stream of one kind while it holds one of the other kind.
   struct Bridge {
     std::unique_lock<std::mutex> lock;
     Stream& stream;

@@ -366,8 +366,8 @@ bool Server::Drain() {
   // gRPC cancels calls that arrive during its shutdown, so their clients do not learn the reason.
   // During this pause, clients that call continually get DRAINING instead.
   absl::SleepFor(std::min(kRefusal, options.drain_timeout));
-  // Closes the listeners and sends GOAWAY, then waits for calls in progress. gRPC gets no deadline
-  // of its own: calls that it cut off could end before WaitIdle returns, and not be noticed.
+  // Closes the listeners and sends GOAWAY, then waits for calls in progress. gRPC gets no deadline,
+  // because calls that gRPC cut off could end unnoticed before WaitIdle returns.
   begin_shutdown_.set_value();
   const bool idle = core_->admission().WaitIdle(std::min(options.drain_timeout, kLongestDrain));
   if (!idle) {

@@ -63,11 +63,11 @@ class Server {
   // Blocks until a stop is requested or all devices are lost.
   Reason Wait();
 
-  // Ends the server. The health service reports it as not ready, but it serves for another
-  // --drain-delay. Then the listeners close and every connection gets a GOAWAY, so that clients
-  // make their next calls elsewhere. Calls in progress have --drain-timeout to finish; returns
-  // false if some had not finished and were cut off. If all devices are lost, there is no delay,
-  // and calls that are waiting for a device fail with DEVICE_LOST.
+  // Ends the server. The health service reports the server as not ready, but the server continues
+  // to serve for --drain-delay. Then the listeners close and every connection gets a GOAWAY, so
+  // that clients make their next calls elsewhere. Calls in progress have --drain-timeout to finish;
+  // returns false if some had not finished and were cut off. If all devices are lost, there is no
+  // delay, and calls that are waiting for a device fail with DEVICE_LOST.
   bool Drain();
 
   // Whether all devices are lost. Thread safe.

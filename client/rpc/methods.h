@@ -1,6 +1,6 @@
 // The unary methods of the protocol. For each request type, this file defines the service, the
-// response type, and whether the request may be sent again when it is unknown whether the server
-// executed it. Internal to the library.
+// response type, and whether the request may be sent again if the client does not know whether the
+// server has executed it. Internal to the library.
 //
 // When a request is sent again (decided by Attempts in client/rpc/connection.h, after AIP-194):
 //   UNAVAILABLE (a broken connection, a server that stops)        only if it is safe to repeat

@@ -53,7 +53,7 @@ class Problems {
   Case Random(const std::string& operation);
   static constexpr double kBeyond = 30;
 
-  // Whether a request that names no strategy may get this one.
+  // Whether a request that names no strategy may get this strategy.
   static bool MayBeDefault(const Candidate& candidate);
 
  private:

@@ -104,8 +104,8 @@ class WarmUpRun {
   const Sizes& small() const { return cpu_ ? kCpuSmall : kCudaSmall; }
   const Sizes& large() const { return cpu_ ? kCpuLarge : kCudaLarge; }
 
-  // Allocates and fills the arena. The copies, one of them to the host, also make the stream do its
-  // own setup.
+  // Allocates and fills the arena. The copies, one of which goes to the host, also make the stream
+  // do its setup.
   absl::Status MakeArena() {
     const Sizes& s = large();
     const auto most = std::max({s.elements, s.m * s.k, s.k * s.n, s.m * s.n, s.side * s.side});

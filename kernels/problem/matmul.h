@@ -106,8 +106,8 @@ constexpr std::uint64_t MatmulTileLoads(const MatmulProblem& p, std::int64_t row
 }
 
 // Returns the cost of a CPU strategy in which one core computes all multiply-adds of a block of c,
-// in tiles that are `columns` wide. A tile is computed in full even if it extends beyond c on the
-// right.
+// in tiles that are `columns` wide. A tile is computed in full even if it extends beyond the edge
+// of c on the right.
 constexpr Cost MatmulCoreCost(const MatmulProblem& p, std::uint64_t loads, std::int64_t block_rows,
                               std::int64_t block_columns, std::int64_t columns) {
   const std::int64_t height = p.m < block_rows ? p.m : block_rows;

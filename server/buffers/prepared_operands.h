@@ -35,7 +35,7 @@ class PreparedOperands final : public SpareMemory {
   static constexpr std::size_t kMost = 256;
   // When copies are forgotten, buffers that need their memory wait for the calls that use the
   // copies, but no longer than this. The time begins when the copies are forgotten, so later
-  // buffers, such as further ones of the same program, do not wait for it again.
+  // buffers, such as further buffers of the same program, do not wait again.
   static constexpr std::chrono::milliseconds kPatience{300};
 
   // Makes this object the device's spare memory. `budget` is the budget for the device's buffers.

@@ -25,8 +25,8 @@ using absl::StatusCode;
 constexpr std::uint64_t kPage = 4096;
 constexpr std::uint64_t kBlock = 512;  // the unit of st_blocks
 
-// The seals that a client must have set, and the seals that would prevent the server from setting
-// its own.
+// The seals that a client must have set, and the seals that would prevent the server from adding
+// further seals.
 constexpr int kSealsWanted = F_SEAL_SHRINK | F_SEAL_GROW;
 constexpr int kSealsRefused = F_SEAL_WRITE | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
 

@@ -27,7 +27,7 @@ class ImportSources {
   // Returns an error unless the source is host:port and allowed: INVALID_ARGUMENT / BAD_SOURCE
   // {field, value} or PERMISSION_DENIED / SOURCE_NOT_ALLOWED {source}.
   absl::Status Check(const std::string& source) const;
-  // Returns a new channel with a connection of its own, which ends with the channel. Returns
+  // Returns a new channel with a separate connection. The connection ends with the channel. Returns
   // FAILED_PRECONDITION / BAD_CERTIFICATE {file} if a TLS file cannot be used.
   absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const std::string& source) const;
 

@@ -120,7 +120,7 @@ absl::Status SetExpression(const Request& request, std::optional<Expression>& ex
 
 // --- Specs ---
 
-// Read sets an operation's options. An operation that has none needs no function of its own.
+// Read sets an operation's options. An operation that has none needs no separate function.
 template <class Request, class Spec>
 absl::Status Read(const Request&, Spec&) {
   static_assert(std::is_empty_v<Spec>);

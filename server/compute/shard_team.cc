@@ -28,8 +28,8 @@ std::optional<ShardTeam> ShardTeam::Of(Core& core, absl::Span<const OperandSourc
   if (first == sources.end() || !first->buffer->IsOn(device)) return std::nullopt;
   if (by_first && first != sources.begin()) return std::nullopt;
   for (const OperandSource& source : sources) {
-    // Devices that share memory with this one can access operands that are only on this one,
-    // including copies of operands from elsewhere.
+    // Devices that share memory with this device can access operands that are only on this device,
+    // including copies of operands from other devices.
     if (by_first && (!is_sharded(source) || source.IsElsewhere(device))) continue;
     if (source.buffer == nullptr) return std::nullopt;
     for (const Shard& shard : first->buffer->shards())

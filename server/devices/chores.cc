@@ -13,7 +13,7 @@ namespace {
 
 using std::chrono::steady_clock;
 
-// The maximum number of threads. A chore that hangs occupies one of them.
+// The maximum number of threads. A chore that hangs occupies one of these threads.
 constexpr std::size_t kMostThreads = 64;
 
 constexpr std::size_t kReleases = 0;  // the queue of releases; share i has queue i + 1

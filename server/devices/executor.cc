@@ -28,8 +28,8 @@ void Pause() {
 // An interval that is too long to poll for.
 constexpr std::int64_t kLongInterval = steady_clock::duration(std::chrono::seconds(1)).count();
 
-// The amount that threads for large tasks add to their nice value. With it, they get a tenth of the
-// CPU time while threads for other tasks need CPU time, and all of it otherwise.
+// The amount that threads for large tasks add to their nice value. With this nice value, they get a
+// tenth of the CPU time while threads for other tasks need CPU time, and all of it otherwise.
 constexpr int kGiveWay = 10;
 
 std::int64_t Ticks() { return absl::ToInt64Nanoseconds(SteadyNow() - absl::UnixEpoch()); }

@@ -27,7 +27,7 @@ class QueueEvent {
   ~QueueEvent() = default;
 };
 
-// Calls a function of its owner. The owner, and this event with it, may be gone after that.
+// Calls a function of its owner. After that, the owner, and therefore this event, may be gone.
 template <class Owner>
 class QueueEventOf final : public QueueEvent {
  public:
@@ -62,8 +62,8 @@ class CallQueue {
     CallQueue& queue_;
   };
 
-  // Held by a thread of a queue while it may wait for a device. Only one thread of a queue gets it
-  // at a time, so that the other one is free for other calls, even if the device hangs.
+  // Held by a thread of a queue while it may wait for a device. Only one thread of a queue holds a
+  // Leave at a time, so that the other thread is free for other calls, even if the device hangs.
   class Leave {
    public:
     Leave();

@@ -51,8 +51,8 @@ std::string Message(const absl::Status& status, const Figures& told) {
   return message;
 }
 
-// Whether the call is worth retrying: it has had no effect, and it failed only because other calls
-// hold what it needs.
+// Whether the call is worth retrying, because it has had no effect, and has failed only because
+// other calls hold what it needs.
 bool WorthRetrying(const std::string& reason, const Figures& metadata) {
   if (reason == "QUEUE_FULL" || reason == "TOO_MANY_IMPORTS") return true;
   if (reason == "TOO_MANY_CALLS") return metadata.at("limit") != "0";

@@ -16,9 +16,9 @@
 
 namespace tessera {
 
-// A transfer in pieces on the device's transfer workers. Between pieces, it ends if its client has
-// left, and lets other transfers run. The region stays mapped until the transfer ends, even if the
-// region's connection closes.
+// A transfer in pieces on the device's transfer workers. Between pieces, the transfer ends if its
+// client has left, and lets other transfers run. The region stays mapped until the transfer ends,
+// even if the region's connection closes.
 class SharedTransfer : public UnaryCall, private Task {
  public:
   SharedTransfer(Core& core, std::string_view method, UnaryExchange& exchange,

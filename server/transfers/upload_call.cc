@@ -56,7 +56,7 @@ void UploadCall::OnSendInitialMetadataDone(bool ok) {
     End(MakeError(StatusCode::kCancelled, "CANCELLED", "the client cancelled the upload"));
     return;
   }
-  // Close may free the buffer that this one replaces.
+  // Close may free the buffer that the new buffer replaces.
   const absl::Status status =
       core_.chores().Submit([this] { End(Guarded([&] { return Close(); })); }, tenant_.number());
   if (!status.ok()) End(status);

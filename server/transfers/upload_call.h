@@ -20,8 +20,9 @@
 namespace tessera {
 
 // One stream of data into a draft. At most one thread at a time has the turn: it works on a message
-// while gRPC reads the next one. A stream holds at most two messages. It holds the second one only
-// while there is host memory for it, and holds none while it is waiting for the client.
+// while gRPC reads the next one. A stream holds at most two messages. It holds a second message
+// only while there is host memory for that message, and holds no message while it is waiting for
+// the client.
 class UploadCall final : public StreamCall, private Task {
  public:
   UploadCall(Core& core, const Caller& caller, LiveCalls<UploadCall>& live,

@@ -73,18 +73,18 @@ class Expr(Lazy):
         ttl: Ttl = None,
         placement: Placement = (),
     ) -> "Array":
-        """Computes the result in one call and leaves the elements on the server: under a name or,
-        without one, until the last reference to the returned array is gone. ttl: "10m", seconds or
-        a timedelta. placement: "all", or the devices among which the array is divided, including
-        the one that computes it. Raises BufferExists if the name is taken and replace is false;
-        also QuotaExceeded and GpuMemoryExhausted."""
+        """Computes the result in one call and leaves the elements on the server. Without a name,
+        the buffer is deleted after the last reference to the returned array is gone. ttl and
+        placement are those of Client.put; the placement must include the device that computes the
+        array. Raises BufferExists if the name is taken and replace is false; also QuotaExceeded and
+        GpuMemoryExhausted."""
         session: Client = self._session
         save = session._core.save(self._term(), name, replace, ttl, placement)
         leaf, self._stats = session._run(save)
         return session._wrap(leaf, leaf.whole)  # type: ignore[return-value]
 
     def item(self, *place: Any) -> Any:
-        """Returns an element as a Python number: the only element, or the one at a position in
+        """Returns an element as a Python number: the only element, or the element at a position in
         row-major order or at one index per axis."""
         return picked(self, place).numpy().item()
 
@@ -288,11 +288,12 @@ class Client:
     ) -> Array:
         """Uploads an array of any size; after a broken connection it resumes where it stopped.
 
-        name: 1 to 128 characters of [a-zA-Z0-9._/-]; a buffer without a name is deleted after the
-        last reference to it is gone. ttl: "10m", seconds or a timedelta. device: such as
-        "cuda:0" or "cpu". placement: instead of device, "all" or the devices among which the array
-        is divided. progress: True for a bar, or a function that gets the bytes done and the total.
-        Raises BufferExists if the name is taken and replace is false.
+        name has 1 to 128 characters of [a-zA-Z0-9._/-]; a buffer without a name is deleted after
+        the last reference to it is gone. ttl is a text such as "10m", a number of seconds, or a
+        timedelta. device is the name of a device, such as "cuda:0" or "cpu". placement is given
+        instead of device: "all", or the devices among which the array is divided. progress is True
+        for a progress bar, or a function that gets the bytes done and the total. Raises
+        BufferExists if the name is taken and replace is false.
         """
         leaf = self._run(
             self._core.put(array, name, dtype, replace, ttl, device, placement, progress)
@@ -311,11 +312,11 @@ class Client:
         device: str = "",
         timeout: float = 3600.0,
     ) -> Array:
-        """Creates a buffer with data that the server fetches from another server, at host:port; no
-        data passes through this process. version: the version that the source must have; 0 accepts
-        any version. timeout: seconds for the whole import. name, replace, ttl and device are those
-        of put(). Raises SourceNotAllowed if this server does not import from there; also
-        SourceRefused, SourceUnreachable, SourceStalled and the errors of put()."""
+        """Creates a buffer with data that the server fetches from another server, at host:port. No
+        data passes through this process. version is the version that the source must have; 0
+        accepts any version. timeout is the time for the whole import in seconds. name, replace, ttl
+        and device are those of put(). Raises SourceNotAllowed if this server does not import from
+        there; also SourceRefused, SourceUnreachable, SourceStalled and the errors of put()."""
         leaf = self._run(
             self._core.import_from(
                 server, source, name, version, replace, ttl, device, timeout
@@ -426,17 +427,18 @@ class Client:
 def connect(target: str = "127.0.0.1:50051", **options: Any) -> Client:
     """Returns a client of the server at host:port or unix:path. Waits until the server answers.
 
-    timeout: seconds for a call, retries included (60). connect_timeout: seconds until the server
-    must answer (10). stall_timeout: seconds for which a transfer may make no progress (60).
-    retry_refused: whether to retry calls that the server refuses because it is full (True).
-    shared_memory: whether large arrays go through memory that a server on this host shares (True).
-    unnamed_ttl: lifetime of unnamed buffers whose client has died ("24h"), or the server's limit
-    (--max-ttl) if that is less. tls: TLS with the system's certificate authorities (False). tls_ca:
-    a file of authorities to trust. tls_cert, tls_key: files with the client's certificate and key.
-    tls_server_name: the name that the server's certificate must have. route: a buffer's name, sent
-    as "tessera-route"; a proxy forwards the calls to the server of that name's folder. token,
-    token_file: sent as "authorization: Bearer"; without either, TESSERA_TOKEN of the environment is
-    used. Raises ValueError if a token would be sent to another host without TLS, and Unreachable
-    if no server answers.
+    timeout is the time for a call in seconds, including retries (default: 60). The server must
+    answer within connect_timeout seconds (10). A transfer may make no progress for stall_timeout
+    seconds (60). retry_refused says whether to retry calls that the server refuses because the
+    server is full (True). shared_memory says whether large arrays go through memory that a server
+    on this host shares (True). unnamed_ttl is the lifetime of unnamed buffers whose client has died
+    ("24h"); if the server's limit (--max-ttl) is less, the limit applies. tls says whether to use
+    TLS with the system's certificate authorities (False). tls_ca is a file of authorities to trust.
+    tls_cert and tls_key are files with the client's certificate and key. tls_server_name is the
+    name that the server's certificate must have. route is a buffer's name, which is sent as
+    "tessera-route"; a proxy forwards the calls to the server of that name's folder. The token, or
+    the content of token_file, is sent as "authorization: Bearer"; without either, TESSERA_TOKEN of
+    the environment is used. Raises ValueError if a token would be sent to another host without TLS,
+    and Unreachable if no server answers.
     """
     return Client(Options(target, **options))

@@ -73,7 +73,7 @@ class Expr(Lazy):
         return _save(self, name, replace, ttl, placement)
 
     def item(self, *place: Any) -> Coroutine[Any, Any, Any]:
-        """Like ts.Expr.item: returns the only element, or the one at a position."""
+        """Like ts.Expr.item: returns the only element, or the element at a position."""
         return _item(picked(self, place))
 
     def __bool__(self) -> bool:

@@ -1,13 +1,13 @@
 // WindowSum from prefix and suffix sums, tile by tile over all cores: about three additions per
 // element for any radius.
 //
-// A running sum, which adds the element that enters the window and subtracts the one that leaves
-// it, is as cheap, but it keeps every rounding error forever. For example, the error that one large
-// element causes remains after the element has left. This strategy therefore never subtracts. The
-// array, preceded by `radius` zeros, is divided into segments of w = 2 radius + 1 elements. A
-// window has the same width, so it consists of the end of one segment and the beginning of the next
-// (van Herk, "A fast algorithm for local minimum and maximum filters on rectangular and octagonal
-// kernels", 1992; Gil and Werman, 1993):
+// A running sum would be as cheap: it adds the element that enters the window, and subtracts the
+// element that leaves the window. However, it keeps every rounding error forever. For example, the
+// error that one large element causes remains after the element has left. This strategy therefore
+// never subtracts. The array, preceded by `radius` zeros, is divided into segments of w = 2 radius
+// + 1 elements. A window has the same width, so it consists of the end of one segment and the
+// beginning of the next (van Herk, "A fast algorithm for local minimum and maximum filters on
+// rectangular and octagonal kernels", 1992; Gil and Werman, 1993):
 //
 //     segments   |. . . . . . .|. . . . . . .|. . . . . . .|
 //     window            |<--------- w ------>|        at most two segments; here

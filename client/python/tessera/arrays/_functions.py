@@ -84,8 +84,8 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> A
 
 
 def matmul(a: Any, b: Any, dtype: Any = None) -> Any:
-    """a @ b. dtype: the type of the sums and of the result ("f32" for f16 and bf16 operands, "i64"
-    for i32)."""
+    """a @ b. dtype is the type of the sums and of the result ("f32" for f16 and bf16 operands,
+    "i64" for i32)."""
     out = None if dtype is None else _dtypes.dtype_of(dtype)
     return _made(lambda x, y: _ops.matmul(x, y, out), a, b)
 

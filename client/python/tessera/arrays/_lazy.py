@@ -101,10 +101,10 @@ class Lazy(Operators):
         return _plan.Plan([self._source]).explain()
 
     def with_(self: Self, strategy: str = "", timing: bool = False) -> Self:
-        """Returns the same expression with settings for its last step. strategy: the name of the
-        strategy that computes the step (`tessera strategies` lists the names). timing: whether the
-        device times the step (Stats.kernel_us). Computing the expression raises UnknownStrategy or
-        StrategyUnsupported if the strategy cannot be used."""
+        """Returns the same expression with settings for its last step. strategy is the name of the
+        strategy that computes the step (`tessera strategies` lists the names). timing says whether
+        the device times the step (Stats.kernel_us). Computing the expression raises UnknownStrategy
+        or StrategyUnsupported if the strategy cannot be used."""
         if not isinstance(self._source, Node):
             raise Unsupported("with_() applies only to expressions: an array is already computed")
         return self._make((self._source.using(strategy, timing), self._view))
@@ -238,10 +238,10 @@ class Lazy(Operators):
         subok: bool = True,
         copy: bool = True,
     ) -> Self:
-        """Converts each element to another type, rounding to nearest. Floats beyond the range of an
-        integer type give its nearest number, and NaN gives 0. For bool, the result is whether the
-        element is nonzero. casting is as in NumPy; raises TypeError if it forbids the conversion.
-        order, subok and copy have no effect."""
+        """Converts each element to another type, rounding to nearest. Floats outside the range of
+        an integer type give the nearest number of the type, and NaN gives 0. For bool, the result
+        is whether the element is nonzero. casting is as in NumPy; if it forbids the conversion,
+        TypeError is raised. order, subok and copy have no effect."""
         to = _dtypes.dtype_of(dtype)
         if casting != "unsafe" and not np.can_cast(self.dtype, to, casting):  # type: ignore
             raise TypeError(f"casting={casting!r} does not allow a cast from {self.dtype} to {to}")
@@ -348,9 +348,9 @@ class Lazy(Operators):
         initial: Any = None,
         where: Any = True,
     ) -> Self:
-        """The sum of all elements, or the sums along axes. Integers and bool give i64. dtype: the
-        type to which the elements are converted first, and the type of the result. initial: a
-        number that is added. where: a mask that selects the elements."""
+        """The sum of all elements, or the sums along axes. Integers and bool give i64. dtype is the
+        type to which the elements are converted first, and the type of the result. initial is a
+        number that is added. where is a mask that selects the elements."""
         _no_out(out)
         picked = self._typed(dtype)._where(where, 0)
         return picked._reduce("sum", axis, keepdims)._from("add", initial)._typed(dtype)
@@ -440,8 +440,8 @@ class Lazy(Operators):
         *,
         where: Any = True,
     ) -> Self:
-        """The mean of all elements, or the means along axes. Integers and bool give f64. dtype: a
-        float type, used as in sum(). where: a mask that selects the elements. The mean of no
+        """The mean of all elements, or the means along axes. Integers and bool give f64. dtype is a
+        float type, used as in sum(). where is a mask that selects the elements. The mean of no
         elements is NaN."""
         x = self._real_of(dtype, out)
         if where is None or where is True:
@@ -460,9 +460,9 @@ class Lazy(Operators):
         where: Any = True,
         correction: Optional[float] = None,
     ) -> Self:
-        """The sum of the squared deviations from the mean, divided by n - ddof. correction: another
-        name for ddof. where: a mask that selects the elements. dtype: as for mean(). The variance
-        of no elements is NaN."""
+        """The sum of the squared deviations from the mean, divided by n - ddof. correction is
+        another name for ddof. where is a mask that selects the elements. dtype is as for mean().
+        The variance of no elements is NaN."""
         x, less = self._real_of(dtype, out), ddof if correction is None else correction
         if where is None or where is True:
             return x._moment("variance", axis, keepdims, less)
@@ -481,7 +481,7 @@ class Lazy(Operators):
         where: Any = True,
         correction: Optional[float] = None,
     ) -> Self:
-        """The square root of var(), even if var() itself is beyond the range of the type."""
+        """The square root of var(), even if var() itself exceeds the range of the type."""
         x, less = self._real_of(dtype, out), ddof if correction is None else correction
         if where is None or where is True:
             return x._moment("std", axis, keepdims, less)

@@ -94,7 +94,7 @@ class Chunk(Shaped):
     __array_priority__ = 2000
 
     def __init__(self, array: Any, address: str = "") -> None:
-        """array: a server-side array, or a NumPy array, which stays in this process."""
+        """array is a server-side array, or a NumPy array that stays in this process."""
         self._array = array
         self._address = address
         self._arriving: Any = None

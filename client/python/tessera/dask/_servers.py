@@ -14,8 +14,8 @@ _options: Dict[str, Any] = {}
 
 def use(address: str, **options: Any) -> Client:
     """Sets the server of this process, at host:port. The chunks of this process are created and
-    computed there. Other servers must be able to reach it at this address. options: the options of
-    connect(), for this and other servers."""
+    computed there. Other servers must be able to reach this server at this address. options are the
+    options of connect(), for this and other servers."""
     global _own, _own_address
     client = connect(address, **options)
     with _lock:
@@ -52,9 +52,9 @@ def own() -> Client:
 
 
 class Servers:
-    """A worker plugin that gives each worker its server. servers: a list, whose entry is chosen by
-    the worker's number modulo the length of the list, or a dict from the workers' names or hosts to
-    servers. options: the options of connect()."""
+    """A worker plugin that gives each worker its server. servers is a list or a dict. From a list,
+    a worker gets the entry at its number modulo the length of the list. A dict maps the workers'
+    names or hosts to servers. options are the options of connect()."""
 
     name = "tessera-servers"
 

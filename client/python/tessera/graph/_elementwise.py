@@ -108,7 +108,8 @@ def _typed(value: Any, dtype: "np.dtype[Any]") -> Constant:
 
 def cast(term: Term, dtype: "np.dtype[Any]") -> Term:
     """Converts each element to the type. For bool, the result is whether the element is nonzero.
-    Floats beyond the range of an integer type give its nearest number, and NaN gives 0."""
+    Floats outside the range of an integer type give the nearest number of the type, and NaN gives
+    0."""
     source, view = term
     if isinstance(source, Constant):
         if source.dtype is None or source.dtype == dtype or _dtypes.is_float(dtype):
@@ -213,7 +214,7 @@ def _wrapped(term: Term, dtype: "np.dtype[Any]") -> Term:
 
 
 def converted(term: Term, dtype: "np.dtype[Any]") -> Term:
-    """Like cast(), but integers beyond the range of an integer type wrap, as in NumPy functions
+    """Like cast(), but integers outside the range of an integer type wrap, as in NumPy functions
     with dtype=."""
     own = term[0].dtype
     constant_ = isinstance(term[0], Constant)

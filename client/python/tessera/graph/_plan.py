@@ -44,16 +44,17 @@ Output = Tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Stats:
-    """The cost of one step, as the server reports it (ExecutionStats). operation: "matmul",
-    "map"... strategy, device: what computed it, and where. kernel_us: time measured by the device's
-    clock. bytes, flops: bytes moved and floating-point operations according to the strategy's cost
-    model. roundoff: the strategy's error bound, |error| <= roundoff * sum of the |terms|; for a
-    map, the bound on the error of each node, |error| <= roundoff * |value|. queue_us: time in the
-    queue. total_us: time from the acceptance of the call to its response. moved_bytes: bytes of
-    operands that were copied from other devices. prepared_bytes: bytes of copies and parts of
-    operands that an earlier call or step had made. devices: the number of devices that worked.
-    kernel_us is 0 unless the expression was made by with_(timing=True); queue_us and total_us are 0
-    for the steps of a program."""
+    """The cost of one step, as the server reports it (ExecutionStats). operation is the name of the
+    operation, such as "matmul" or "map". strategy and device say what computed it, and where.
+    kernel_us is the time measured by the device's clock. bytes and flops are the number of bytes
+    moved and of floating-point operations, according to the strategy's cost model. roundoff is the
+    strategy's error bound, |error| <= roundoff * sum of the |terms|; for a map, it is the bound on
+    the error of each node, |error| <= roundoff * |value|. queue_us is the time in the queue.
+    total_us is the time from the acceptance of the call to its response. moved_bytes is the number
+    of bytes of operands that were copied from other devices. prepared_bytes is the number of bytes
+    of copies and parts of operands that an earlier call or step had made. devices is the number of
+    devices that worked. kernel_us is 0 unless the expression was made by with_(timing=True);
+    queue_us and total_us are 0 for the steps of a program."""
 
     operation: str
     strategy: str
@@ -295,7 +296,7 @@ def _number(value: Any, dtype: "np.dtype[Any]") -> npt.NDArray[Any]:
         return np.array(value, dtype)
     if dtype == _dtypes.bfloat16:
         return _dtypes.round_to_bf16(np.asarray(value))
-    with np.errstate(over="ignore"):  # A sum beyond the type's range is infinite, as in NumPy.
+    with np.errstate(over="ignore"):  # A sum outside the type's range is infinite, as in NumPy.
         return np.asarray(value).astype(dtype)
 
 

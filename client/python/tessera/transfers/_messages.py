@@ -65,8 +65,8 @@ class Tally:
     """The bytes that all streams of a transfer have moved. A thread that waits for one of the
     streams sees here that the transfer has not stalled.
 
-    report: the caller's progress function, if there is one. tell: called after each message.
-    moved: the time.monotonic() value when the last bytes moved, or when the transfer began.
+    report is the caller's progress function, if there is one. tell is called after each message.
+    moved is the time.monotonic() value when the last bytes moved, or when the transfer began.
     """
 
     def __init__(self, report: Any, done: int = 0, since: Optional[float] = None) -> None:

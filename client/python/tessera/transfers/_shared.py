@@ -37,8 +37,8 @@ class Region:
     """Memory that the server also maps, until the socket is closed."""
 
     def __init__(self, path: str, seconds: float) -> None:
-        """path: the path of the server's socket. Raises OSError or Error if no memory can be shared
-        within this number of seconds."""
+        """path is the path of the server's socket. Raises OSError or Error if no memory can be
+        shared within this number of seconds."""
         size = SLOT * SLOTS
         file = os.memfd_create("tessera", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:

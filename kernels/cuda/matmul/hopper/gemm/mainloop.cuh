@@ -30,7 +30,8 @@ struct TensorKTile {
         b(MatrixAt(Descriptor(kMnB), pipeline.b())) {}
 
   // Computes the product of part part_a of a and part part_b of b over the k-tile, and either sets
-  // d to it or, if `add`, adds it to d. Addresses in descriptors are in units of 16 bytes.
+  // d to this product or, if `add` is set, adds the product to d. Addresses in descriptors are in
+  // units of 16 bytes.
   template <class D, int kCount>
   __device__ void Multiply(int part_a, int part_b, bool add, D (&d)[kCount]) const {
 #pragma unroll

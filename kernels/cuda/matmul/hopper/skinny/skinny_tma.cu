@@ -276,7 +276,7 @@ void Run(const MatmulProblem& p, const Operand<typename C::T>& wide,
       MakeTensorMap<T>(prepared.data, 1, prepared.rows, prepared.columns, prepared.pitch,
                        C::kThinBoxRows, C::kThinBoxRowBytes, /*permuted=*/C::kHalves);
   // Even a single block is launched as a cluster. Without a cluster, ClusterWait would return only
-  // when all threads of the block wait there, and the fetching thread is the last to do so.
+  // when all threads of the block wait there, and the fetching thread is the last to wait.
   LaunchOverlapping(kernel,
                     {static_cast<unsigned>(clusters.count * clusters.blocks), C::kThreads,
                      C::kSharedBytes, static_cast<unsigned>(clusters.blocks)},
