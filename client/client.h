@@ -133,7 +133,7 @@ class Program : public Operations<Program> {
 
   const v1::ExecuteRequest& request() const { return request_; }
   v1::ExecuteRequest& request() { return request_; }
-  // Whether a step creates a buffer, which makes the program unsafe to repeat.
+  // Whether a step creates a buffer. Such a program is not safe to repeat.
   bool has_target() const;
 
  private:

@@ -90,10 +90,10 @@ class Rig {
   double WarmUp(const std::function<void()>& launch);
 
   // Returns the microseconds of device time from the first to the last step of one operation. A
-  // kernel holds the device until the host has enqueued the operation, which takes enqueueing_us.
-  // If enqueueing_us is kIdle, the operation begins on an idle device, as for a caller that waits
-  // for each response, and the measurement includes the time that the host needs to launch a second
-  // kernel. Throws DeviceError.
+  // kernel holds the device until the host has enqueued the operation, for which the host needs
+  // enqueueing_us. If enqueueing_us is kIdle, the operation begins on an idle device, as for a
+  // caller that waits for each response, and the measurement includes the time that the host needs
+  // to launch a second kernel. Throws DeviceError.
   double Time(const std::function<void()>& launch, double enqueueing_us);
   static constexpr double kIdle = -1;
 

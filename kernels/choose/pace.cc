@@ -64,7 +64,7 @@ constexpr int kStrategies = [] {
   return end;
 }();
 
-// Whether a problem leaves parts of a strategy's tiles idle, which makes the strategy many times
+// Whether a problem leaves parts of a strategy's tiles idle. That makes the strategy many times
 // slower.
 template <class Problem>
 bool IsNarrow(const Problem&) {

@@ -31,7 +31,7 @@ class Ring {
     std::string address;  // the address that clients use
   };
 
-  // Parses text with one line per server, which has the server's name and its address; `#` begins a
+  // Parses text with one line per server. A line has the server's name and address; `#` begins a
   // comment. INVALID_ARGUMENT / BAD_RING, with the line number, if a line does not have two words,
   // a name occurs twice, or there is no server.
   static absl::StatusOr<Ring> Parse(std::string_view text);

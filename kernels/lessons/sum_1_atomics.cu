@@ -11,7 +11,8 @@
 //
 // The result is right for every n: threads at n and beyond do nothing, and each of the others adds
 // one element. The total is a double, because a float that has reached 2^24 no longer changes when
-// 1 is added to it. The order of the additions differs from run to run, and with it the last bits.
+// 1 is added to it. The order of the additions differs from run to run, so the last bits differ as
+// well.
 //
 // The service's strategy `atomic` of Reduce does this for every type, with several elements per
 // thread.

@@ -10,8 +10,8 @@
 //   stride 4   0<------4           thread  0
 //
 // The result is right for every n and every block size. A thread at n or beyond stores 0. A cell
-// without a partner waits for a later level. In a level, a thread writes only its own cell and
-// reads one that no thread writes in this level.
+// without a partner waits for a later level. In a level, a thread writes only its own cell, and
+// reads only a cell that no thread writes in this level.
 //
 // The service's strategy `tree_interleaved` of Dot is this kernel for products of every type, with
 // two elements per thread.

@@ -1,8 +1,9 @@
 // Sums, lesson 7 of 8: the last block to finish adds the sums of all blocks.
 //
-// Lesson 6 clears the total in a step of its own. The order of its atomic additions differs from
-// run to run, and with it the last bits. Here, each block stores its sum and takes a ticket. The
-// block that takes the last ticket knows that all sums are there, and adds them.
+// Lesson 6 clears the total in a separate step. The order of the atomic additions in lesson 6
+// differs from run to run, so the last bits differ as well. Here, each block stores its sum and
+// takes a ticket. The block that takes the last ticket knows that all sums are there, and adds
+// them.
 //
 // The result is right for every n and for up to kBlocks blocks. Two fences keep the order of a
 // block's accesses: store the sum, take the ticket, read the sums. atomicInc returns the ticket; it

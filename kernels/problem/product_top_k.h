@@ -45,7 +45,7 @@ struct ProductTopKProblem {
   std::int64_t* indices = nullptr;
 };
 
-// An implementation of the fused operation. Each one is a constant in its own file.
+// An implementation of the fused operation. Each strategy is a constant in a separate file.
 struct ProductTopKStrategy {
   std::string_view name;
   std::string_view product;  // the Matmul strategy that gives the same bits

@@ -25,7 +25,7 @@ constexpr double AccRoundoff(DType dtype) {
 constexpr double Then(double first, double second) { return first + second + first * second; }
 
 // The maximum number of combinations that one element passes through: first in an operation's
-// narrow accumulator (Fold::Acc), then in its wide one (Fold::Wide).
+// narrow accumulator (Fold::Acc), then in its wide accumulator (Fold::Wide).
 struct FoldSteps {
   std::int64_t narrow;
   std::int64_t wide;

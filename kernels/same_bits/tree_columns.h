@@ -89,8 +89,8 @@ template <class T>
 using NarrowOf = typename Fold<ReduceOp::kSum, T>::Acc;
 
 // Returns c + x * y, with the product rounded first. If A holds the product of two T exactly, there
-// is nothing to round, so a GPU fuses the two operations. It does not do so for bf16, whose
-// products may overflow f32.
+// is nothing to round, so a GPU fuses the two operations. It does not fuse them for bf16, because
+// products of bf16 may overflow f32.
 template <class T, class A>
 TESSERA_HD A AddProduct(A c, A x, A y) {
 #ifdef __CUDA_ARCH__

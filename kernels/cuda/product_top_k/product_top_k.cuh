@@ -64,8 +64,8 @@ template <class T>
 using SelectingTile = TensorTile<T, 128, 256, 1, 3, /*kBoxes=*/0>;
 
 // The parameters of a launch, in addition to TensorWork. Scores are always compared as if the
-// smallest were wanted. Where the largest are wanted, the sign of `outer` is reversed, and with it
-// the sign of all scores.
+// smallest were wanted. If the largest scores are wanted, the sign of `outer` is reversed, and
+// therefore the sign of all scores.
 struct SelectionWork {
   int row_tiles, column_tiles, parts;  // parts per row of tiles, after the sample
   int sample_tiles;
@@ -495,7 +495,7 @@ inline std::int64_t SampleColumns(const MatmulProblem& p, std::int64_t k, int mu
 }
 
 // Returns the number of parts per row of tiles, chosen so that waves of blocks are full or nearly
-// full. Every part begins without its own limit, which costs as much as a few tiles.
+// full. Every part begins without a limit. This costs as much as a few tiles.
 inline int SelectionParts(std::int64_t row_tiles, std::int64_t column_tiles, int multiprocessors) {
   constexpr std::int64_t kLeastTiles = 8;
   const std::int64_t most = std::max<std::int64_t>(1, column_tiles / kLeastTiles);

@@ -10,7 +10,7 @@
 //
 // The 32 cells that a warp reads at a time are adjacent: one 128-byte transaction (f32) instead of
 // up to 32 transactions. The active threads are adjacent too, so a warp works with all of its lanes
-// or not at all. The cells are still in device memory, and every step waits for it.
+// or not at all. The cells are still in device memory, and every step waits for this memory.
 #include "kernels/cuda/reduce/frame.cuh"
 
 namespace tessera {

@@ -6,11 +6,11 @@
 //      SMs                 b0    | b1    | b2 ..
 //
 // A kernel that reads b from another GPU's memory would fetch it again for every tile of rows,
-// because no L2 cache keeps another GPU's memory. Kernels do so anyway if scratch memory has no
-// space for the copy of b. Each GPU copies from the next GPU first, and then from the one after
-// that. If all GPUs began with the same shard of b, they would share the bandwidth of one GPU. A
-// GPU's own part of b is copied on a separate stream at the same time, because the copy engines
-// copy it no faster than the other parts.
+// because no L2 cache keeps another GPU's memory. Kernels read b remotely all the same if scratch
+// memory has no space for the copy of b. Each GPU copies from the next GPU first, and then from the
+// one after that. If all GPUs began with the same shard of b, they would share the bandwidth of one
+// GPU. A GPU's own part of b is copied on a separate stream at the same time, because the copy
+// engines copy it no faster than the other parts.
 //
 // Kernels wait only for their own stream, so a late GPU does not delay the others. The exception is
 // ozaki_f64: its GPUs begin to multiply only when all of them have examined their rows.
@@ -83,7 +83,7 @@ class ProductShare {
   std::int64_t at_ = 0;  // first column of the piece after next_
   std::int64_t left_;    // number of columns from there on, wrapping around at the end of b
   ProductPiece next_;
-  // Streams for the copies from other GPUs and from this one. Null if b is not copied; from_here_
+  // Streams for the copies from other GPUs and from this GPU. Null if b is not copied; from_here_
   // is also null if this GPU has no part of b.
   std::unique_ptr<CopyStream, CopyStreamEnd> from_others_, from_here_;
 };

@@ -154,8 +154,8 @@ __global__ void __launch_bounds__(kThreads)
            });
 }
 
-// Returns the sum of the values of the threads before this one. all: the sum over all threads.
-// sums: shared memory for one sum per warp.
+// Returns the sum of the values of the threads before this thread. `all` receives the sum over all
+// threads. `sums` is shared memory for one sum per warp.
 __device__ inline std::uint32_t SumBefore(std::uint32_t value, std::uint32_t* sums,
                                           std::uint32_t& all) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
