@@ -29,7 +29,8 @@ absl::Status VersionMismatch(const std::string& name, std::uint64_t expected,
                    {{"expected", absl::StrCat(expected)}, {"actual", absl::StrCat(actual)}});
 }
 
-// Checks that the given bytes suffice for the array. exact: whether additional bytes are an error.
+// Checks that the given bytes suffice for the array. `exact` says whether additional bytes are an
+// error.
 absl::Status CheckSize(std::uint64_t needed, std::uint64_t given, bool exact) {
   if (exact ? given == needed : given >= needed) return absl::OkStatus();
   return MakeError(absl::StatusCode::kInvalidArgument, "BAD_RANGE",
@@ -82,8 +83,9 @@ class Client::Impl : public Connection {
   // Creates a draft, fills ranges of it over several streams, and seals it.
   absl::StatusOr<v1::Buffer> UploadRanges(const v1::CreateBufferRequest& create, std::uint64_t size,
                                           const Source& source, const UploadOptions& options);
-  // Downloads in order, through shared memory if possible, and otherwise over one stream. route:
-  // where the stream may go. If the options request checksums and `checksum` is not null,
+  // Downloads in order, through shared memory if possible, and otherwise over one stream. `route`
+  // says to which servers the stream may go. If the options request checksums and `checksum` is not
+  // null,
   // *checksum receives the CRC-32C of the bytes.
   absl::StatusOr<v1::Buffer> Download(const std::string& name, const RangeSink& sink,
                                       const DownloadOptions& options, const Route& route = {},

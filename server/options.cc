@@ -77,8 +77,8 @@ class BelowEnvironment : public CLI::ConfigTOML {
   const CLI::App& app_;
 };
 
-// Adds the option --flag with its environment variable. set: takes the text and returns what is
-// wrong with it, or "".
+// Adds the option --flag with its environment variable. `set` takes the text, and returns what is
+// wrong with the text, or "".
 template <class Set>
 CLI::Option* AddText(CLI::App& app, const std::string& flag, const std::string& type,
                      const std::string& default_text, const std::string& help, Set set) {
@@ -132,7 +132,7 @@ CLI::Option* AddCount(CLI::App& app, const std::string& flag, const std::string&
       ->envname(EnvironmentName(flag));
 }
 
-// none_at_zero: whether "0" means no limit.
+// `none_at_zero` says whether "0" means no limit.
 CLI::Option* AddDuration(CLI::App& app, const std::string& flag, const std::string& default_text,
                          const std::string& help, bool none_at_zero, absl::Duration& out) {
   return AddText(app, flag, "TIME", default_text, help,

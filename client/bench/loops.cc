@@ -17,8 +17,8 @@ double Median(std::vector<double> values) {
   return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
 }
 
-// Returns the sample for a measurement that took this many seconds. latencies: the latencies of its
-// calls, in microseconds. work: the work of one call, from WorkOf.
+// Returns the sample for a measurement that took this many seconds. `latencies` has the latencies
+// of its calls, in microseconds. `work` is the work of one call, from WorkOf.
 Sample Summarize(std::vector<double> latencies, double seconds, std::uint64_t work,
                  const Verdicts& verdicts) {
   std::sort(latencies.begin(), latencies.end());

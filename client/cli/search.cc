@@ -416,7 +416,7 @@ class Searcher {
   }
 
   // Compares the recorded queries with every vector. For l2, uses differences. For products,
-  // negates the scores so that NaN comes last. most: the maximum number of queries per call.
+  // negates the scores so that NaN comes last. `most` is the maximum number of queries per call.
   void FindExactly(std::uint64_t most) {
     const auto together = static_cast<std::size_t>(std::clamp<std::uint64_t>(most, 1, 256));
     const OperationOptions scratch = {.scratch = true};

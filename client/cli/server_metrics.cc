@@ -206,7 +206,7 @@ typename Map::mapped_type At(const Map& map, const typename Map::key_type& key) 
 }
 
 // Returns quantile q of the calls' times, interpolated linearly within a bucket as by Prometheus's
-// histogram_quantile. until: maps a time to the number of calls that took at most that long.
+// histogram_quantile. `until` maps a time to the number of calls that took at most that long.
 double Quantile(double q, const std::map<double, double>& until) {
   const double all = until.empty() ? 0 : until.rbegin()->second;
   if (all <= 0) return std::numeric_limits<double>::quiet_NaN();

@@ -105,7 +105,7 @@ class View {
     sample_ = std::move(sample);
   }
 
-  // most_buffers: how many of the largest buffers are shown.
+  // `most_buffers` is the number of buffers that are shown, the largest first.
   std::string Text(std::size_t most_buffers) const {
     std::ostringstream out;
     if (info_.has_value()) WriteServer(out);

@@ -320,9 +320,9 @@ Case Problems::WindowSum(DType dtype, std::int64_t n, std::int64_t radius) {
   return out;
 }
 
-// The k largest elements of each row. rising: every element of an f32 row is larger than all
-// previous ones, which is the worst case for a strategy with a threshold. These rows are always in
-// the same memory, which is larger than the caches.
+// The k largest elements of each row. If `rising` is set, every element of an f32 row is larger
+// than all previous elements. This is the worst case for a strategy with a threshold. These rows
+// are always in the same memory, which is larger than the caches.
 Case Problems::TopK(DType dtype, std::int64_t rows, std::int64_t n, std::int64_t k, bool rising) {
   const std::int64_t results = rows * k;
   const std::size_t out_bytes = Bytes(dtype, results) + Bytes(DType::kI64, results);

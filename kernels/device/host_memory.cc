@@ -144,7 +144,7 @@ class Ledger {
     populating_ += bytes;
     return true;
   }
-  // memory: null if the allocation failed.
+  // `memory` is null if the allocation failed.
   void Settle(void* memory, std::size_t bytes) {
     const std::lock_guard lock(mutex_);
     populating_ -= bytes;

@@ -226,7 +226,7 @@ __device__ void Fetch(const CUtensorMap& a, const CUtensorMap& b, Place place, i
 // --- 5. The consumers ---
 
 // Computes a consumer's 64 rows of the tile. After a step has been issued, waits for the previous
-// one and gives its stage back. thread: the calling thread's index in its consumer.
+// one and gives its stage back. `thread` is the calling thread's index in its consumer.
 __device__ void MultiplySteps(float (&d)[128], int k, int consumer, int thread, Ring& ring) {
   int last = 0;
   for (int first = 0; first < k; first += kDepth, ring.Next()) {

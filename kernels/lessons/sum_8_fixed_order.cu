@@ -66,7 +66,7 @@ __device__ double SumOfLanes(const double* cells) {
   return v[0];
 }
 
-// total = the sum of x[0, n). sums: space for one sum per chunk.
+// total = the sum of x[0, n). `sums` has space for one sum per chunk.
 __global__ void SumFixedOrder(const float* x, std::int64_t n, double* sums) {
   __shared__ double cells[kLanes];
   __shared__ bool last;

@@ -16,7 +16,7 @@ namespace tessera {
 
 namespace {
 
-// streams: the streams that run the copy. The estimate is added to their expected seconds.
+// `streams` are the streams that run the copy. The estimate is added to their expected seconds.
 absl::Status CheckCopySeconds(std::initializer_list<Stream*> streams, const View& view, DType dtype,
                               const RunOptions& options) {
   if (options.pace == nullptr) return absl::OkStatus();

@@ -116,8 +116,8 @@ namespace {
 struct Speed {
   double bytes, flops, found;
 
-  // found: elements that TopK selects. An H200 takes 1.1 ms to find the best 100 elements of each
-  // of 65,536 rows of 1024 f32 (2026-11-27).
+  // `found` is the number of elements that TopK selects. An H200 takes 1.1 ms to find the best 100
+  // elements of each of 65,536 rows of 1024 f32 (2026-11-27).
   explicit Speed(Backend backend)
       : bytes(backend == Backend::kCuda ? 1e6 : 4e3),
         flops(backend == Backend::kCuda ? 5e6 : 5e3),

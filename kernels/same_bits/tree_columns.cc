@@ -21,7 +21,7 @@ constexpr DType Widened(DType dtype, bool compensated) {
   return compensated && !IsInteger(dtype) ? DType::kF64 : dtype;
 }
 
-// flops: the operations per element (Reduce) or pair of elements (Dot).
+// `flops` is the number of operations per element (Reduce) or per pair of elements (Dot).
 Cost CostOf(const Tree& tree, DType dtype, int operands, std::uint64_t flops,
             std::uint64_t value_bytes) {
   const FoldSteps steps = StepsOf(tree, dtype);

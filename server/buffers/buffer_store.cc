@@ -32,8 +32,8 @@ std::string Hex(std::uint32_t checksum) {
   return absl::StrCat("0x", absl::Hex(checksum, absl::kZeroPad8));
 }
 
-// Compares checksums of the buffer's bytes. expected: the client's, if it sent one. actual: the
-// server's, if it is known.
+// Compares checksums of the buffer's bytes. `expected` is the client's checksum, if the client sent
+// one. `actual` is the server's checksum, if it is known.
 absl::Status CheckChecksum(const std::string& name, std::optional<std::uint32_t> expected,
                            std::optional<std::uint32_t> actual) {
   if (!expected.has_value() || expected == actual) return absl::OkStatus();

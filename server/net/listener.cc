@@ -138,7 +138,7 @@ std::string_view BytesOf(const in6_addr& address) {
   return IN6_IS_ADDR_V4MAPPED(&address) ? bytes.substr(12) : bytes;
 }
 
-// Returns one endpoint of a connected TCP socket. name: getpeername or getsockname.
+// Returns one endpoint of a connected TCP socket. `name` is getpeername or getsockname.
 std::optional<Endpoint> EndpointOf(int fd, int (*name)(int, sockaddr*, socklen_t*)) {
   sockaddr_storage address{};
   socklen_t size = sizeof(address);

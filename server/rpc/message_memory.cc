@@ -182,8 +182,8 @@ class MessageLayout::Scan {
  public:
   explicit Scan(CodedInputStream& in) : in_(in) {}
 
-  // Reads a message that ends at the stream's limit. merged: whether an earlier field may have
-  // begun this message. A string may then replace another one while both exist.
+  // Reads a message that ends at the stream's limit. `merged` says whether an earlier field may
+  // have begun this message. A string may then replace another one while both exist.
   bool Read(const MessageLayout& layout, bool merged) {
     bytes_ += InArena(layout.bytes_);
     std::bitset<64> seen;

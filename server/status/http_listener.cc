@@ -75,7 +75,7 @@ std::string_view Reason(int code) {
   return "Error";
 }
 
-// with_body: false for HEAD, whose response has only the head.
+// `with_body` is false for HEAD, whose response has only the head.
 std::string Message(const HttpAnswer& answer, bool with_body = true) {
   std::string message = absl::StrCat(
       "HTTP/1.1 ", answer.code, " ", Absl(Reason(answer.code)), "\r\nContent-Type: ", answer.type,

@@ -84,7 +84,7 @@ class Writer {
     for (const std::string_view piece : pieces) text_ += piece;
   }
 
-  // bound: the upper bound of a bucket; empty if the sample is not a bucket.
+  // `bound` is the upper bound of a bucket, or empty if the sample is not a bucket.
   void AppendLabels(Labels labels, std::string_view bound) {
     if (labels.size() == 0 && bound.empty()) return;
     char before = '{';

@@ -65,7 +65,7 @@ struct ArithmeticOf<std::int64_t> {
 };
 
 // sums[rows, columns] += a_panel * b_panel over `depth` steps. The elements of a panel for one step
-// are adjacent. pitch: the distance between two rows of sums.
+// are adjacent. `pitch` is the distance between two rows of sums.
 template <class A>
 using Multiply = void (*)(const A* a_panel, const A* b_panel, std::int64_t depth, A* sums,
                           std::int64_t pitch);

@@ -56,7 +56,7 @@ constexpr std::int64_t Room(std::int64_t k) { return 2 * k + kBlock; }
 template <class T>
 class Best {
  public:
-  // entries: memory for Room(k) entries.
+  // `entries` is memory for Room(k) entries.
   Best(Entry<T>* entries, std::int64_t k) : entries_(entries), k_(k) {}
 
   // Inserts x[begin, end) in index order.

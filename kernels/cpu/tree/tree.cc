@@ -153,7 +153,7 @@ int MostThreads() {
 #endif
 }
 
-// Writes the values of the shares' chunks to `values`, in order. map: computes x[0], or null.
+// Writes the values of the shares' chunks to `values`, in order. `map` computes x[0], or is null.
 // REQUIRES: the shares are adjacent.
 template <class C>
 void FoldChunks(const Operands<C>& in, const MapProblem* map, const Tree& tree, bool mirror,
@@ -197,7 +197,7 @@ void FinishChunks(const F& value, const Tree& tree, ReduceOp op, Scalar* result)
   C::Finish(total, op, tree.n, IsMirrored(op), result);
 }
 
-// shares: all chunks, in order.
+// `shares` covers all chunks, in order.
 template <class C>
 void FoldTree(const Operands<C>& in, const MapProblem* map, ReduceOp op, std::int64_t n,
               Scalar* result, std::span<const TeamShare> shares) {

@@ -31,7 +31,7 @@ constexpr cublasOperation_t Operation(bool transpose) {
   return transpose ? CUBLAS_OP_T : CUBLAS_OP_N;
 }
 
-// gemm: cublasSgemm or cublasDgemm.
+// `gemm` is cublasSgemm or cublasDgemm.
 template <class T, class Gemm>
 void RunReal(const MatmulProblem& p, cublasHandle_t handle, Gemm gemm) {
   const T one = 1, zero = 0;

@@ -77,8 +77,8 @@ Owned<cublasLtMatmulDescOpaque_t> MakeDescription(const CublasApi& api, const Ma
 // A cublasLt plan for problems that differ only in their addresses.
 class Plan {
  public:
-  // Tries the library's proposals on the problem. This writes the result several times. workspace:
-  // kWorkspace bytes.
+  // Tries the library's proposals on the problem. This writes the result several times. `workspace`
+  // has kWorkspace bytes.
   Plan(const MatmulProblem& p, bool tf32, CudaStream& stream, void* workspace)
       : wide_(p.dtype == DType::kF64),
         description_(MakeDescription(*LoadCublas(), p, tf32)),

@@ -47,7 +47,7 @@ constexpr int kWarps = kThreads / kWarpSize;
 constexpr int kEach = 4;  // columns per lane
 constexpr int kColumns = kEach * kWarpSize;
 
-// Returns the number of rows per warp. steps: a power of two.
+// Returns the number of rows per warp. `steps` is a power of two.
 constexpr int Rows(std::size_t element_size, int steps) {
   return element_size == 2 || steps == kMostSteps ? 16 : 8;
 }

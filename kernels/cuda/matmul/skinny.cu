@@ -191,9 +191,9 @@ __global__ void __launch_bounds__(kFinishThreads)
 constexpr std::int64_t kMostSums = std::int64_t{32} << 20;
 
 // Returns the number of parts into which k is cut, so that there is a block for every SM and no SM
-// has much more work than the others. sums: the size of one part's sums in bytes. waits: whether
-// threads wait for the full memory latency of each k-tile, because k-tiles are not copied in the
-// background (see KTileLoader).
+// has much more work than the others. `sums` is the size of one part's sums in bytes. `waits` says
+// whether threads wait for the full memory latency of each k-tile, because k-tiles are not copied
+// in the background (see KTileLoader).
 int Parts(std::int64_t tiles, std::int64_t k_tiles, std::int64_t sums, bool waits,
           std::int64_t multiprocessors) {
   const int ends = waits ? 2 : 4;  // the cost of a block's prologue and epilogue, in k-tiles

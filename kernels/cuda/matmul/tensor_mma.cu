@@ -68,7 +68,7 @@ __device__ void LoadTile(const T* k_tile, int i, int l, unsigned (&tile)[4]) {
   }
 }
 
-// Stores two adjacent elements of a row of c. pairs: whether one instruction may store both.
+// Stores two adjacent elements of a row of c. `pairs` says whether one instruction may store both.
 template <class O>
 __device__ void StorePair(float first, float second, std::int64_t column, std::int64_t columns,
                           bool pairs, O* row) {

@@ -164,7 +164,7 @@ template <class C>
 struct Fragment {
   float a[C::kEachY], b[C::kEachX];
 
-  // a_row, b_row: the step's row of each k-tile, at the thread's first element.
+  // `a_row` and `b_row` are the step's row of each k-tile, at the thread's first element.
   __device__ void Load(const float* a_row, const float* b_row) {
 #pragma unroll
     for (int g = 0; g < C::kEachY / kWidth; ++g) {

@@ -99,8 +99,8 @@ struct Plan {
 };
 
 // Returns the plan for `outer` values of outer; a launch may have another number of them.
-// most_in_column: the maximum number of vectors of a column per thread before several threads share
-// the column.
+// `most_in_column` is the maximum number of vectors of a column per thread before several threads
+// share the column.
 Plan MakePlan(const ReduceAxesProblem& p, std::int64_t outer,
               std::int64_t most_in_column = 2 * kVectorsInFlight) {
   const std::int64_t vector = kVectorBytes / static_cast<std::int64_t>(SizeOf(p.dtype));
@@ -149,7 +149,7 @@ Plan MakeSlabPlan(const ReduceAxesProblem& slabs) {
 }
 
 // Folds values[0, kCount) of the threads that differ only in their position along the axis into the
-// values of the thread at position 0. cells: kBlock / 2 * kCount cells in shared memory. Every
+// values of the thread at position 0. `cells` has kBlock / 2 * kCount cells in shared memory. Every
 // thread of the block calls it.
 template <class F, int kCount, class A>
 __device__ void FoldHeight(A (&values)[kCount], int width_bits, int height_bits, A* cells) {

@@ -68,7 +68,7 @@ int OrdinalOf(const void* data) {
   return attributes.device;
 }
 
-// Returns how many of the bytes are on GPUs other than `here`. otherwise: the GPU that has the
+// Returns how many of the bytes are on GPUs other than `here`. `otherwise` is the GPU that has the
 // bytes if they are not sharded.
 std::size_t BytesElsewhere(int here, const void* data, std::size_t bytes, int otherwise) {
   const auto* at = static_cast<const char*>(data);
@@ -91,7 +91,7 @@ struct RowsOnGpu {
   int ordinal;
 };
 
-// Returns the rows in pieces that are each on one GPU. otherwise: see BytesElsewhere.
+// Returns the rows in pieces that are each on one GPU. For `otherwise`, see BytesElsewhere.
 std::vector<RowsOnGpu> RowsByGpu(void* out, std::size_t out_pitch, const void* data,
                                  std::size_t pitch, std::size_t width, std::size_t rows,
                                  int otherwise) {
@@ -122,8 +122,8 @@ std::vector<RowsOnGpu> RowsByGpu(void* out, std::size_t out_pitch, const void* d
   return parts;
 }
 
-// round: the number of elements of c that the GPU computes at a time. rate: multiply-adds per
-// second. elsewhere: the fraction of b that is on other GPUs.
+// `round` is the number of elements of c that the GPU computes at a time. `rate` is the number of
+// multiply-adds per second. `elsewhere` is the fraction of b that is on other GPUs.
 PieceSizes SizesOf(const MatmulProblem& part, std::int64_t round, double rate, double elsewhere) {
   const std::int64_t columns = std::max<std::int64_t>(1, round / part.m / kPieceUnit) * kPieceUnit;
   const double multiply = static_cast<double>(part.m) / rate;

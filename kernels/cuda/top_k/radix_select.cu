@@ -81,7 +81,7 @@ __device__ void ForParts(std::int64_t rows, std::int64_t n, RowParts parts, F f)
 }
 
 // Adds to histograms[row] the counts of the next digit of the keys that begin with the row's
-// prefix. top: whether this is the first digit, in which case there is no prefix yet.
+// prefix. `top` says whether this is the first digit, so that there is no prefix yet.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     CountDigits(TopKArrays<T> arrays, RowParts parts, int shift, bool top, const Choice* choices,

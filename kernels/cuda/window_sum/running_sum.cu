@@ -112,7 +112,7 @@ __device__ int Reach(std::int64_t positions) {
 }
 
 // Adds the values of earlier threads to a thread's value, as far back as the thread's segment goes.
-// A value stands for `unit` positions. reach: the number of positions from the beginning of the
+// A value stands for `unit` positions. `reach` is the number of positions from the beginning of the
 // segment to the last of these positions. A sum over d threads is extended by the sum that ends d
 // threads earlier if and only if the segment is longer than d units:
 //

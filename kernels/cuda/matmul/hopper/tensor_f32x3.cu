@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kAgainThreads, 2)
   }
 }
 
-// parts: memory for the parts of a matrix of this size or a larger one.
+// `parts` is memory for the parts of a matrix of this size or larger.
 Splitting SplittingOf(const void* data, std::int64_t rows, std::int64_t columns, std::int64_t pitch,
                       const PreparedMemory& parts) {
   const std::int64_t out_pitch = PaddedPitch<T>(columns);
@@ -169,7 +169,7 @@ Splitting SplittingOf(const void* data, std::int64_t rows, std::int64_t columns,
           static_cast<unsigned>(CeilDiv(threads, 256))};
 }
 
-// Prepares an operand in memory that may be kept for later calls. others: see PrepareMatrix.
+// Prepares an operand in memory that may be kept for later calls. For `others`, see PrepareMatrix.
 Splitting Prepare(const void* data, std::int64_t rows, std::int64_t columns, std::int64_t pitch,
                   std::int64_t others, CudaStream& stream) {
   return SplittingOf(data, rows, columns, pitch,

@@ -135,7 +135,8 @@ struct Operands {
   Fragment<kEachY, kLanesY> a;
   Fragment<kEachX, kLanesX> b;
 
-  // from_a, from_b: addresses of the thread's first element in the step's rows of the k-tiles.
+  // `from_a` and `from_b` are the addresses of the thread's first element in the step's rows of the
+  // k-tiles.
   __device__ void Load(std::uint32_t from_a, std::uint32_t from_b) {
     a.Load(from_a);
     b.Load(from_b);
@@ -185,7 +186,7 @@ struct Sums {
       }
   }
 
-  // row, column: the position of the thread's first element in c.
+  // `row` and `column` are the position of the thread's first element in c.
   __device__ void Store(const Work& work, std::int64_t row, std::int64_t column) const {
 #pragma unroll
     for (int i = 0; i < kEachY; ++i) {
@@ -217,8 +218,8 @@ __device__ void Fetch(const CUtensorMap& a_map, const CUtensorMap& b_map, const 
   }
 }
 
-// Adds the products of `k_tiles` k-tiles. at_a, at_b: byte offsets of the thread's first element in
-// a k-tile.
+// Adds the products of `k_tiles` k-tiles. `at_a` and `at_b` are the byte offsets of the thread's
+// first element in a k-tile.
 __device__ void MultiplyKTiles(int k_tiles, int lane, std::uint32_t at_a, std::uint32_t at_b,
                                Pipeline& pipeline, Sums& sums) {
   constexpr int kPitchA = Tile::kRows * 4, kPitchB = Tile::kColumns * 4;

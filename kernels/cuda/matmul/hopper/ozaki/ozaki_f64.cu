@@ -202,7 +202,7 @@ struct ScaledProduct {
 
 std::uint64_t ScratchOf(const MatmulProblem& p) { return PlacesOf(p).end; }
 
-// Enqueues the scaling of the operands. memory: ScratchOf(p) bytes of scratch memory.
+// Enqueues the scaling of the operands. `memory` is scratch memory of ScratchOf(p) bytes.
 ScaledProduct EnqueueScales(const MatmulProblem& p, void* memory, CudaStream& stream) {
   const Places places = PlacesOf(p);
   auto* const scratch = static_cast<std::byte*>(memory);

@@ -206,8 +206,8 @@ struct Clusters {
   int blocks, count;
 };
 
-// Returns the clusters with which the busiest block finishes earliest. fitting: returns how many
-// clusters of a given size can run at the same time, which may be fewer than the SMs could hold.
+// Returns the clusters with which the busiest block finishes earliest. `fitting` returns how many
+// clusters of a given size can run at the same time. There may be fewer than the SMs could hold.
 template <class Fitting>
 Clusters ChooseClusters(std::int64_t tiles, std::int64_t k_tiles, int multiprocessors,
                         Fitting fitting) {
