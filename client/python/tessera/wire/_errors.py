@@ -15,9 +15,9 @@ from . import _protocol as p
 class Error(Exception):
     """A call that failed.
 
-    code: gRPC's code, such as "NOT_FOUND". reason: a stable name for programs, which is also an
-    attribute of the class. details: figures and names about the error, such as limits. retry_after:
-    the seconds after which the server suggests another attempt, or None.
+    code is gRPC's code, such as "NOT_FOUND". reason is a stable name for programs; it is also an
+    attribute of the class. details has figures and names about the error, such as limits.
+    retry_after is the number of seconds after which the server suggests another attempt, or None.
     """
 
     reason = ""
