@@ -21,10 +21,10 @@
 //
 // - Either operand may be the large one, and it may have either layout (see k_tiles.cuh).
 // - The tensor cores multiply 16-bit elements, and f64 for nine vectors or more (see `tensor_mma`
-// and `tensor_f64`); each warp computes 16 rows of the tile by all vectors. They cannot compute in
-// f32. So for f32, every warp processes some of the k-tile's steps for the whole tile. Each vector
-// of the large operand is then loaded from shared memory only once, and the warps' sums are added
-// at the end.
+//   and `tensor_f64`); each warp computes 16 rows of the tile by all vectors. They cannot compute
+//   in f32. So for f32, every warp processes some of the k-tile's steps for the whole tile. Each
+//   vector of the large operand is then loaded from shared memory only once, and the warps' sums
+//   are added at the end.
 // - When there are fewer tiles than SMs, blocks share a tile: k is cut into parts, the sums of the
 //   parts are written to memory, and a second kernel adds them in order.
 // - Where both operands have at most four vectors and k is long, a kernel without tiles is used

@@ -39,10 +39,10 @@
 //   are too small for f32 are summed. A subnormal result is the sum rounded once, or twice where k
 //   is cut, whereas plain f32 rounds each term.
 // - Large elements: the multiplication by 2^23 may overflow for elements of 2^105 or more. Results
-// of 2^82 or more and large terms that cancel may overflow too. An infinity cannot be split either
-// (inf - inf is NaN). Each of these cases leaves a value in c that is not finite, which sets a
-// flag. If the flag is set, a last kernel recomputes every tile of c with such an element in plain
-// f32; otherwise it exits immediately.
+//   of 2^82 or more and large terms that cancel may overflow too. An infinity cannot be split
+//   either (inf - inf is NaN). Each of these cases leaves a value in c that is not finite, which
+//   sets a flag. If the flag is set, a last kernel recomputes every tile of c with such an element
+//   in plain f32; otherwise it exits immediately.
 //
 // Cost for 1024 x 1024 x 1024: 2^31 flops, computed as 6 x 2^31; 96 MiB of loads in 128 x 128
 // tiles, 20 MiB for the copies, and 12 MiB of scratch memory, one and a half times the size of the
