@@ -195,7 +195,8 @@ struct RunOptions {
   // addresses may be null.
   bool check_only = false;
   // The devices that share the work with the stream's device if the operation can be divided and is
-  // large enough for that. Null: none. With a team, enqueue_only is ignored.
+  // large enough for that. If it is null, no device shares the work. With a team, enqueue_only is
+  // ignored.
   Team* team = nullptr;
   // For operations whose result is an array: returns once the work is enqueued. The caller must
   // synchronise the stream before the result is read elsewhere and before the operands are freed.
@@ -239,8 +240,8 @@ class Output {
 };
 
 // An expression applied to an operation's input or result. Operand 0 of the expression is the input
-// or result that the operation would have without it. `with` holds the other operands, from operand
-// 1 on.
+// or result that the operation would have without it. `with` holds the other operands, starting
+// with operand 1.
 struct MapStage {
   const Expression& expression;
   absl::Span<const View> with;

@@ -75,7 +75,7 @@ TEST(ParseTokens, MistakesNameTheLineAndNotWhatStandsThere) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"", "it admits no callers"},
       {"# nobody\n", "it admits no callers"},
-      {secret, "line 1: it needs a caller, role and tenant"},
+      {secret, "line 1: it needs a caller, a role and a tenant"},
       {absl::StrCat("\n", secret, " write a"), "line 2: the first word is not a SHA-256"},
       {absl::StrCat(kHash.substr(1), " write a"), "the first word is not a SHA-256"},
       {absl::StrCat(kHash, "00 write a"), "the first word is not a SHA-256"},

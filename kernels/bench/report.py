@@ -185,8 +185,8 @@ def rate_field(operation):
 
 
 def size_text(size):
-    """Returns 2^20 for powers of two from 1024 on, M x N x K for products, and other sizes
-    unchanged."""
+    """Returns powers of two of at least 1024 in the form 2^20, products in the form M x N x K, and
+    other sizes unchanged."""
     if size.isdigit():
         number = int(size)
         return power_text(number) if number >= 1024 and number & (number - 1) == 0 else size

@@ -181,7 +181,7 @@ absl::StatusOr<TokenFile> ParseTokens(std::string_view text) {
   TokenFile file;
   std::set<std::string> seen;
   for (const auto& [number, words] : WordLines(text)) {
-    if (words.size() < 3) return Bad(number, "it needs a caller, role and tenant");
+    if (words.size() < 3) return Bad(number, "it needs a caller, a role and a tenant");
     const std::optional<TokenHash> hash = ParseHash(words[0]);
     const std::optional<std::string> name = ParseName(words[0]);
     if (!hash.has_value() && !name.has_value()) {

@@ -3,7 +3,8 @@
 //
 // Compared with cpu_serial, the eight chains hide the adder's latency and fill the vector
 // registers, so each core uses its share of the memory bandwidth, and the cores together use all of
-// it. Accumulators remain double; the cost of the conversions is hidden by memory latency.
+// it. Accumulators are double, as in cpu_serial. The memory latency hides the cost of the
+// conversions.
 //
 // Cost at n = 2^20 (f32): 8 MiB read, 2^21 flops, 16 partial sums, depth 2^13 + 8 + 16.
 #include "kernels/base/element.h"

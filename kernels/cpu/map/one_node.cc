@@ -1,7 +1,7 @@
 // Map, one node of the expression after the other, each for the whole array. A library of
-// elementwise functions works in this way, which is why a chain of such functions is slow. Every
-// value except the last is an array in memory that is written once, and read again long after it
-// has left the caches.
+// elementwise functions works in this way, so a chain of such functions is slow. Every value except
+// the last is an array in memory that is written once, and read again long after it has left the
+// caches.
 //
 // Cost of a * b + c at n = 2^20 (f32): 16 MiB for the operands and the result, plus 8 bytes per
 // element for each value that is written and read. Scratch memory: one array for each register of

@@ -10,8 +10,8 @@
 //
 // Cost: every element is read once. If elements come in random order, k (1 + ln(n / k)) of them
 // take part in selections. If every element is better than all previous elements, all n take part,
-// which takes two to four times as long. It takes up to eleven times as long if each element is
-// better than most of the previous k to 3k elements, as in a noisy increasing sequence.
+// and the operation takes two to four times as long. It takes up to eleven times as long if each
+// element is better than most of the previous k to 3k elements, as in a noisy increasing sequence.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>

@@ -11,8 +11,8 @@
 //   0  1  2  3 | 4  5  6  7      8  9 10 11 | 12 13 14 15     element
 //   0  1  2  3 | 0  1  2  3      0  1  2  3 |  0  1  2  3     thread
 //
-// At n = 2^20 there are 512 blocks with 9 barriers and an atomic addition each. From about 2^24
-// elements on, memory bandwidth is the limit.
+// At n = 2^20 there are 512 blocks with 9 barriers and an atomic addition each. For about 2^24
+// elements or more, memory bandwidth is the limit.
 #include "kernels/cuda/dot/frame.cuh"
 
 namespace tessera {

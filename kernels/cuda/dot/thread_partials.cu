@@ -9,8 +9,8 @@
 //   thread    0  1  2  3 | 0  1  2  3 | 0  1
 //
 // At n = 2^20, 1024 blocks of 256 threads take four elements per thread, without a barrier. The
-// host fetches and adds 2 MiB of partial sums, which takes a hundred times as long as the kernel.
-// As n grows, this becomes a smaller part of the total time.
+// host fetches and adds 2 MiB of partial sums. This takes a hundred times as long as the kernel,
+// but as n grows, it becomes a smaller part of the total time.
 #include <algorithm>
 
 #include "kernels/cuda/dot/frame.cuh"

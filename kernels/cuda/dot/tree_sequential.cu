@@ -1,14 +1,14 @@
 // Dot with a tree in which the active threads are adjacent.
 //
 // Compared with `tree_interleaved`, only the numbering changes: strides halve instead of doubling,
-// and thread t adds the cell one stride further on to cell t, as long as t is below the stride.
+// and at stride s, thread t adds cell t + s to cell t, as long as t is below s.
 //
 //   live 8     0<------4  1<------5  2<------6  3<------7    threads 0 1 2 3
 //   live 4     0<--2  1<--3                                  threads 0 1
 //   live 2     0<1                                           thread  0
 //
 // In all active warps but one, all 32 threads have work, and inactive warps skip the addition as a
-// whole. The test takes a comparison and no division. A warp's cells are 32 adjacent ones in 32
+// whole. The test takes a comparison and no division. A warp's cells are 32 adjacent cells in 32
 // different banks. There are as many barriers and atomic additions as in `tree_interleaved`, but a
 // third of the instructions.
 #include "kernels/cuda/dot/frame.cuh"

@@ -31,7 +31,7 @@
 //   (see skinny_narrow.cuh).
 //
 // Cost for 8192 x 1 x 8192, f32: 2^27 flops, 256 MiB read once, 58 us at 4.6 TB/s; 64 tiles, k in
-// two parts. From about 20 vectors on, the f32 multiply-adds take as long as the reads.
+// two parts. For about 20 vectors or more, the f32 multiply-adds take as long as the reads.
 //
 // Correct for any m, n and k if m or n is at most 32: copies beyond the edges and beyond a part of
 // k write zeros, which add 0 * 0, and results beyond the edges are not stored. Also correct for any

@@ -8,9 +8,9 @@
 // The hardware adds atomically in the L2 cache. Other operations are built from its
 // compare-and-swap: read the cell, fold, and write the new value if the cell still holds the value
 // that was read. Otherwise another thread was faster, and the loop starts again. A thread whose
-// value would not change the cell writes nothing. For MIN and MAX this is soon true of most
-// threads. For a product it never is: of the 2^18 threads that try at the same time only one
-// succeeds, and PRODUCT would take minutes. It is therefore refused.
+// value would not change the cell writes nothing. For MIN and MAX, most threads soon write nothing.
+// For PRODUCT, every thread has to write: of the 2^18 threads that try at the same time, only one
+// succeeds, so PRODUCT would take minutes and is refused.
 //
 // At n = 2^20 there are 2^18 atomic additions to one address. The L2 cache does them one after
 // another, which takes some hundreds of microseconds.

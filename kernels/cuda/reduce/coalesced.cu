@@ -2,7 +2,7 @@
 // adjacent.
 //
 // Compared with `interleaved`, only the numbering changes: strides halve instead of doubling, and
-// thread t folds the cell one stride further on into cell t, as long as t is below the stride.
+// at stride s, thread t folds cell t + s into cell t, as long as t is below s.
 //
 //   live 8     0<------4  1<------5  2<------6  3<------7    threads 0 1 2 3
 //   live 4     0<--2  1<--3                                  threads 0 1

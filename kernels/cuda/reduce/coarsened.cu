@@ -10,8 +10,8 @@
 //   0  1  2  3 | 4  5  6  7      8  9 10 11 | 12 13 14 15     element
 //   0  1  2  3 | 0  1  2  3      0  1  2  3 |  0  1  2  3     thread
 //
-// At n = 2^20 there are launches of 512 and 1 blocks. From about 2^25 elements on, memory bandwidth
-// is the limit.
+// At n = 2^20 there are launches of 512 and 1 blocks. For about 2^25 elements or more, memory
+// bandwidth is the limit.
 #include "kernels/cuda/reduce/frame.cuh"
 
 namespace tessera {

@@ -17,10 +17,11 @@
 //        a2    1st   -     -
 //
 // The tensor cores truncate their f32 sums instead of rounding them, and these errors would
-// accumulate. So they sum only one k-tile at a time, and each of these sums is added to a sum in
-// registers. The rounding error of that addition is not lost, because the sum of the next k-tile
-// starts from it (MultiplyParts in mainloop.cuh). The table shows the largest errors over 24 rows
-// of 1024 columns, relative to the sum of |terms|, measured on an H200 for k = 64, 1024 and 8192:
+// accumulate. So the tensor cores sum only one k-tile at a time, and each of these sums is added to
+// a sum in registers. The rounding error of that addition is not lost, because the sum of the next
+// k-tile starts from it (MultiplyParts in mainloop.cuh). The table shows the largest errors over 24
+// rows of 1024 columns, relative to the sum of |terms|, measured on an H200 for k = 64, 1024 and
+// 8192:
 //
 //                               tensor_f32x3                 cuBLAS sgemm
 //        normal                 9.1e-8   3.0e-8   1.2e-8     1.2e-7   3.8e-8   2.7e-8

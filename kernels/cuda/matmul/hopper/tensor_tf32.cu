@@ -1,8 +1,8 @@
 // Matmul on Hopper's tensor cores, with f32 sums and f32 operands, of which 19 bits are used.
 //
 // Unlike in `tensor_bf16`, operands are not converted. The tensor cores read the sign, 8 exponent
-// bits and 10 fraction bits of each element. They cut off the rest, which is up to 2^-10 of the
-// element and always towards zero. So sums of terms with the same sign are too small, by 7e-4 for
+// bits and 10 fraction bits of each element. They cut off the rest, always towards zero. The rest
+// is up to 2^-10 of the element. So sums of terms with the same sign are too small, by 7e-4 for
 // uniformly distributed numbers. The speed is half that of bf16, since a k-tile of the same number
 // of bytes is half as deep. f32 operands are multiplied this way only if a request names the
 // strategy.
