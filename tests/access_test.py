@@ -218,7 +218,10 @@ class AccessTest(o.FreshCase):
         server = self.serve(line_of("t"), flags=("--ring", ring, "--ring-name", "a"))
         caller = Caller(server, "t")
         for change, said in (
-            (lambda: self.write_tokens("rubbish"), "it needs a caller, a role and a tenant"),
+            (
+                lambda: self.write_tokens("rubbish"),
+                "line 1: it needs a caller, a role and a tenant",
+            ),
             (
                 lambda: self.write_tokens(line_of("t"), line_of("u", "root")),
                 "line 2: the role is not",

@@ -22,8 +22,8 @@ inline constexpr std::size_t kCudaShardUnit = std::size_t{2} << 20;
 std::unique_ptr<ShardedMemory> MakeCudaShards(std::span<const Shard> shards);
 
 // The number of bytes, starting at an address, that are in one shard, and the ordinal of the GPU
-// that holds them. If the address is not in sharded memory, ShardPartAt returns all of the bytes and
-// `otherwise`.
+// that holds them. If the address is not in sharded memory, ShardPartAt returns all of the bytes
+// and `otherwise`.
 struct CudaShardPart {
   std::size_t bytes = 0;
   int ordinal = 0;
