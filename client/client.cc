@@ -85,8 +85,7 @@ class Client::Impl : public Connection {
                                           const Source& source, const UploadOptions& options);
   // Downloads in order, through shared memory if possible, and otherwise over one stream. `route`
   // says to which servers the stream may go. If the options request checksums and `checksum` is not
-  // null,
-  // *checksum receives the CRC-32C of the bytes.
+  // null, *checksum receives the CRC-32C of the bytes.
   absl::StatusOr<v1::Buffer> Download(const std::string& name, const RangeSink& sink,
                                       const DownloadOptions& options, const Route& route = {},
                                       std::uint32_t* checksum = nullptr);
