@@ -49,8 +49,8 @@ struct Options {
   // Budgets. Sizes are in bytes.
   MemoryLimit memory_limit;         // for the buffers of each device
   std::uint64_t scratch_limit = 0;  // for each device; for 0, see ScratchLimit
-  // For messages, in addition to the buffers. ParseOptions lowers the defaults of this and of
-  // shared_memory_limit to a quarter of the memory of the host or cgroup.
+  // For messages, in addition to the buffers. ParseOptions lowers the defaults of host_memory and
+  // of shared_memory_limit to a quarter of the memory of the host or cgroup.
   std::uint64_t host_memory = 1ull << 30;
   std::uint64_t max_transfers = 128;     // simultaneous uploads; also simultaneous downloads
   std::uint32_t max_connections = 4096;  // fewer if there are too few descriptors
@@ -96,8 +96,8 @@ struct Options {
   // Returns the maximum number of buffers, including drafts. Each takes up to 1.4 KiB of the host's
   // memory, so all of them take at most a seventh of --host-memory, in addition to --host-memory.
   std::uint64_t MaxBuffers() const { return std::max<std::uint64_t>(16, host_memory / (10 << 10)); }
-  // Returns the limit on estimates for a strategy that is not the default for its problem. It is
-  // lower, because a caller who names such a strategy can hold a worker without need.
+  // Returns the limit on estimates for a strategy that is not the default for its problem. This
+  // limit is lower, because a caller who names such a strategy can hold a worker without need.
   double MaxSlowSeconds() const { return max_operation_seconds / 6; }
   // Returns the part of the host's free memory that remains after messages, clients' regions and a
   // twentieth for the process.

@@ -43,7 +43,7 @@ class Server {
   // Drains, unless Drain has been called.
   ~Server();
 
-  // The addresses that it listens on, with the port that was chosen for port 0.
+  // The addresses on which the server listens, with the port that was chosen for port 0.
   const std::vector<std::string>& addresses() const { return listener_->addresses(); }
 
   // The address of the metrics, with the port that was chosen for port 0. It is empty if there is
@@ -111,8 +111,8 @@ class Server {
   // thread, because the files may be on a file system that hangs.
   void WatchFiles();
   // Detects an absence: a time for which the process was stopped (SIGSTOP, a paused container, a
-  // suspended host). The clock keeps running in that time, for which neither devices nor callers
-  // are to blame. A long gap since Tend last ran reveals an absence.
+  // suspended host). The clock keeps running during an absence, although neither devices nor
+  // callers are to blame for it. A long gap since Tend last ran reveals an absence.
   void NoteAbsence(absl::Time now);
   // Ends calls whose clients have made no progress for too long.
   void EndIdle(absl::Time now);

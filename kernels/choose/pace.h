@@ -2,9 +2,9 @@
 // of such a device, times a factor that was measured for the strategy. The estimate is made before
 // anything is allocated or launched, because a running kernel cannot be stopped.
 //
-// Estimates are accurate to within a factor of about three for calls that take milliseconds or
-// more, which is enough for a limit of seconds. Short calls consist mostly of launches and waiting,
-// and no limit applies to them.
+// For calls that take milliseconds or more, estimates are correct within a factor of about three.
+// This accuracy is sufficient for a limit of seconds. Short calls consist mostly of launches and
+// waiting, and no limit applies to them.
 #pragma once
 
 #include <atomic>
@@ -43,7 +43,7 @@ class Pace {
                  const Problem& large, double large_seconds);
   // Records that the problem has been refused. If a strategy is always refused, it is never
   // measured again, so a bad measurement would remain forever. Each refusal therefore moves the
-  // factor part of the way back to the calibrated one.
+  // factor part of the way back to the calibrated factor.
   template <class Problem>
   void Forget(const Strategy<Problem>& strategy, const Problem& problem);
 

@@ -10,7 +10,7 @@
 //   Matmul                         some rows of c
 //
 // A reduction along the outermost axis has no such parts, because each result depends on all
-// shards. If it is long, each device folds some slabs of rows (axis_slabs.h). Otherwise every
+// shards. If the axis is long, each device folds some slabs of rows (axis_slabs.h). Otherwise every
 // device folds the same number of columns.
 #pragma once
 
@@ -218,7 +218,7 @@ inline Division DivisionOf(const TopKProblem& p, const Strategy<TopKProblem>&, c
   return {p.x, p.inner * p.n * static_cast<std::int64_t>(SizeOf(p.dtype)), p.rows / p.inner};
 }
 
-// A part consists of the lines that belong to one index of the axes before the scanned one.
+// A part consists of the lines that belong to one index of the axes before the scanned axis.
 inline Division DivisionOf(const ScanProblem& p, const Strategy<ScanProblem>&, const Team&) {
   if (p.x == nullptr || p.outer == 1) return {};
   return {p.x, p.length * p.inner * static_cast<std::int64_t>(SizeOf(p.dtype)), p.outer};
