@@ -57,7 +57,6 @@ REFUSED = {
     "linalg": (
         "cholesky cross det eigh eigvalsh inv matrix_rank pinv qr slogdet solve svd svdvals"
     ),
-    "statistics": "cumulative_prod cumulative_sum",
     "searching": "nonzero searchsorted",
     "sets": "unique_all unique_counts unique_inverse unique_values",
     "sorting": "argsort sort",
@@ -76,6 +75,7 @@ OTHERWISE = {
     "bitwise_invert": "invert", "conj": "conjugate", "pow": "power", "permute_dims": "transpose",
     "matrix_transpose": "transpose", "matrix_power": "linalg.matrix_power",
     "matrix_norm": "linalg.norm", "vector_norm": "linalg.norm",
+    "cumulative_prod": "cumprod", "cumulative_sum": "cumsum",
 }
 # Functions that return NumPy arrays, without any array of the client.
 FROM_NOTHING = "arange asarray empty eye full linspace ones zeros fftfreq rfftfreq".split()
@@ -120,7 +120,7 @@ class ArrayApiTest(python_outsider.Case):
                 with self.subTest(name), self.assertRaisesRegex(ts.Unsupported, r"server|\.numpy"):
                     call(*arguments, *more.get(name, ()))
         for call in (lambda: x << 1, lambda: np.arccos(x), lambda: np.concatenate([x, x]),
-                     lambda: np.cumsum(x), lambda: np.unique(x)):
+                     lambda: np.unique(x)):
             self.assertRaisesRegex(ts.Unsupported, r"server|\.numpy", call)
 
     def test_arrays_from_nothing_are_put(self):

@@ -257,6 +257,7 @@ class OneProcess(Local):
             ((r * 2) @ v.T.rechunk((10, 20)), x * 2 @ x.T),
             (da.where(r > 0, r, 0), np.where(x > 0, x, 0)),
             (da.clip(r * 2, r, r + 1), np.clip(x * 2, x, x + 1)),
+            (da.cumsum(r, axis=0), np.cumsum(x, 0)), (da.cumsum(v, axis=1), np.cumsum(x, 1)),
             (u.sum(), np.full(9, 200, "u1").sum()), (u.prod(), np.full(9, 200, "u1").prod()),
         )):
             with self.subTest(number):

@@ -42,6 +42,7 @@ def bytes_(put):
         x = put(np.full(4, 100, dtype))
         yield x.sum(), np.int64(400), "i8"
         yield x.prod(), np.int64(10**8), "i8"
+        yield x.cumsum(), [100, 200, 300, 400], "i8"
         yield x.dot(x), np.int64(40000), "i8"
         yield x[None] @ x[:, None], [[40000]], "i4"
 
@@ -88,9 +89,11 @@ CASES = {
     ],
     "`dot` and sums of i32": lambda put: [
         (put(LARGE).dot(put(LARGE)), np.int64(1 << 62), "i8"), (put(LARGE).sum(), 1 << 32, "i8")],
-    "sums of uint8; `dot` and `@` of uint8, int8": bytes_,
-    "`x.sum()` of f16, f32": lambda put: [
-        (abs(put(MANY).sum() - MANY.astype("f8").sum()) < 1e-2, True, bool)],
+    "sums and products of uint8; `dot` and `@` of uint8, int8": bytes_,
+    "`x.sum()`, `x.cumsum()` of f16, f32": lambda put: [
+        (abs(put(MANY).sum() - MANY.astype("f8").sum()) < 1e-2, True, bool),
+        (put(np.ones(4096, "f2")).cumsum()[2047:2050], [2048, 2048, 2050], "f2"),
+    ],
     "`x @ y`": lambda put: [
         (put(F) @ put(F), F @ F, "f4"), refused(lambda: put(STACK) @ put(STACK)),
         (put(STACK) @ put(STACK)[0], STACK @ STACK[0], "f4"),

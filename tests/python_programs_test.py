@@ -228,6 +228,21 @@ class Program:
         self.add(name, getattr(v.lazy, name)(**how), want, v, more=more)
         self.add(name, getattr(np, name)(v.lazy, **how), want, v, more=more)
 
+    def scan(self):
+        v = self.pick(lambda v: v.array.ndim and not v.slack)
+        if v is None:
+            return
+        ufunc = self.random.choice(
+            (np.add, np.minimum, np.maximum, np.logical_and, np.logical_or))
+        axis = self.random.randrange(v.array.ndim)
+        real = v.array.dtype.kind == "f"
+        want = ufunc.accumulate(v.array.astype("f8") if real else v.array, axis)
+        if want.dtype.kind == "f":
+            want = want.astype(v.array.dtype)
+        most = size(v) * v.array.shape[axis]
+        more = 8 * most / max(float(np.max(np.abs(want.astype("f8")), initial=0)), 1e-3)
+        self.add("accumulate", ufunc.accumulate(v.lazy, axis), want, v, more=more)
+
     def position(self):
         v = self.pick(lambda v: v.array.size and not v.slack and v.array.dtype.kind != "b")
         if v is None:
@@ -253,7 +268,7 @@ class Program:
         self.values.append(Value(v.lazy.save(), v.array, f"saved {v.text}", v.slack))
 
     LINES = (view, reshape, arithmetic, arithmetic, comparison, logic, select, cast, reduction,
-             reduction, position, product, keep)  # fmt: skip
+             reduction, scan, position, product, keep)  # fmt: skip
 
     def run(self):
         self.start()

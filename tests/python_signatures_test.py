@@ -32,7 +32,8 @@ VALUES = {
     "m": (lambda a: a,),
     "a_min": (0,), "a_max": (1, None), "min": (0,), "max": (1,), "x": (lambda a: a,),
     "y": (lambda a: a,), "b": (lambda a: a,), "a2": (lambda a: a,), "device": (None, "cpu"),
-    "mean": (1.0,), "x1": (lambda a: a,), "x2": (lambda a: a,),
+    "mean": (1.0,), "dx": (2, 0.5), "to_end": (1,), "to_begin": (1,),
+    "include_initial": (True, False), "x1": (lambda a: a,), "x2": (lambda a: a,),
 }
 SQUARE = {np.linalg.matrix_power, np.dot, getattr(np.linalg, "matmul", None)}
 ALIKE = {np.inner: lambda a: a, np.vdot: lambda a: a}
@@ -109,7 +110,8 @@ class SignaturesTest(python_outsider.Case):
                 # Half a unit of f16 in each of a few steps. NumPy's own rounding of sums is equally
                 # large.
                 eps = {2: 4e-3, 4: 1e-5}.get(min(got.itemsize, want.itemsize), 1e-12)
-                least = eps * (2.0**63 if " of i8" in text else 1)
+                large = 2.0**63 if " of i8" in text else 2.0**31 if "cumsum of i4" in text else 1
+                least = eps * large
                 np.testing.assert_allclose(got, want, eps, least, err_msg=text)
         return served
 
@@ -221,6 +223,26 @@ class SignaturesTest(python_outsider.Case):
             with self.subTest(ufunc.__name__, dtype=dtype):
                 self.settle(cases)
 
+    def test_accumulate(self):
+        options = {"axis": (0, 1, -1, 2, None, (0, 1), (1,)), "dtype": TYPES, "out": (None,)}
+        served = 0
+        for ufunc, dtype in itertools.product(_ufuncs.REDUCTIONS, TYPES):
+            a = array_of(dtype)
+            x = self.t.put(a)
+            cases = []
+            for name, values in options.items():
+                for value in values:
+                    case = f"{ufunc.__name__}.accumulate of {dtype} with {name}={value}"
+                    call = lambda a: ufunc.accumulate(a, **{name: value})  # noqa: E731
+                    cases.append((case, *self.both(call, a, x)))
+            case = f"{ufunc.__name__}.accumulate of {dtype} by position"
+            cases.append((case, *self.both(lambda a: ufunc.accumulate(a, 1, None), a, x)))
+            case = f"{ufunc.__name__}.accumulate of a number of {dtype}"
+            cases.append((case, *self.both(lambda a: ufunc.accumulate(a[0, 0]), a, x)))
+            with self.subTest(ufunc.__name__, dtype=dtype):
+                served += self.settle(cases)
+        self.assertGreater(served, 400)
+
     def test_methods(self):
         """Parameters of array methods have NumPy's positions."""
         calls = (
@@ -238,6 +260,7 @@ class SignaturesTest(python_outsider.Case):
             lambda a: a.astype("f4", "K", "unsafe"), lambda a: a.swapaxes(0, 1), lambda a: a.real,
             lambda a: a.dot(np.ones(3), None), lambda a: a.squeeze(0), lambda a: a.item(1),
             lambda a: a.item(1, 2), lambda a: a.item((0, -1)), lambda a: a.sum(0, True),
+            lambda a: a.cumsum(0, "f8", None), lambda a: a.cumprod(1, None), lambda a: a.cumsum(),
             lambda a: a.transpose(1, 0), lambda a: a.sum(axis=()), lambda a: a.reshape(True, -1),
         )
         for dtype in ("f4", "f8", "i4", "u1"):

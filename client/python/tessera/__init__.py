@@ -18,7 +18,7 @@ __path__ = pkgutil.extend_path(__path__, __name__)
 from . import aio  # noqa: E402
 from ._client import Array, Client, Expr, Scope, connect
 from ._ring import Ring
-from .arrays._functions import fma, matmul, norm, sum_squares, topk, vecdot, window_sum
+from .arrays._functions import fma, matmul, norm, scan, sum_squares, topk, vecdot, window_sum
 from .graph._dtypes import bfloat16
 from .graph._plan import Stats
 from .wire import _errors  # noqa: E402
@@ -39,6 +39,7 @@ __all__ = [
     "fma",
     "matmul",
     "norm",
+    "scan",
     "sum_squares",
     "topk",
     "vecdot",

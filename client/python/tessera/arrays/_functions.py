@@ -13,7 +13,7 @@ from ..graph._graph import Constant, Term
 from ..graph._views import View, index_of, normalize_axis
 from ..wire._errors import BadShape, Unsupported
 from . import _ufuncs
-from ._manipulation import MANIPULATIONS, add, diagonal, flat
+from ._manipulation import MANIPULATIONS, add, diagonal, diff, flat
 
 MISSING: Any = object()  # An argument that was not given.
 
@@ -108,6 +108,17 @@ def topk(x: Any, k: int, axis: int = -1, largest: bool = True) -> Tuple[Any, Any
     above 4096 or above the extent."""
     values, indices = _ops.topk(_own(x)._term(), k, axis, largest)
     return x._make(values), x._make(indices)
+
+
+def scan(
+    x: Any, op: str, axis: int = -1, exclusive: bool = False, reverse: bool = False
+) -> Any:
+    """Returns, for each element, the fold of the elements along an axis up to it, or, if exclusive,
+    up to the one before it. op: "sum", "product", "min", "max", "all" or "any". The types are those
+    of the reductions with these names. reverse: whether the folds begin at the end of the axis. The
+    exclusive fold of no elements is 0, 1, the largest or smallest value of the type (infinite for
+    floats), true or false. Raises BadOperation for another op."""
+    return _own(x)._make(_ops.scan(op, x._term(), axis, exclusive, reverse))
 
 
 def fma(a: Any, b: Any, c: Any) -> Any:
@@ -295,6 +306,43 @@ def ptp(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
     return a.max(axis, keepdims=keepdims) - a.min(axis, keepdims=keepdims)
 
 
+# --- scans
+
+
+def _without_nan(a: Any, rest: int) -> Any:
+    """Returns the elements, with a number in place of NaN."""
+    return where(a == a, a, rest) if _dtypes.is_float(a.dtype) else a
+
+
+def _cumulative(name: str) -> Callable[..., Any]:
+    """Returns a scan of the array API standard."""
+
+    def call(x: Any, axis: Any = None, dtype: Any = None) -> Any:
+        if axis is None and x.ndim > 1:
+            raise ValueError(f"axis= must be given for an array of {x.ndim} axes")
+        return getattr(x, name)(axis, dtype)
+
+    return call
+
+
+def _ediff1d(ary: Any) -> Any:
+    ary = flat(ary)
+    return ary[1:] - ary[:-1]
+
+
+def _trapezoid(y: Any, x: Any = None, dx: float = 1.0, axis: int = -1) -> Any:
+    axis = normalize_axis(axis, y.ndim)
+    steps: Any = dx
+    if x is not None:
+        x = y._lifted(x, "np.trapezoid")
+        steps = diff(x, axis=0 if x.ndim == 1 else axis)
+        if x.ndim == 1:
+            steps = steps.reshape([-1 if i == axis else 1 for i in range(y.ndim)])
+    before = (slice(None),) * axis
+    pairs = y[(*before, slice(1, None))] + y[(*before, slice(None, -1))]
+    return (steps * pairs / 2.0).sum(axis)
+
+
 # --- linear algebra
 
 
@@ -374,6 +422,15 @@ add(
         "amin": _method("min"),
         "amax": _method("max"),
         "ptp": ptp,
+        "cumsum": _method("cumsum"),
+        "cumprod": _method("cumprod"),
+        "cumulative_sum": _cumulative("cumsum"),
+        "cumulative_prod": _cumulative("cumprod"),
+        "nancumsum": lambda a, axis=None, dtype=None: _without_nan(a, 0).cumsum(axis, dtype),
+        "nancumprod": lambda a, axis=None, dtype=None: _without_nan(a, 1).cumprod(axis, dtype),
+        "ediff1d": _ediff1d,
+        "trapz": _trapezoid,
+        "trapezoid": _trapezoid,
         "average": average,
         "count_nonzero": lambda a, axis=None, keepdims=False: (a != 0).sum(axis, keepdims=keepdims),
         "where": where,

@@ -537,6 +537,23 @@ class Lazy(Operators):
         found = self if where is True else self.astype(bool)._where(where, False)
         return found._reduce("any", axis, keepdims)
 
+    def _scan(self: Self, op: str, axis: Any, dtype: Any = None) -> Self:
+        x = self._typed(dtype)
+        if axis is None or not x.ndim:
+            x, axis = x.ravel(), 0 if axis is None else axis
+        return x._make(_ops.scan(op, x._term(), axis))._typed(dtype)
+
+    def cumsum(self: Self, axis: Any = None, dtype: Any = None, out: None = None) -> Self:
+        """The sums of the elements along an axis up to each element, or, if axis is None, of all
+        elements in row-major order as a vector. dtype: as in sum()."""
+        _no_out(out)
+        return self._scan("sum", axis, dtype)
+
+    def cumprod(self: Self, axis: Any = None, dtype: Any = None, out: None = None) -> Self:
+        """Like cumsum(), but the products."""
+        _no_out(out)
+        return self._scan("product", axis, dtype)
+
     def topk(self: Self, k: int, axis: int = -1, largest: bool = True) -> Tuple[Self, Self]:
         """Returns (values, indices) of the k largest or smallest elements along an axis, as ts.topk
         does."""

@@ -64,7 +64,7 @@ def _split(ary: Any, indices_or_sections: Any, axis: int = 0) -> List[Any]:
     return [ary[(*before, slice(begin, end))] for begin, end in zip(ends, ends[1:])]
 
 
-def _diff(a: Any, n: int = 1, axis: int = -1) -> Any:
+def diff(a: Any, n: int = 1, axis: int = -1) -> Any:
     if n == 0:
         return a
     if index_of(n, "the order of differences") < 0:
@@ -188,7 +188,7 @@ add(
         "flipud": lambda m: _flip(m, 0),
         "rot90": _rot90,
         "diagonal": diagonal,
-        "diff": _diff,
+        "diff": diff,
         "split": _split,
         "tile": _tile,
         "repeat": repeat,

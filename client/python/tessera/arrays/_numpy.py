@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, Iterable, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from ..graph import _dtypes
+from ..graph import _dtypes, _ops
 from ..graph import _elementwise as e
 from ..graph._graph import Constant, Term
 from ..wire._errors import NoAttribute, Unsupported
@@ -59,7 +59,6 @@ _INSTEAD_OF = {
     "corrcoef": "compute d @ d.T with d = x - x.mean(1, keepdims=True), and divide by norms",
     "meshgrid": "broadcast axes of extent 1, as in x[:, None] + y",
     "rollaxis": "use np.moveaxis",
-    "cumsum": "multiply by a triangle of ones, x @ t.put(np.triu(np.ones((n, n))))",
     "histogram": "compute ((x >= a) & (x < b)).sum() for each bin, all in one t.compute()",
     "bincount": "use (x[:, None] == np.arange(k)).sum(0)",
     "isposinf": "use x == np.inf",
@@ -219,6 +218,7 @@ def _refused(name: str, key: str, value: Any) -> None:
             "where": "use np.where(mask, result, other), or ",
             "out": "use the returned array, or ",
             "order": "use x.T.ravel() for column-major order, or ",
+            "include_initial": "use ts.scan(x, op, exclusive=True), which omits the last fold, or ",
         }.get(key, "")
         raise Unsupported(f"the server does not support {key}= of {name}: {first}{_WAY_OUT}")
 
@@ -271,8 +271,8 @@ def ufunc(ufunc: Any, method: str, inputs: Tuple[Any, ...], options: Dict[str, A
     name = f"np.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}")
     array = _first(inputs)
     given = {key: value for key, value in options.items() if value is not _NO_VALUE}
-    if method == "reduce" and ufunc in REDUCTIONS:
-        return _reduced(ufunc, name, inputs[0], given)
+    if method in ("reduce", "accumulate") and ufunc in REDUCTIONS:
+        return _folded(ufunc, method, name, inputs[0], given)
     call = UFUNCS.get(ufunc) or PAIRS.get(ufunc)
     if method != "__call__" or call is None:
         first = f"{_INSTEAD_OF[ufunc.__name__]}, or " if ufunc.__name__ in _INSTEAD_OF else ""
@@ -298,17 +298,25 @@ def ufunc(ufunc: Any, method: str, inputs: Tuple[Any, ...], options: Dict[str, A
     return found if ufunc in PAIRS else found[0]
 
 
-def _reduced(ufunc: Any, name: str, array: Any, given: Dict[str, Any]) -> Any:
-    """Implements ufunc.reduce."""
-    given = {"axis": 0 if array.ndim else None, **given}
-    known = ("axis", "dtype", "keepdims", "initial", "where")
+def _folded(ufunc: Any, method: str, name: str, array: Any, given: Dict[str, Any]) -> Any:
+    """Implements ufunc.reduce and ufunc.accumulate."""
+    scans = method == "accumulate"
+    given = {"axis": 0 if scans or array.ndim else None, **given}
+    known = ("axis", "dtype") if scans else ("axis", "dtype", "keepdims", "initial", "where")
     for key in [key for key in given if key not in known]:
         _refused(name, key, given.pop(key))
     fold, dtype = REDUCTIONS[ufunc], given.pop("dtype", None)
-    if fold not in ("all", "any"):
-        return getattr(array._typed(dtype), fold)(**given)._typed(dtype)
-    if dtype is not None and np.dtype(dtype) != np.dtype(bool):
+    logical = fold in ("all", "any")
+    if logical and dtype is not None and np.dtype(dtype) != np.dtype(bool):
         raise TypeError(f"{name} returns booleans, not {dtype}")
+    if scans:
+        axes = _ops.axes_of(given["axis"], array.ndim)
+        if len(axes) != 1:
+            raise ValueError(f"{name} takes one axis, not {len(axes)}")
+        op = "product" if fold == "prod" else fold
+        return array._scan(op, axes[0], None if logical else dtype)
+    if not logical:
+        return getattr(array._typed(dtype), fold)(**given)._typed(dtype)
     initial = given.pop("initial", None)
     found = getattr(array, fold)(**given)
     return found._from("and" if fold == "all" else "or", None if initial is None else bool(initial))

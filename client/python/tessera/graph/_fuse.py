@@ -1,8 +1,8 @@
 """Turns the nodes of expressions into the steps of a program. Connected operations that work
 element by element become one expression. No I/O.
 
-An expression is a Map, the input of a Reduce that folds it, or the epilogue of a Matmul whose
-product nothing else reads. A step has one operand for each array that it reads, up to MAX_OPERANDS,
+An expression is a Map, the input of a Reduce or a Scan, or the epilogue of a Matmul whose product
+nothing else reads. A step has one operand for each array that it reads, up to MAX_OPERANDS,
 and at most MAX_NODES nodes, including loads and constants. Larger expressions are split: their
 largest part becomes a separate step. A value that several steps need is computed in each of them,
 unless it must be stored anyway.
@@ -11,12 +11,13 @@ unless it must be stored anyway.
 import bisect
 from typing import Any, Dict, FrozenSet, Hashable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ._graph import Constant, Inline, Leaf, Node, Source, Term
+from ._graph import FOLDS, Constant, Inline, Leaf, Node, Source, Term
 from ._views import View
 
 MAX_OPERANDS = 8
-# The server allows 64 nodes. Each operand may need a cast (ALL, ANY), and the value a last load.
-MAX_NODES = 64 - MAX_OPERANDS - 1
+# The server allows 64 nodes, and 63 in a scan. Each operand may need a cast (ALL, ANY), and the
+# value a last load.
+MAX_NODES = 63 - MAX_OPERANDS - 1
 
 
 class Instruction(NamedTuple):
@@ -32,8 +33,8 @@ class Instruction(NamedTuple):
 class Step:
     """One operation of a program. node: what it computes. operands: what it reads; if the source of
     an operand is a Node, the operand is the result of the step that Fuser.number returns. code: the
-    expression of a map, or of a reduce or a matmul that has one. In the expression of a matmul,
-    operand 0 is the product, and the others are operands[2:]."""
+    expression of a map, or of a reduce, a scan or a matmul that has one. In the expression of a
+    matmul, operand 0 is the product, and the others are operands[2:]."""
 
     __slots__ = ("node", "operands", "code")
 
@@ -144,7 +145,7 @@ class Fuser:
                 stored.add(position)
             for source, view in node.inputs:
                 if isinstance(source, Node) and not (
-                    node.op in ("map", "reduce")
+                    node.op in ("map", *FOLDS)
                     and source.op == "map"
                     and view == View.whole(source.shape)
                 ):
@@ -196,9 +197,9 @@ class Fuser:
         self._add(position, Step(self._nodes[position], operands, self._code(position)))
 
     def _folding(self, position: int) -> Optional[Step]:
-        """Returns the step of a reduce that folds an expression, or None for any other node."""
+        """Returns the step of a reduce or scan of an expression, or None for any other node."""
         node = self._nodes[position]
-        made = self._inlined(node.inputs[0][0]) if node.op == "reduce" else None
+        made = self._inlined(node.inputs[0][0]) if node.op in FOLDS else None
         if made is None:
             return None
         return Step(node, list(self._trees[made].operands.values()), self._code(made))

@@ -84,6 +84,10 @@ class Constant:
         self.dtype: "np.dtype[Any]" = dtype  # type: ignore[assignment]
 
 
+# The operations that fold elements, and whose operand may be an expression.
+FOLDS = ("reduce", "scan")
+
+
 class Node:
     """An operation. op is the name of a step of the protocol ("dot", "reduce"...), and params are
     the other fields of its request. For a "map", params["fn"] is the function of each element;
@@ -127,7 +131,7 @@ class Node:
     @property
     def gives_integers(self) -> bool:
         """Whether the server returns i32 elements that represent booleans."""
-        return self.op == "reduce" and self.dtype.kind == "b"
+        return self.op in FOLDS and self.dtype.kind == "b"
 
     @property
     def answer_bytes(self) -> int:

@@ -7,7 +7,7 @@ from typing import Any, Iterable, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from ..wire._errors import BadK, BadRadius, BadShape, Unsupported
+from ..wire._errors import BadK, BadOperation, BadRadius, BadShape, Unsupported
 from . import _dtypes
 from ._elementwise import apply, cast, common_dtype, copy
 from ._graph import Constant, Inline, Leaf, Node, Term
@@ -151,6 +151,10 @@ def tensordot(
 
 # The reductions that the server computes for bool elements.
 _OF_TRUTH = ("all", "any", "sum", "mean")
+# The same for bool elements.
+_OF_BOOL = {"min": "all", "max": "any"}
+# The operations that Scan computes.
+SCANS = ("sum", "product", "min", "max", "all", "any")
 
 
 def _result_dtype(op: str, dtype: "np.dtype[Any]") -> "np.dtype[Any]":
@@ -199,7 +203,7 @@ def reduce(op: str, a: Term, axis: Axis = None, keepdims: bool = False) -> Term:
     if empty and op in ("mean", "variance", "std"):
         return full(np.nan, shape, own if _dtypes.is_float(own) else _F64)
     if own.kind == "b" and not empty:
-        op = {"min": "all", "max": "any"}.get(op, op)
+        op = _OF_BOOL.get(op, op)
     if own.kind != "b" or op not in _OF_TRUTH:
         (a,) = _numbers(a)
     dtype = _result_dtype(op, a[0].dtype)
@@ -210,7 +214,7 @@ def reduce(op: str, a: Term, axis: Axis = None, keepdims: bool = False) -> Term:
         params = {"op": op, "axes": axes, "keep_dims": keepdims}
         node = Node("reduce", (a,), shape, dtype, params)
         view = View.whole(shape)
-    picks_byte = op in ("min", "max") and _dtypes.is_byte(own)
+    picks_byte = op in _OF_BOOL and _dtypes.is_byte(own)
     return cast((node, view), own) if picks_byte else (node, view)
 
 
@@ -222,6 +226,27 @@ def correction_of(op: str, n: int, less: float) -> Tuple[float, float]:
         return (n / left) ** 0.5 if left else float("inf"), 1.0
     power = 2.0 ** -math.frexp(n)[1]  # Keeps both in range.
     return n * power, left * power
+
+
+def scan(
+    op: str, a: Term, axis: int = -1, exclusive: bool = False, reverse: bool = False
+) -> Term:
+    """Returns the fold of the elements along an axis up to each element, or, if exclusive, up to
+    the one before. If reverse, folds begin at the end of the axis."""
+    if op not in SCANS:
+        raise BadOperation(f"a scan cannot compute {op!r}: it computes {', '.join(SCANS)}")
+    own, shape = a[0].dtype, a[1].shape
+    params = {
+        "axis": normalize_axis(axis, len(shape)) - len(shape),
+        "exclusive": is_true(exclusive, "exclusive"),
+        "reverse": is_true(reverse, "reverse"),
+    }
+    if own.kind == "b":
+        op = _OF_BOOL.get(op, op)
+    if own.kind != "b" or op not in _OF_TRUTH:
+        (a,) = _numbers(a)
+    node = Node("scan", (a,), shape, _result_dtype(op, a[0].dtype), {"op": op, **params})
+    return cast(_term(node), own) if op in _OF_BOOL else _term(node)
 
 
 def _of_each(op: str, a: Term) -> Term:

@@ -133,7 +133,7 @@ class Plan:
                 if _transposed(view):
                     fields["transpose_" + "ab"[i]] = True
                     operands[i] = source, view.transpose()
-        if node.op == "reduce":
+        if "op" in fields:
             fields["op"] = p.REDUCE_OPS[fields["op"]]
         if node.strategy:
             fields["strategy"] = node.strategy
