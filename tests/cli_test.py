@@ -743,7 +743,8 @@ class CliTest(CliCase):
                 "put --random normal --name x", "add a b --out c -o d.npy", "add a b --replace",
                 "reduce sum x --axes a", "reduce sum x --out y", "cp x", "cp x y --dtype f8",
                 "window-sum x", "bench", "topk x", "topk x --k all", "search x --k 3",
-                "topk x --k 1 --out y -o y.npy", "scan mean x", "scan x", "search x --queries q --k 3 --metric cosine",
+                "topk x --k 1 --out y -o y.npy", "scan mean x", "scan x",
+                "search x --queries q --k 3 --metric cosine",
                 "bench sort x", "bench dot x", "bench reduce magic x", "bench dot x x --repeat 0"):
             self.assertEqual(self.run_cli(*line.split()).returncode, 2, line)
         for says, *arguments in (

@@ -291,8 +291,8 @@ class Compiler {
     return at;
   }
 
-  // above_integers: whether a number of 2^63 or more must stay above the integers that it is compared
-  // with. The largest of them are rounded to 2^63.
+  // above_integers: whether a number of 2^63 or more must stay above the integers that it is
+  // compared with. The largest of them are rounded to 2^63.
   int Constant(std::size_t i, DType dtype, bool above_integers = false) {
     const ExpressionNode& node = nodes_[i];
     const double real =

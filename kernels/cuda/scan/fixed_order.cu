@@ -5,9 +5,9 @@
 // those of the chunks before it in its group of 256, those of the groups before it in its region,
 // and the fold of all regions before. A block therefore waits neither for the result of the chunk
 // before its own, as in a chain, nor for whatever happens to be there first, as in `look_back`. It
-// waits for at most 255 totals of chunks, one per thread, and at the same time for at most 31 totals
-// of groups and one value for the regions. The last chunk of a group sends the group's total, and
-// the last one of a region also sends the fold of all regions.
+// waits for at most 255 totals of chunks, one per thread, and at the same time for at most 31
+// totals of groups and one value for the regions. The last chunk of a group sends the group's
+// total, and the last one of a region also sends the fold of all regions.
 //
 //     chunks   | 0 1 2 ... 255 | 256 ... 511 | 512 513 514 ...
 //     groups   |       0       |      1      |  2           chunk 514 reads groups 0 and 1,
@@ -244,8 +244,9 @@ __device__ typename F::Wide FoldCells(const typename F::Wide* cells) {
   return fold;
 }
 
-// Sends the total of chunk c of a row, and returns the fold of all chunks before it to every thread.
-// A missing total is the identity, which changes nothing. REQUIRES: kScanGroup threads call it.
+// Sends the total of chunk c of a row, and returns the fold of all chunks before it to every
+// thread. A missing total is the identity, which changes nothing. REQUIRES: kScanGroup threads call
+// it.
 template <class F>
 __device__ typename F::Wide ExchangeTotals(const Totals& totals, std::int64_t row, std::int64_t c,
                                            typename F::Wide total) {
@@ -299,8 +300,8 @@ __device__ typename F::Wide ExchangeTotals(const Totals& totals, std::int64_t ro
 
 // --- Kernels ---
 
-// The shared memory of a block: a stage per warp for elements and, if results have another size, one
-// for results.
+// The shared memory of a block: a stage per warp for elements and, if results have another size,
+// one for results.
 template <class F>
 struct Stages {
   using T = typename F::Element;

@@ -8,8 +8,9 @@
 //     d = 2     x0   x0-1   x0-2   x0-3   x1-4   ...
 //
 // It adds about B log2(B) times, though B additions would do, and each step needs a barrier. There
-// are two copies of the cells, one that a step reads and one that it writes, so that one barrier per
-// step is enough. The block takes one piece of its line after the other and carries the total along.
+// are two copies of the cells, one that a step reads and one that it writes, so that one barrier
+// per step is enough. The block takes one piece of its line after the other and carries the total
+// along.
 //
 // Cost at n = 2^20, f32, one row: 4096 pieces of 256, each with 8 barriers and 2048 additions, in a
 // single block.

@@ -1,8 +1,8 @@
 // Scan in three launches: the totals of pieces, the scan of the totals, and the scan of each piece.
 //
 // Compared with `brent_kung`, one long line keeps the whole GPU busy, because the pieces of a line
-// have a block each. A thread folds kItems adjacent elements by itself, and only the threads' totals
-// are scanned together, by shuffles within the warps. The price is that x is read twice.
+// have a block each. A thread folds kItems adjacent elements by itself, and only the threads'
+// totals are scanned together, by shuffles within the warps. The price is that x is read twice.
 //
 //     1   x       | piece 0 | piece 1 | piece 2 |    a block per piece
 //         totals  |   t0    |   t1    |   t2    |

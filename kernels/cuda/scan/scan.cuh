@@ -36,8 +36,9 @@ __device__ A ShuffleFrom(A value, int from) {
 }
 
 // Kogge and Stone's scan over `width` adjacent lanes, where width is a power of two: in each of its
-// log2(width) steps, a lane combines the value `distance` lanes below with its own, and the distance
-// doubles. Returns the fold of this lane's value and all below. REQUIRES: the whole warp calls it.
+// log2(width) steps, a lane combines the value `distance` lanes below with its own, and the
+// distance doubles. Returns the fold of this lane's value and all below. REQUIRES: the whole warp
+// calls it.
 template <class F, class A>
 __device__ A ScanLanes(A value, int width = kWarpSize) {
   const int lane = static_cast<int>(threadIdx.x) % width;

@@ -138,8 +138,8 @@ _HOST = (1, 3)  # DLPack's kDLCPU and kDLCUDAHost.
 
 
 _MISSING = (
-    "missing values cannot be stored: use put(dtype='f4') or another float type to make them NaN, or"
-    " replace them, in pandas with .fillna(value)"
+    "missing values cannot be stored: use put(dtype='f4') or another float type to make them NaN,"
+    " or replace them, in pandas with .fillna(value)"
 )
 
 
@@ -175,8 +175,8 @@ def _is_missing(value: Any) -> bool:
 
 def to_numpy(value: Any, wanted: Any = None) -> npt.NDArray[Any]:
     """Like np.asarray, but also takes arrays of other libraries, even on a device or of types that
-    NumPy lacks. A mask is rejected, not dropped. Missing values among Python objects become NaN if a
-    float type is wanted, and are rejected if they have no number. wanted: the requested type, if
+    NumPy lacks. A mask is rejected, not dropped. Missing values among Python objects become NaN if
+    a float type is wanted, and are rejected if they have no number. wanted: the requested type, if
     any."""
     array = _to_numpy(value, wanted)
     if array.dtype != object:

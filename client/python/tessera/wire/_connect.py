@@ -69,8 +69,8 @@ def duration(ttl: Ttl) -> Any:
 
 
 def trimmed(text: str) -> str:
-    """Returns a text without a byte order mark and surrounding whitespace, which may go unnoticed in
-    files and variables."""
+    """Returns a text without a byte order mark and surrounding whitespace, which are easy to miss
+    in files and variables."""
     return text[text.startswith("\ufeff") :].strip(" \t\n\v\f\r")
 
 
