@@ -140,10 +140,24 @@ class ScanTest : public StrategyTest<ScanProblem> {
     return GetParam().backend == Backend::kCuda && strategy().cost(p).depth > 400'000;
   }
 
-  // Returns the bytes of the scan of x along an axis, or nothing if the strategy refuses it.
+  static ScanProblem ProblemOf(const View& x, int axis, const How& how, Launch launch = {}) {
+    const int rank = x.shape.rank, at = axis < 0 ? axis + rank : axis;
+    ScanProblem problem{.dtype = x.dtype,
+                        .op = how.op,
+                        .outer = 1,
+                        .length = x.shape[at],
+                        .exclusive = how.exclusive,
+                        .reverse = how.reverse,
+                        .launch = launch};
+    for (int i = 0; i < rank; ++i)
+      if (i != at) (i < at ? problem.outer : problem.inner) *= x.shape[i];
+    return problem;
+  }
+
+  // Returns the scan of x along an axis, or nothing if the strategy refuses it.
   template <class O>
-  std::vector<O> Scan(const View& x, int axis, const How& how, const ScanProblem& problem,
-                      Launch launch = {}, double* roundoff = nullptr) {
+  std::vector<O> Scan(const View& x, int axis, const How& how, Launch launch = {},
+                      double* roundoff = nullptr) {
     const OperationSpec spec =
         ScanSpec{.op = how.op, .axis = axis, .exclusive = how.exclusive, .reverse = how.reverse};
     const ArrayType type = Get(TypeOf(spec, {x})).arrays.at(0);
@@ -151,7 +165,7 @@ class ScanTest : public StrategyTest<ScanProblem> {
     EXPECT_EQ(type.shape, x.shape);
     DeviceArray<O> out(stream(), x.elements());
     const auto result = tessera::Run(spec, stream(), {x}, {out.data()}, options(launch));
-    if (x.elements() > 0 && !Refusal(strategy(), problem).empty()) {
+    if (!Refusal(strategy(), ProblemOf(x, axis, how)).empty()) {
       EXPECT_EQ(ErrorReason(result.status()), "STRATEGY_UNSUPPORTED") << result.status();
       return {};
     }
@@ -166,23 +180,14 @@ class ScanTest : public StrategyTest<ScanProblem> {
   template <class T>
   void Check(const std::vector<T>& host, const View& x, std::int64_t first, int axis,
              const How& how, Launch launch = {}) {
-    const int rank = x.shape.rank, at = axis < 0 ? axis + rank : axis;
-    ScanProblem problem{.dtype = x.dtype,
-                        .op = how.op,
-                        .outer = 1,
-                        .length = x.shape[at],
-                        .exclusive = how.exclusive,
-                        .reverse = how.reverse,
-                        .launch = launch};
-    for (int i = 0; i < rank; ++i)
-      if (i != at) (i < at ? problem.outer : problem.inner) *= x.shape[i];
+    const ScanProblem problem = ProblemOf(x, axis, how, launch);
     SCOPED_TRACE(absl::StrCat(ToText(how), " of ", problem.outer, "x", problem.length, "x",
                               problem.inner, " block ", launch.block_size));
     if (TooSlow(problem)) return;
     if (IsOrdering(how.op)) {
-      CheckLines<T, T>(host, x, first, at, how, problem);
+      CheckLines<T, T>(host, x, first, axis, how, problem);
     } else {
-      CheckLines<T, SumOf<T>>(host, x, first, at, how, problem);
+      CheckLines<T, SumOf<T>>(host, x, first, axis, how, problem);
     }
   }
 
@@ -205,19 +210,20 @@ class ScanTest : public StrategyTest<ScanProblem> {
   void CheckLines(const std::vector<T>& host, const View& x, std::int64_t first, int axis,
                   const How& how, const ScanProblem& problem) {
     double roundoff = 0;
-    const std::vector<O> got = Scan<O>(x, axis, how, problem, problem.launch, &roundoff);
+    const std::vector<O> got = Scan<O>(x, axis, how, problem.launch, &roundoff);
     if (got.empty()) return;
+    const int at = axis < 0 ? axis + x.shape.rank : axis;
     for (std::int64_t line = 0; line < problem.outer * problem.inner; ++line) {
       std::int64_t begin = first, rest = line;
       for (int i = x.shape.rank - 1; i >= 0; --i) {
-        if (i == axis) continue;
+        if (i == at) continue;
         begin += rest % x.shape[i] * At(x.strides, i);
         rest /= x.shape[i];
       }
       Running<T> fold(how.op);
       for (std::int64_t step = 0; step < problem.length; ++step) {
         const std::int64_t i = how.reverse ? problem.length - 1 - step : step;
-        const T element = At(host, begin + i * At(x.strides, axis));
+        const T element = At(host, begin + i * At(x.strides, at));
         const std::int64_t place =
             (line / problem.inner * problem.length + i) * problem.inner + line % problem.inner;
         if (!how.exclusive) fold.Add(element);
@@ -352,7 +358,7 @@ TEST_P(ScanTest, EmptyArrays) {
     DeviceArray<T> nothing(stream(), 0);
     for (const View& x : {nothing.view({0}), nothing.view({3, 0}), nothing.view({0, 3})})
       for (int axis = 0; axis < x.shape.rank; ++axis)
-        EXPECT_TRUE(Scan<SumOf<T>>(x, axis, {}, {.dtype = x.dtype}).empty());
+        EXPECT_TRUE(Scan<SumOf<T>>(x, axis, {}).empty());
   });
 }
 
@@ -420,8 +426,8 @@ class FixedLine {
   using Value = std::conditional_t<std::is_same_v<T, Half> && kOp == ReduceOp::kSum, float, Wide>;
   using Out = std::conditional_t<kExtreme, T, SumOf<T>>;
 
-  explicit FixedLine(std::vector<T> elements) : elements_(std::move(elements)) {
-    for (T element : elements_)
+  explicit FixedLine(const std::vector<T>& elements) {
+    for (T element : elements)
       values_.push_back(static_cast<Value>(static_cast<ValueOf<T>>(element)));
     segments_ = Folds<Value>(values_, 16);
     const std::int64_t stripes = (std::ssize(segments_) + 31) / 32;
@@ -438,7 +444,7 @@ class FixedLine {
 
   std::vector<Out> Scan(bool exclusive) const {
     std::vector<Out> out;
-    Value before{};
+    Value start{}, before{};
     for (std::int64_t i = 0; i < std::ssize(values_); ++i) {
       const std::int64_t segment = i / 16, stripe = segment / 32, chunk = stripe / 8;
       const std::int64_t part = chunk / 8, group = part / 32, region = group / 32;
@@ -448,10 +454,10 @@ class FixedLine {
             Join(Fold(regions_, 0, region), Join(Fold(groups_, region * 32, group), chunks));
         const Value segments =
             segment % 32 == 0 ? Nothing<Value>() : Doubled(stripe * 32, segment % 32 - 1, 32);
-        start_ = Join(static_cast<Value>(base), Join(Fold(stripes_, chunk * 8, stripe), segments));
-        before = start_;
+        start = Join(static_cast<Value>(base), Join(Fold(stripes_, chunk * 8, stripe), segments));
+        before = start;
       }
-      const Value with = Join(start_, Fold(values_, segment * 16, i + 1));
+      const Value with = Join(start, Fold(values_, segment * 16, i + 1));
       out.push_back(ConvertElement<Out>(exclusive ? before : with));
       before = with;
     }
@@ -505,7 +511,6 @@ class FixedLine {
     return i < half ? own : Join(Doubled(first, i - half, half), own);
   }
 
-  std::vector<T> elements_;
   std::vector<Value> values_, segments_, stripes_;
   std::vector<Wide> chunks_, parts_, groups_, regions_;
   mutable Value start_{};
@@ -551,8 +556,8 @@ TEST_P(FixedScanTest, HasTheBitsOfItsOrder) {
           };
           for (std::int64_t i = 0; i < n; ++i) At(columns, place(i)) = At(x, i);
           const DeviceArray<T> array(stream(), columns, 1);
-          const std::vector<Out> got = Scan<Out>(
-              array.view({n, inner}), 0, {kOp, exclusive, reverse}, {.dtype = DTypeOf<T>()});
+          const std::vector<Out> got =
+              Scan<Out>(array.view({n, inner}), 0, {kOp, exclusive, reverse});
           ASSERT_EQ(std::ssize(got), n * inner);
           for (std::int64_t i = 0; i < n; ++i) {
             const Out is = At(got, place(i)), should = At(want, i);
@@ -587,10 +592,9 @@ TEST_P(FixedScanTest, BitsDoNotDependOnWhatFollows) {
     std::vector<T> rows;
     for (int i = 0; i < 40; ++i) rows.insert(rows.end(), row.begin(), row.end());
     const DeviceArray<T> array(stream(), rows);
-    const ScanProblem problem = {.dtype = DTypeOf<T>()};
-    const auto alone = Scan<SumOf<T>>(array.view({n}), 0, {}, problem);
-    const auto many = Scan<SumOf<T>>(array.view({40, n}), 1, {}, problem);
-    const auto longer = Scan<SumOf<T>>(array.view({40 * n}), 0, {}, problem);
+    const auto alone = Scan<SumOf<T>>(array.view({n}), 0, {});
+    const auto many = Scan<SumOf<T>>(array.view({40, n}), 1, {});
+    const auto longer = Scan<SumOf<T>>(array.view({40 * n}), 0, {});
     const std::size_t bytes = alone.size() * sizeof(SumOf<T>);
     for (std::int64_t i = 0; i < 40; ++i)
       EXPECT_EQ(std::memcmp(alone.data(), many.data() + i * n, bytes), 0) << i;
@@ -604,11 +608,10 @@ TEST_P(ScanTwiceTest, GivesTheSameBits) {
   ForType([&]<class T>(T) {
     const std::int64_t n = std::min<std::int64_t>(Largest(), 300'001);
     const DeviceArray<T> x(stream(), Uneven<T>(ReduceOp::kSum, n));
-    const ScanProblem problem = {.dtype = DTypeOf<T>(), .outer = 1, .length = n};
-    if (TooSlow(problem)) return;
-    const auto first = Scan<SumOf<T>>(x.view(), 0, {}, problem);
+    if (TooSlow(ProblemOf(x.view(), 0, {}))) return;
+    const auto first = Scan<SumOf<T>>(x.view(), 0, {});
     for (int i = 0; i < (WatchedClosely() ? 1 : 5); ++i) {
-      const auto again = Scan<SumOf<T>>(x.view(), 0, {}, problem);
+      const auto again = Scan<SumOf<T>>(x.view(), 0, {});
       ASSERT_EQ(std::memcmp(first.data(), again.data(), first.size() * sizeof(SumOf<T>)), 0);
     }
   });
