@@ -1,6 +1,7 @@
 """NumPy ufuncs on server-side arrays. No I/O.
 
-Each entry of UFUNCS computes a term from terms. REDUCTIONS has reductions such as np.add.reduce.
+Each entry of UFUNCS computes a term from terms. REDUCTIONS is for np.add.reduce,
+np.add.accumulate and their like.
 """
 
 from typing import Any, Callable, Dict

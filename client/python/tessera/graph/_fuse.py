@@ -2,10 +2,10 @@
 element by element become one expression. No I/O.
 
 An expression is a Map, the input of a Reduce or a Scan, or the epilogue of a Matmul whose product
-nothing else reads. A step has one operand for each array that it reads, up to MAX_OPERANDS,
-and at most MAX_NODES nodes, including loads and constants. Larger expressions are split: their
-largest part becomes a separate step. A value that several steps need is computed in each of them,
-unless it must be stored anyway.
+nothing else reads. A step has one operand for each array that it reads, up to MAX_OPERANDS, and at
+most MAX_NODES nodes, including loads and constants. Larger expressions are split: their largest
+part becomes a separate step. A value that several steps need is computed in each of them, unless it
+must be stored anyway.
 """
 
 import bisect
@@ -15,8 +15,8 @@ from ._graph import FOLDS, Constant, Inline, Leaf, Node, Source, Term
 from ._views import View
 
 MAX_OPERANDS = 8
-# The server allows 64 nodes, and 63 in a scan. Each operand may need a cast (ALL, ANY), and the
-# value a last load.
+# The server allows 64 nodes, and 63 in a scan with ALL or ANY. Each operand may need a cast (ALL,
+# ANY), and the value a last load.
 MAX_NODES = 63 - MAX_OPERANDS - 1
 
 

@@ -151,7 +151,7 @@ def tensordot(
 
 # The reductions that the server computes for bool elements.
 _OF_TRUTH = ("all", "any", "sum", "mean")
-# The same for bool elements.
+# What the minimum and the maximum of bool elements are.
 _OF_BOOL = {"min": "all", "max": "any"}
 # The operations that Scan computes.
 SCANS = ("sum", "product", "min", "max", "all", "any")
