@@ -125,9 +125,10 @@ void LogOptions(const Options& options) {
 
 Server::Server(std::unique_ptr<Core> core)
     : core_(std::move(core)),
-      buffer_service_(*core_),
-      compute_service_(*core_),
-      filled_(core_->options().ready_file.empty()) {}
+      buffer_service_(core_->call_parts(), *core_->devices, core_->options),
+      compute_service_(core_->call_parts(), *core_->devices, core_->tenants, core_->options,
+                       core_->start_time),
+      filled_(core_->options.ready_file.empty()) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(
     const Options& options, std::vector<std::unique_ptr<Device>> devices) {
@@ -135,9 +136,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
   absl::StatusOr<std::unique_ptr<Core>> core = Core::Make(options, std::move(devices));
   if (!core.ok()) return core.status();
   LogOptions(options);
-  for (const std::unique_ptr<Device>& device : (*core)->devices()) {
+  for (const std::unique_ptr<Device>& device : (*core)->device_list) {
     spdlog::info("device {} ({}): {} MiB for buffers, {} workers, queue of {}", device->info().name,
-                 device->info().model, (*core)->tenants().budget(*device).limit() >> 20,
+                 device->info().model, (*core)->tenants.budget(*device).limit() >> 20,
                  options.workers, options.queue);
   }
   std::unique_ptr<Server> server(new Server(*std::move(core)));
@@ -157,12 +158,13 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
 }
 
 absl::Status Server::Register(grpc::ServerBuilder& builder) {
-  const Options& options = core_->options();
+  const Options& options = core_->options;
   builder.RegisterService(&buffer_service_);
   builder.RegisterService(&compute_service_);
   builder.RegisterService(&health_);
   if (!options.shared_memory.empty()) {
-    absl::StatusOr<std::unique_ptr<SharedMemoryService>> shared = SharedMemoryService::Open(*core_);
+    absl::StatusOr<std::unique_ptr<SharedMemoryService>> shared = SharedMemoryService::Open(
+        core_->call_parts(), *core_->devices, core_->tenants, core_->regions, options);
     if (!shared.ok()) return shared.status();
     shared_memory_service_ = *std::move(shared);
     builder.RegisterService(shared_memory_service_.get());
@@ -181,12 +183,12 @@ absl::Status Server::Register(grpc::ServerBuilder& builder) {
 }
 
 absl::Status Server::Listen() {
-  const Options& options = core_->options();
+  const Options& options = core_->options;
   grpc::ServerBuilder builder;
   if (absl::Status status = Register(builder); !status.ok()) return status;
   SetLimits(options, builder);
   if (!options.metrics_listen.empty()) {
-    gpus_ = std::make_unique<GpuMonitor>(core_->devices());
+    gpus_ = std::make_unique<GpuMonitor>(core_->device_list);
     absl::StatusOr<std::unique_ptr<HttpListener>> http = HttpListener::Open(
         options.metrics_listen, [this](std::string_view path) { return ServeHttp(path); });
     if (!http.ok()) return http.status();
@@ -211,7 +213,7 @@ absl::Status Server::Listen() {
   };
   std::unique_ptr<Listener::Acceptor> acceptor = add_acceptor(nullptr);
   std::vector<Listener::User> users;
-  while (core_->access().restricted() && listener_->has_unix() && users.size() < kMostUsers) {
+  while (core_->access->restricted() && listener_->has_unix() && users.size() < kMostUsers) {
     auto mark = std::make_unique<UserMark>();
     std::unique_ptr<Listener::Acceptor> theirs = add_acceptor(mark.get());
     users.push_back({std::move(mark), std::move(theirs)});
@@ -229,21 +231,18 @@ absl::Status Server::Listen() {
   buffer_service_.Serve(*queues_);
   compute_service_.Serve(*queues_);
   if (shared_memory_service_ != nullptr) shared_memory_service_->Serve(*queues_);
-  health_.Serve(*queues_, std::max<std::size_t>(1, listener_->connections().limit() / 4),
-                core_->answers());
-  queues_->Accept([this](CallQueue& queue) {
-    new StreamExchange(streams_, queue, serve_stream_, core_->answers());
-  });
-  core_->WatchConnections(listener_->connections());
+  health_.Serve(*queues_, std::max<std::size_t>(1, listener_->connections().limit() / 4));
+  queues_->Accept([this](CallQueue& queue) { new StreamExchange(streams_, queue, serve_stream_); });
+  core_->limits.WatchConnections(listener_->connections());
   stream_watch_.emplace(listener_->connections(), options.max_streams);
   listener_->Start(std::move(acceptor), std::move(users),
-                   [this](uid_t user) { return core_->access().NamesUser(user); });
+                   [this](uid_t user) { return core_->access->NamesUser(user); });
   return absl::OkStatus();
 }
 
 absl::Status Server::CheckCredentials() {
-  const Options& options = core_->options();
-  const Access& access = core_->access();
+  const Options& options = core_->options;
+  const Access& access = *core_->access;
   if (access.names_certificates() && options.tls_client_ca.empty())
     spdlog::warn(
         "tokens: some lines name certificates, but no client is asked for one without "
@@ -273,7 +272,7 @@ void Server::ServeStream(StreamExchange& exchange) {
   if (buffer_service_.ServeStream(method, exchange) || health_.ServeStream(method, exchange) ||
       reflection_->Serve(method, exchange))
     return;
-  core_->metrics().Count({.rpc = "other"}, absl::UnimplementedError(""));
+  core_->records.metrics().Count({.rpc = "other"}, absl::UnimplementedError(""));
   exchange.Refuse({grpc::StatusCode::UNIMPLEMENTED, "the server has no such method"});
 }
 
@@ -327,11 +326,11 @@ void Server::RequestReload() {
 }
 
 void Server::Reload(bool asked) {
-  Home* const home = core_->home();
-  if (asked && tls_ == nullptr && !core_->access().restricted() && home == nullptr)
+  Home* const home = core_->home.get();
+  if (asked && tls_ == nullptr && !core_->access->restricted() && home == nullptr)
     spdlog::info("SIGHUP: there are no files for TLS, tokens or a ring to read again");
   if (tls_ != nullptr) tls_->Reload(asked);
-  core_->access().Reload(asked);
+  core_->access->Reload(asked);
   if (home != nullptr) home->Reload(asked);
 }
 
@@ -347,12 +346,12 @@ bool Server::devices_lost() const {
 }
 
 void Server::SetProfiling(bool on) {
-  for (const std::unique_ptr<Device>& device : core_->devices()) device->SetProfiling(on);
+  for (const std::unique_ptr<Device>& device : core_->device_list) device->SetProfiling(on);
 }
 
 bool Server::Drain() {
   if (std::exchange(drained_, true)) return true;
-  const Options& options = core_->options();
+  const Options& options = core_->options;
   {
     std::unique_lock lock(mutex_);
     draining_ = true;
@@ -362,14 +361,15 @@ bool Server::Drain() {
   }
   listener_->Close();
   if (shared_memory_service_ != nullptr) shared_memory_service_->Close();
-  core_->admission().Close();
+  core_->limits.admission().Close();
   // gRPC cancels calls that arrive during its shutdown, so their clients do not learn the reason.
   // During this pause, clients that call continually get DRAINING instead.
   absl::SleepFor(std::min(kRefusal, options.drain_timeout));
   // Closes the listeners and sends GOAWAY, then waits for calls in progress. gRPC gets no deadline
   // of its own: calls that it cut off could end before WaitIdle returns, and not be noticed.
   begin_shutdown_.set_value();
-  const bool idle = core_->admission().WaitIdle(std::min(options.drain_timeout, kLongestDrain));
+  const bool idle =
+      core_->limits.admission().WaitIdle(std::min(options.drain_timeout, kLongestDrain));
   if (!idle) {
     spdlog::warn("cancelling the calls that are still in progress after the drain timeout");
     grpc_server_cancel_all_calls(server_->c_server());
@@ -377,7 +377,7 @@ bool Server::Drain() {
   // Watch calls of the health service never end by themselves.
   while (shutdown_.wait_for(absl::ToChronoNanoseconds(kFlush)) != std::future_status::ready)
     grpc_server_cancel_all_calls(server_->c_server());
-  core_->FlushSpans(kFlush);
+  core_->records.FlushSpans(kFlush);
   return idle;
 }
 
@@ -407,12 +407,12 @@ absl::Duration Server::Without(absl::Duration wait, absl::Time now) const {
 void Server::EndIdle(absl::Time now) {
   buffer_service_.EndIdleStreams(now);
   reflection_->EndIdleStreams(now);
-  core_->answers().CancelUnread(now, core_->Patience(core_->options().transfer_timeout));
+  queues_->answers().CancelUnread(now, core_->limits.Patience());
 }
 
 Server::Verdict Server::Judge() {
-  const auto& devices = core_->devices();
-  const Options& options = core_->options();
+  const auto& devices = core_->device_list;
+  const Options& options = core_->options;
   const absl::Duration limit = options.HangLimit(devices.size());
   bool spans_absence = false, stuck = false;
   const auto present = [&](absl::Duration wait) {
@@ -427,7 +427,7 @@ Server::Verdict Server::Judge() {
     return wait > limit;
   };
   for (const std::unique_ptr<Device>& device : devices) {
-    if (hangs(core_->LongestWait(*device, present))) {
+    if (hangs(core_->devices->LongestWait(*device, present))) {
       spdlog::critical("device {} hangs: it has not answered for {}", device->info().name,
                        absl::FormatDuration(limit));
       device->MarkLost();
@@ -438,7 +438,7 @@ Server::Verdict Server::Judge() {
   }
   bool lost = lost_devices_.size() == devices.size();
   // A chore may hang because of a device that is already known to be lost.
-  if (lost_devices_.empty() && hangs(present(absl::FromChrono(core_->chores().LongestRun())))) {
+  if (lost_devices_.empty() && hangs(present(absl::FromChrono(core_->chores.LongestRun())))) {
     spdlog::critical("allocating or freeing memory has taken {}: the driver hangs",
                      absl::FormatDuration(limit));
     lost = true;
@@ -451,10 +451,11 @@ void Server::ClearLostDevices() {
   // This is done every time Tend runs, because a call that began before the loss may still create a
   // buffer or wait for the device.
   for (const auto& [device, refusing] : lost_devices_) {
-    core_->chores().Release(core_->tenants().Evict(*device));
-    Executor &compute = core_->compute(*device), &transfers = core_->transfers(*device);
+    core_->chores.Release(core_->tenants.Evict(*device));
+    Executor& compute = core_->devices->compute(*device);
+    Executor& transfers = core_->devices->transfers(*device);
     if (compute.waiting() + transfers.waiting() == 0) continue;
-    SubmitOnce(core_->chores(), refusing, [&compute, &transfers] {
+    SubmitOnce(core_->chores, refusing, [&compute, &transfers] {
       compute.RefuseWaiting();
       transfers.RefuseWaiting();
     });
@@ -469,10 +470,10 @@ void Server::WatchFiles() {
     const bool filled = filled_;
     lock.unlock();
     Reload(asked);
-    const bool made = !filled && IsMade(core_->options().ready_file, start_);
+    const bool made = !filled && IsMade(core_->options.ready_file, start_);
     lock.lock();
     if (!made) continue;
-    spdlog::info("{} was created: ready", core_->options().ready_file);
+    spdlog::info("{} was created: ready", core_->options.ready_file);
     filled_ = true;
     SetHealth();
   }
@@ -489,16 +490,16 @@ void Server::Tend() {
     NoteAbsence(now);
     const bool forbearing = now < forbearance_end_;
     stream_watch_->Look(now, forbearing);
-    core_->chores().Relieve();
-    core_->chores().Release(core_->tenants().Sweep(now));
+    core_->chores.Relieve();
+    core_->chores.Release(core_->tenants.Sweep(now));
     if (!forbearing) EndIdle(now);
     LogDroppedLines();
     if (now >= next_trim) {
       next_trim = now + kTrimInterval;
       // The core waits for its chores after the rest of the server is destroyed, so they use only
       // the core.
-      SubmitOnce(core_->chores(), trimming, [&core = *core_] {
-        core.TrimSlots();
+      SubmitOnce(core_->chores, trimming, [&devices = *core_->devices] {
+        devices.TrimSlots();
         TrimHostMemory();
       });
     }
@@ -513,7 +514,7 @@ void Server::Tend() {
     if (stuck != stuck_) {
       if (stuck) {
         spdlog::error("a worker has been busy, or a device silent, for longer than {}: not ready",
-                      absl::FormatDuration(core_->options().watchdog));
+                      absl::FormatDuration(core_->options.watchdog));
       } else {
         spdlog::info("workers and devices respond in time again");
       }

@@ -222,11 +222,12 @@ TEST(ProgramMemoryTest, IsWithinWhatIsCharged) {
   Options options;
   options.memory_limit = {.bytes = 1 << 20};
   options.warm_up = false;
-  std::vector<std::unique_ptr<Device>> devices;
-  devices.push_back(*OpenDevice("cpu"));
-  const absl::StatusOr<std::unique_ptr<Core>> core = Core::Make(options, std::move(devices));
+  std::vector<std::unique_ptr<Device>> list;
+  list.push_back(*OpenDevice("cpu"));
+  const absl::StatusOr<std::unique_ptr<Core>> core = Core::Make(options, std::move(list));
   ASSERT_TRUE(core.ok()) << core.status();
-  const Caller caller{.tenant = &(*core)->tenants().unnamed()};
+  const Devices& devices = *(*core)->devices;
+  const Caller caller{.tenant = &(*core)->tenants.unnamed()};
   for (const int operands : {1, 2, 3, 8}) {
     v1::ExecuteRequest request;
     for (int i = 0; i < 500; ++i) {
@@ -235,11 +236,11 @@ TEST(ProgramMemoryTest, IsWithinWhatIsCharged) {
         map += "operands { tensor { dtype: DTYPE_F32 data: '1234' } } ";
       ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(map + "}", request.add_steps()));
     }
-    ProgramRun program(**core, caller, request);
+    ProgramRun program(devices, (*core)->records.metrics(), caller, request);
     const std::size_t before = heap_bytes;
     most_heap_bytes = before;
     ASSERT_TRUE(program.Prepare().ok());
-    program.LeastMicroseconds((*core)->FirstDevice());
+    program.LeastMicroseconds(devices.First());
     const std::size_t taken = most_heap_bytes - before;
     constexpr std::size_t kOneStep = 4096;  // Allocated while a step is checked.
     EXPECT_LE(taken, program.memory() + kOneStep) << operands << " operands";

@@ -36,7 +36,7 @@ void DeviceCall::Start() {
     if (absl::Status accepted = Accept(); !accepted.ok()) return accepted;
     absl::StatusOr<Device*> device = Prepare();
     if (!device.ok()) return device.status();
-    Executor& executor = core().compute(**device);
+    Executor& executor = devices_.compute(**device);
     const TaskSize size = SizeOn(**device);
     executor_ = &executor;
     if (size == TaskSize::kTiny) {
@@ -63,7 +63,7 @@ void DeviceCall::Run(Stream& stream) {
   if (status.ok()) status = Guarded([&] { return RunOn(stream); });
   // The stream was told to stop, but not because the client has left.
   if (!status.ok() && stream.stopped() && !left_ && !stream.device().lost())
-    status = TookTooLong(stream.expected_seconds(), core().options().max_operation_seconds);
+    status = TookTooLong(stream.expected_seconds(), devices_.max_operation_seconds());
   const absl::Status ended = EndRequest(stream);
   // The operands are released before the response is sent: once a client has its response, the
   // memory of buffers that it has deleted must be free.
@@ -72,7 +72,7 @@ void DeviceCall::Run(Stream& stream) {
 }
 
 void DeviceCall::Drop(const absl::Status& status) {
-  Release(&core().chores());
+  Release(&parts().chores);
   End(status);
 }
 

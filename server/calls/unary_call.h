@@ -8,37 +8,33 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "server/calls/call_parts.h"
 #include "server/calls/unary_exchange.h"
-#include "server/core.h"
 
 namespace tessera {
 
 // Whether a call changes something or only reads.
 enum class Effect { kNone, kChange };
 
-// The maximum memory that the description of a buffer needs in a response: for a name of 128 bytes,
-// a shape with 8 axes, and a shard for each device.
-constexpr std::size_t DescriptionBytes(std::size_t devices) { return 1024 + 256 * devices; }
-
 // A unary call. It holds its ticket and the charge for its response until its exchange ends. If the
 // client does not read the response within --transfer-timeout, the call is cancelled.
 class UnaryCall {
  public:
   // REQUIRES: the exchange has been admitted.
-  UnaryCall(Core& core, std::string_view method, UnaryExchange& exchange)
-      : core_(core), method_(method), exchange_(exchange) {}
+  UnaryCall(const CallParts& parts, std::string_view method, UnaryExchange& exchange)
+      : parts_(parts), method_(method), exchange_(exchange) {}
   virtual ~UnaryCall() = default;
   UnaryCall(const UnaryCall&) = delete;
   UnaryCall& operator=(const UnaryCall&) = delete;
 
   const Caller& caller() const { return exchange_.caller(); }
-  // Returns the errors of Core::Accept.
+  // Returns the errors of CallLimits::Accept.
   absl::Status Accept();
   // Takes host memory for another `bytes` bytes of a response or of its preparation. Returns
   // RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED if there is too little.
   absl::Status ChargeAnswer(std::size_t bytes);
   // Takes host memory for the description of any one buffer.
-  absl::Status ChargeDescription();
+  absl::Status ChargeDescription() { return ChargeAnswer(parts_.limits.description_bytes()); }
   // Fills the response with body(), which returns a status, and takes host memory for the encoded
   // response and for its objects, which are larger. If there is too little memory for the response,
   // frees it immediately. The response to a change describes at most one buffer, whose description
@@ -63,7 +59,7 @@ class UnaryCall {
   virtual void OnCancel() {}
 
  protected:
-  Core& core() const { return core_; }
+  const CallParts& parts() const { return parts_; }
   std::string_view method() const { return method_; }
   // The buffers of the caller's tenant.
   BufferStore& store() const { return caller().tenant->store(); }
@@ -81,7 +77,7 @@ class UnaryCall {
   // Notes the kernels' time, as measured by the device's clock.
   void NoteKernel(double microseconds) {
     kernel_ = absl::Microseconds(microseconds);
-    core_.metrics().CountKernel(method_, strategy_, microseconds);
+    parts_.records.metrics().CountKernel(method_, strategy_, microseconds);
   }
   // For a transfer: notes how long a piece has waited for a worker, or how long its copy has taken.
   void NoteWait(absl::Duration wait) { waited_ += wait; }
@@ -97,7 +93,7 @@ class UnaryCall {
     return end_time_;
   }
 
-  Core& core_;
+  const CallParts& parts_;
   const std::string_view method_;
   UnaryExchange& exchange_;
   const absl::Time accept_time_ = SteadyNow();
@@ -107,21 +103,21 @@ class UnaryCall {
   absl::Duration copies_ = absl::ZeroDuration();
   absl::Duration kernel_ = absl::ZeroDuration();
   std::string_view strategy_;
-  Core::Accepted accepted_;
+  CallLimits::Accepted accepted_;
   Charge answer_memory_;
 };
 
 // Returns the admission check for a method. It admits a call if the caller has the required role,
 // the request is not too large and there is enough host memory for it. It logs and counts the calls
 // that it does not admit.
-UnaryExchange::Admit AdmitTo(Core& core, std::string_view method);
+UnaryExchange::Admit AdmitTo(const CallParts& parts, std::string_view method);
 
 // Serves a unary call that neither allocates nor frees buffer memory. body(caller) runs
 // immediately, fills the response (UnaryCall::Fill) and returns a status.
 template <class Request, class Response, class Body>
-void Answer(Core& core, std::string_view method, Effect effect,
+void Answer(const CallParts& parts, std::string_view method, Effect effect,
             UnaryExchangeOf<Request, Response>& exchange, Body body) {
-  UnaryCall& call = exchange.Serve(std::make_unique<UnaryCall>(core, method, exchange));
+  UnaryCall& call = exchange.Serve(std::make_unique<UnaryCall>(parts, method, exchange));
   call.End(Guarded([&]() -> absl::Status {
     absl::Status status = call.Accept();
     const auto fill = [&] { return body(call.caller()); };
@@ -130,15 +126,15 @@ void Answer(Core& core, std::string_view method, Effect effect,
 }
 
 // Serves a unary call that may allocate or free memory, or call the operating system. body(caller)
-// therefore runs on a thread of core.chores(). The request and the response exist until the call is
+// therefore runs on a thread of the chores. The request and the response exist until the call is
 // done.
 template <class Request, class Response, class Body>
-void AnswerLater(Core& core, std::string_view method, Effect effect,
+void AnswerLater(const CallParts& parts, std::string_view method, Effect effect,
                  UnaryExchangeOf<Request, Response>& exchange, Body body) {
-  UnaryCall& call = exchange.Serve(std::make_unique<UnaryCall>(core, method, exchange));
+  UnaryCall& call = exchange.Serve(std::make_unique<UnaryCall>(parts, method, exchange));
   const absl::Status status = Guarded([&]() -> absl::Status {
     if (absl::Status accepted = call.Accept(); !accepted.ok()) return accepted;
-    return core.chores().Submit(
+    return parts.chores.Submit(
         [&call, effect, &response = exchange.response(), body = std::move(body)]() mutable {
           const auto fill = [&] { return body(call.caller()); };
           call.End(Guarded([&] { return call.Fill(effect, response, fill); }));

@@ -7,7 +7,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
-#include "server/core.h"
 #include "server/rpc/convert.h"
 
 namespace tessera {
@@ -138,7 +137,7 @@ Device* DeviceOf(absl::Span<const OperandSource> sources) {
   return bytes.Most();
 }
 
-absl::Status FetchElsewhere(Core& core, const Buffer& buffer, std::uint64_t offset,
+absl::Status FetchElsewhere(const Devices& devices, const Buffer& buffer, std::uint64_t offset,
                             std::uint64_t bytes, Stream& stream, void* out) {
   Device& device = buffer.device();
   const DType dtype = buffer.type().dtype;
@@ -146,13 +145,13 @@ absl::Status FetchElsewhere(Core& core, const Buffer& buffer, std::uint64_t offs
                   .dtype = dtype,
                   .shape = {.rank = 1, .dims = {static_cast<std::int64_t>(bytes / SizeOf(dtype))}},
                   .strides = {1}};
-  const RunOptions options{.pace = &core.pace(device),
-                           .max_seconds = core.options().max_operation_seconds};
-  const Core::Bridge bridge = core.BridgeTo(device);
+  RunOptions options;
+  devices.SetLimits(device, options);
+  const Devices::Bridge bridge = devices.BridgeTo(device);
   return RunCopyAcross(bridge.stream, view, dtype, stream, out, options);
 }
 
-absl::StatusOr<View> PlaceOnStream(Core& core, OperandSource& source, Stream& stream) {
+absl::StatusOr<View> PlaceOnStream(const Devices& devices, OperandSource& source, Stream& stream) {
   View view = source.view;
   const auto begin_at = [&](const void* begin) {
     view.data = static_cast<const char*>(begin) + reinterpret_cast<std::uintptr_t>(view.data);
@@ -162,7 +161,7 @@ absl::StatusOr<View> PlaceOnStream(Core& core, OperandSource& source, Stream& st
     absl::StatusOr<void*> memory = Scratch(stream, extent.bytes());
     if (!memory.ok()) return memory.status();
     absl::Status status =
-        FetchElsewhere(core, *source.buffer, extent.begin, extent.bytes(), stream, *memory);
+        FetchElsewhere(devices, *source.buffer, extent.begin, extent.bytes(), stream, *memory);
     if (!status.ok()) return OfOperand(source.named.name, status);
     source.moved_bytes = extent.bytes();
     // The first element is not the lowest if a stride is negative.

@@ -29,7 +29,7 @@ absl::StatusOr<Device*> OperationCall::Prepare() {
   sources_ = *std::move(sources);
   MarkScattered(operation_.spec, absl::MakeSpan(sources_));
   Device* const device = DeviceOf(sources_);
-  return device != nullptr ? device : &core().FirstDevice();
+  return device != nullptr ? device : &devices().First();
 }
 
 TaskSize OperationCall::SizeOn(const Device& device) {
@@ -48,7 +48,7 @@ TaskSize OperationCall::SizeOn(const Device& device) {
 absl::Status OperationCall::RunOn(Stream& stream) {
   Views views;
   for (OperandSource& source : sources_) {
-    absl::StatusOr<View> view = PlaceOnStream(core(), source, stream);
+    absl::StatusOr<View> view = PlaceOnStream(devices(), source, stream);
     if (!view.ok()) return view.status();
     views.push_back(*view);
   }
@@ -70,12 +70,12 @@ absl::Status OperationCall::RunOn(Stream& stream) {
 absl::StatusOr<ScalarResult> OperationCall::RunWith(Stream& stream, const Views& views,
                                                     absl::Span<const Output> out) {
   RunOptions options = operation_.options;
-  SetLimits(core(), stream.device(), options);
+  devices().SetLimits(stream.device(), options);
   std::optional<ShardTeam> team =
-      ShardTeam::Of(core(), operation_.spec, operation_.destinations, sources_, stream.device());
+      ShardTeam::Of(devices(), operation_.spec, operation_.destinations, sources_, stream.device());
   if (team.has_value()) options.team = &*team;
   const auto find = [this](const void* address) { return BufferAt(sources_, address); };
-  PreparedOperands::Call prepared(core().tenants().prepared(stream.device()), stream, find);
+  PreparedOperands::Call prepared(store().prepared(stream.device()), stream, find);
   absl::StatusOr<ScalarResult> result = tessera::Run(operation_.spec, stream, views, out, options);
   if (result.ok()) {
     result->stats.prepared_bytes = prepared.EndOperation(/*done=*/true);
@@ -112,7 +112,7 @@ absl::Status OperationCall::PlanArrays(Device& device, absl::Span<const ArrayTyp
   for (std::size_t i = 0; i < types.size(); ++i) {
     const v1::Result& destination = *operation_.destinations[i];
     if (destination.has_buffer()) {
-      absl::StatusOr<BufferSpec> spec = MakeSpec(destination.buffer(), types[i], device, core());
+      absl::StatusOr<BufferSpec> spec = MakeSpec(destination.buffer(), types[i], device, devices());
       if (!spec.ok()) return spec.status();
       drafts[i].emplace(store(), *std::move(spec));
       continue;

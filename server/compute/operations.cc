@@ -257,12 +257,6 @@ OperationSize SizeOf(const v1::Step& step) {
       [] { return OperationSize(); });
 }
 
-void SetLimits(Core& core, const Device& device, RunOptions& options) {
-  options.pace = &core.pace(device);
-  options.max_seconds = core.options().max_operation_seconds;
-  options.max_slow_seconds = core.options().MaxSlowSeconds();
-}
-
 double TravelMicroseconds(absl::Span<const OperandSource> sources, const Destinations& destinations,
                           const ResultType* result, const Device& device) {
   if (device.info().backend != Backend::kCuda) return 0;

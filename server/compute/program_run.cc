@@ -64,10 +64,10 @@ absl::StatusOr<Device*> ProgramRun::Prepare() {
       if (source.buffer != nullptr && seen.insert(source.buffer.get()).second)
         bytes.Add(*source.buffer, 0, source.type.bytes());
   Device* const most = bytes.Most();
-  Device& device = most != nullptr ? *most : core_.FirstDevice();
+  Device& device = most != nullptr ? *most : devices_.First();
   for (std::size_t i = 0; i < count; ++i) {
     PlannedStep& step = program_.steps[i];
-    SetLimits(core_, device, step.options);
+    devices_.SetLimits(device, step.options);
     for (std::size_t o = 0; o < step.operands.size(); ++o) {
       const OperandSource& source = steps_[i].sources[o];
       PlannedOperand& operand = step.operands[o];
@@ -204,7 +204,7 @@ void ProgramRun::Release(Chores* chores) {
 
 absl::Status ProgramRun::Plan(Stream& stream) {
   FindTypesOnce();
-  absl::Status status = CheckSteps(program_, stream, core_.options().max_operation_seconds);
+  absl::Status status = CheckSteps(program_, stream, devices_.max_operation_seconds());
   if (!status.ok()) return status;
   FuseSelections(program_, stream.device());
   return TakeMemory(stream);
@@ -250,7 +250,8 @@ absl::Status ProgramRun::OpenResults(std::size_t index, Device& device, std::uin
       bytes += type.bytes();
     }
     if (step.destinations[a] != Destination::kBuffer) continue;
-    absl::StatusOr<BufferSpec> spec = MakeSpec(own.destinations[a]->buffer(), type, device, core_);
+    absl::StatusOr<BufferSpec> spec =
+        MakeSpec(own.destinations[a]->buffer(), type, device, devices_);
     if (!spec.ok()) return spec.status();
     own.drafts[a] = std::make_unique<ResultDraft>(store_, *std::move(spec));
     const absl::StatusOr<void*> memory = own.drafts[a]->Open();
@@ -290,7 +291,7 @@ void ProgramRun::FetchBuffers(Stream& stream) {
       const auto [entry, is_new] = fetched.try_emplace(&buffer);
       if (is_new) {
         source.moved_bytes = buffer.type().bytes();
-        entry->second = FetchElsewhere(core_, buffer, 0, source.moved_bytes, stream,
+        entry->second = FetchElsewhere(devices_, buffer, 0, source.moved_bytes, stream,
                                        program_.block + step.operands[o].offset);
       }
       if (!entry->second.ok()) step.status = OfOperand(source.named.name, entry->second);
@@ -306,13 +307,13 @@ absl::Status ProgramRun::Run(Stream& stream) {
       if (auto buffer = BufferAt(step.sources, address); buffer != nullptr) return buffer;
     return nullptr;
   };
-  PreparedOperands::Call prepared(core_.tenants().prepared(stream.device()), stream, find);
+  PreparedOperands::Call prepared(store_.prepared(stream.device()), stream, find);
   absl::Status status = RunSteps(program_, stream, [&](const PlannedStep& step) {
     const Step& own = steps_[static_cast<std::size_t>(&step - program_.steps.data())];
     RunOptions options = step.options;
     options.enqueue_only = true;
     std::optional<ShardTeam> team =
-        ShardTeam::Of(core_, step.spec, own.destinations, own.sources, stream.device());
+        ShardTeam::Of(devices_, step.spec, own.destinations, own.sources, stream.device());
     if (team.has_value()) options.team = &*team;
     absl::StatusOr<ScalarResult> result = RunStep(program_, step, stream, options);
     const std::uint64_t bytes = prepared.EndOperation(result.ok());
@@ -344,7 +345,7 @@ absl::Status ProgramRun::Answer(Stream& stream, v1::ExecuteResponse& response) {
   const auto failed = static_cast<std::uint64_t>(
       std::count_if(program_.steps.begin(), program_.steps.end(),
                     [](const PlannedStep& step) { return !step.status.ok(); }));
-  core_.metrics().CountSteps(steps_.size() - failed, failed);
+  metrics_.CountSteps(steps_.size() - failed, failed);
   return absl::OkStatus();
 }
 

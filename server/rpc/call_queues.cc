@@ -33,7 +33,7 @@ CallQueue::Leave::~Leave() {
 
 CallQueues::CallQueues(grpc::ServerBuilder& builder) {
   for (unsigned i = 0; i < QueueCount(); ++i) {
-    queues_.push_back(std::make_unique<CallQueue>(builder.AddCompletionQueue()));
+    queues_.push_back(std::make_unique<CallQueue>(builder.AddCompletionQueue(), answers_));
     for (int thread = 0; thread < 2; ++thread)
       threads_.emplace_back(&CallQueues::Work, std::ref(*queues_.back()));
   }

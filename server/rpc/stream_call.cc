@@ -45,14 +45,14 @@ class StreamExchange::Refused final : public StreamCall {
 };
 
 StreamExchange::StreamExchange(grpc::AsyncGenericService& service, CallQueue& queue,
-                               const Handle& handle, Answers& answers)
-    : service_(service), queue_(queue), handle_(handle), answers_(answers) {
+                               const Handle& handle)
+    : service_(service), queue_(queue), handle_(handle) {
   context_.AsyncNotifyWhenDone(&end_);
   service_.RequestCall(&context_, &stream_, &queue_.events(), &queue_.events(), &arrived_);
 }
 
 StreamExchange::~StreamExchange() {
-  if (answer_.call != nullptr) answers_.Remove(answer_);
+  if (answer_.call != nullptr) queue_.answers().Remove(answer_);
 }
 
 void StreamExchange::Refuse(const grpc::Status& status) { new Refused(*this, status); }
@@ -62,7 +62,7 @@ void StreamExchange::OnArrived(bool ok) {
     delete this;
     return;
   }
-  new StreamExchange(service_, queue_, handle_, answers_);
+  new StreamExchange(service_, queue_, handle_);
   trace_ = BeginTrace(context_);
   handle_(*this);
   if (state_.exchange(State::kServed) == State::kCancelled) call_->OnCancel();
@@ -97,7 +97,9 @@ StreamExchange::EventOf* StreamExchange::Begin(EventOf& event) {
   return &event;
 }
 
-void StreamExchange::AwaitClient() { answers_.Add(answer_, context_.c_call(), SteadyNow()); }
+void StreamExchange::AwaitClient() {
+  queue_.answers().Add(answer_, context_.c_call(), SteadyNow());
+}
 
 void StreamExchange::LetGo() {
   if (under_way_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;

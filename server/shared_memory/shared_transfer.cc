@@ -38,7 +38,7 @@ void SharedTransfer::Start(const v1::RegionRange& range, StreamKind kind) {
   const absl::Status status = Guarded([&] {
     absl::Status checked = Check(range, kind);
     if (!checked.ok() || !allocates) return checked;
-    return core().chores().Submit([this] { Begin(); }, caller().tenant->number());
+    return parts().chores.Submit([this] { Begin(); }, caller().tenant->number());
   });
   if (!status.ok()) {
     Conclude(status);
@@ -51,11 +51,12 @@ absl::Status SharedTransfer::Check(const v1::RegionRange& range, StreamKind kind
   if (absl::Status accepted = Accept(); !accepted.ok()) return accepted;
   // This is charged before anything is moved or created.
   if (absl::Status charged = ChargeDescription(); !charged.ok()) return charged;
-  absl::StatusOr<Core::StreamPlace> stream = core().TakeStream(kind, *caller().tenant);
+  absl::StatusOr<CallLimits::StreamPlace> stream =
+      parts().limits.TakeStream(kind, *caller().tenant);
   if (!stream.ok()) return stream.status();
   stream_ = *std::move(stream);
   absl::StatusOr<std::shared_ptr<const SharedRegion>> region =
-      core().regions().Find(range.region(), caller().tenant);
+      regions_.Find(range.region(), caller().tenant);
   if (!region.ok()) return region.status();
   region_ = *std::move(region);
   memory_ = region_->At(range.offset(), range.size());
@@ -76,7 +77,7 @@ void SharedTransfer::Begin() {
     const absl::StatusOr<Extent> extent = Open();
     if (!extent.ok()) return extent.status();
     size_ = extent->size;
-    executor_ = &core().transfers(*extent->device);
+    executor_ = &devices_.transfers(*extent->device);
     return absl::OkStatus();
   });
   if (!status.ok()) return Conclude(status);
@@ -97,7 +98,7 @@ void SharedTransfer::Run(Stream& stream) {
     if (status.ok()) {
       const absl::Duration copy = SteadyNow() - begin;
       NoteCopy(copy);
-      core().metrics().CountTransfer(direction_, Metrics::Way::kShared, size, copy);
+      parts().records.metrics().CountTransfer(direction_, Metrics::Way::kShared, size, copy);
     }
     moved_ += size;
     if (status.ok() && moved_ < size_ && (piece == kPiecesARun || executor.waiting() > 0)) {
@@ -108,7 +109,7 @@ void SharedTransfer::Run(Stream& stream) {
   }
   if (status.ok() && !Allocates()) return Finish();
   if (status.ok()) {
-    status = core().chores().Submit([this] { Finish(); }, caller().tenant->number());
+    status = parts().chores.Submit([this] { Finish(); }, caller().tenant->number());
     if (status.ok()) return;
   }
   Conclude(status);
@@ -116,7 +117,7 @@ void SharedTransfer::Run(Stream& stream) {
 
 void SharedTransfer::Conclude(const absl::Status& status) {
   Release(status);
-  core().chores().Release(std::move(region_));
+  parts().chores.Release(std::move(region_));
   stream_ = {};
   End(status);
 }
@@ -135,7 +136,7 @@ absl::StatusOr<SharedTransfer::Extent> SharedUpload::Open() {
   if (request_.has_spec()) {
     if (request_.version() != 0) return BadMessage("version", request_.version());
     if (request_.offset() != 0) return BadMessage("offset", request_.offset());
-    absl::StatusOr<BufferSpec> spec = MakeSpec(request_.name(), request_.spec(), core());
+    absl::StatusOr<BufferSpec> spec = MakeSpec(request_.name(), request_.spec(), devices());
     if (!spec.ok()) return spec.status();
     if (spec->type.bytes() != size) {
       return MakeError(StatusCode::kInvalidArgument, "BAD_RANGE",
@@ -189,7 +190,7 @@ absl::Status SharedUpload::Close() {
 void SharedUpload::Release(const absl::Status& status) {
   if (draft_ == nullptr) return;
   if (!status.ok() && request_.has_spec()) store().Discard(*draft_);
-  core().chores().Release(std::move(draft_));
+  parts().chores.Release(std::move(draft_));
 }
 
 // --- SharedDownload ----------------------------------------------------------------------------
@@ -217,6 +218,6 @@ absl::Status SharedDownload::Move(Stream& stream, std::uint64_t begin, std::uint
                     static_cast<const char*>(buffer_->data()) + request_.offset() + begin, size);
 }
 
-void SharedDownload::Release(const absl::Status&) { core().chores().Release(std::move(buffer_)); }
+void SharedDownload::Release(const absl::Status&) { parts().chores.Release(std::move(buffer_)); }
 
 }  // namespace tessera

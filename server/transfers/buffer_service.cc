@@ -13,7 +13,6 @@
 #include "server/calls/buffer_messages.h"
 #include "server/calls/device_call.h"
 #include "server/calls/unary_call.h"
-#include "server/observe/log.h"
 #include "server/rpc/convert.h"
 
 namespace tessera {
@@ -49,24 +48,22 @@ absl::StatusOr<std::string> NameOfPageToken(const std::string& token, const std:
 // Describes a buffer in *out. Other calls may have deleted the buffer, so `info` may have the last
 // reference to it. A chore releases the reference, because a thread that accepts calls must not
 // free memory.
-void Tell(Core& core, BufferInfo info, v1::Buffer* out) {
+void Tell(Chores& chores, BufferInfo info, v1::Buffer* out) {
   SetBuffer(info, out);
-  core.chores().Release(std::move(info.buffer));
+  chores.Release(std::move(info.buffer));
 }
 
 }  // namespace
 
 bool BufferService::ServeStream(std::string_view method, StreamExchange& exchange) {
   const auto begin = [&]<class Call>(std::string_view name, LiveCalls<Call>& live) {
-    const absl::StatusOr<Caller> caller = core_.access().Admit(name, exchange.context());
+    const absl::StatusOr<Caller> caller = parts_.access.Admit(name, exchange.context());
     if (!caller.ok()) {
-      LogFailedCall({.method = name, .strategy = "", .trace = exchange.trace()},
-                    exchange.context().peer(), caller.status());
-      core_.metrics().Count({.rpc = name}, caller.status());
+      parts_.records.AddRefused(name, exchange.trace(), caller.status(), exchange.context().peer());
       exchange.Refuse(ToGrpc(caller.status()));
       return true;
     }
-    Call& call = live.Add(std::make_shared<Call>(core_, *caller, live, exchange));
+    Call& call = live.Add(std::make_shared<Call>(parts_, devices_, *caller, live, exchange));
     exchange.Serve(call);
     call.Begin();
     return true;
@@ -80,7 +77,7 @@ void BufferService::Serve(CallQueues& queues) {
   const auto serve = [&]<class Request, class Response>(
                          std::string_view method, auto ask,
                          void (BufferService::*handle)(UnaryExchangeOf<Request, Response>&)) {
-    AcceptUnary<Request, Response>(queues, *this, ask, AdmitTo(core_, method),
+    AcceptUnary<Request, Response>(queues, *this, ask, AdmitTo(parts_, method),
                                    [this, handle](UnaryExchangeOf<Request, Response>& exchange) {
                                      (this->*handle)(exchange);
                                    });
@@ -105,9 +102,10 @@ void BufferService::CreateBuffer(
     UnaryExchangeOf<v1::CreateBufferRequest, v1::CreateBufferResponse>& exchange) {
   const v1::CreateBufferRequest* request = &exchange.request();
   v1::CreateBufferResponse* response = &exchange.response();
-  AnswerLater(core_, "CreateBuffer", Effect::kChange, exchange,
+  AnswerLater(parts_, "CreateBuffer", Effect::kChange, exchange,
               [this, request, response](const Caller& caller) -> absl::Status {
-                absl::StatusOr<BufferSpec> spec = MakeSpec(request->name(), request->spec(), core_);
+                absl::StatusOr<BufferSpec> spec =
+                    MakeSpec(request->name(), request->spec(), devices_);
                 if (!spec.ok()) return spec.status();
                 absl::StatusOr<std::shared_ptr<Draft>> draft = caller.tenant->store().Create(*spec);
                 if (!draft.ok()) return draft.status();
@@ -120,7 +118,7 @@ void BufferService::GetBuffer(
     UnaryExchangeOf<v1::GetBufferRequest, v1::GetBufferResponse>& exchange) {
   const v1::GetBufferRequest* request = &exchange.request();
   v1::GetBufferResponse* response = &exchange.response();
-  Answer(core_, "GetBuffer", Effect::kNone, exchange, [&](const Caller& caller) -> absl::Status {
+  Answer(parts_, "GetBuffer", Effect::kNone, exchange, [&](const Caller& caller) -> absl::Status {
     absl::StatusOr<BufferInfo> info =
         caller.tenant->store().Get(request->name(), request->version());
     if (!info.ok()) return info.status();
@@ -129,9 +127,9 @@ void BufferService::GetBuffer(
       out->set_begin(range.begin);
       out->set_end(range.end);
     }
-    Tell(core_, *std::move(info), response->mutable_buffer());
+    Tell(parts_.chores, *std::move(info), response->mutable_buffer());
     for (BufferInfo& draft : caller.tenant->store().Drafts(request->name()))
-      Tell(core_, std::move(draft), response->add_drafts());
+      Tell(parts_.chores, std::move(draft), response->add_drafts());
     return absl::OkStatus();
   });
 }
@@ -140,7 +138,7 @@ void BufferService::ListBuffers(
     UnaryExchangeOf<v1::ListBuffersRequest, v1::ListBuffersResponse>& exchange) {
   const v1::ListBuffersRequest* request = &exchange.request();
   v1::ListBuffersResponse* response = &exchange.response();
-  Answer(core_, "ListBuffers", Effect::kNone, exchange, [&](const Caller& caller) -> absl::Status {
+  Answer(parts_, "ListBuffers", Effect::kNone, exchange, [&](const Caller& caller) -> absl::Status {
     if (request->page_size() < 0 || request->page_size() > kLargestPage) {
       return MakeError(StatusCode::kInvalidArgument, "BAD_PAGE", "a page holds 1 to 1000 buffers",
                        {{"field", "page_size"},
@@ -160,7 +158,7 @@ void BufferService::ListBuffers(
       infos.pop_back();
       response->set_next_page_token(PageToken(infos.back().buffer->name(), request->prefix()));
     }
-    for (BufferInfo& info : infos) Tell(core_, std::move(info), response->add_buffers());
+    for (BufferInfo& info : infos) Tell(parts_.chores, std::move(info), response->add_buffers());
     return absl::OkStatus();
   });
 }
@@ -169,7 +167,7 @@ void BufferService::SealBuffer(
     UnaryExchangeOf<v1::SealBufferRequest, v1::SealBufferResponse>& exchange) {
   const v1::SealBufferRequest* request = &exchange.request();
   v1::SealBufferResponse* response = &exchange.response();
-  AnswerLater(core_, "SealBuffer", Effect::kChange, exchange,
+  AnswerLater(parts_, "SealBuffer", Effect::kChange, exchange,
               [this, request, response](const Caller& caller) -> absl::Status {
                 std::optional<std::uint32_t> checksum;
                 if (request->has_crc32c()) checksum = request->crc32c();
@@ -185,14 +183,14 @@ void BufferService::UpdateBuffer(
     UnaryExchangeOf<v1::UpdateBufferRequest, v1::UpdateBufferResponse>& exchange) {
   const v1::UpdateBufferRequest* request = &exchange.request();
   v1::UpdateBufferResponse* response = &exchange.response();
-  Answer(core_, "UpdateBuffer", Effect::kChange, exchange,
+  Answer(parts_, "UpdateBuffer", Effect::kChange, exchange,
          [&](const Caller& caller) -> absl::Status {
            std::optional<absl::Duration> ttl;
            if (absl::Status status = SetTtl(*request, ttl); !status.ok()) return status;
            absl::StatusOr<BufferInfo> info =
                caller.tenant->store().SetTtl(request->name(), request->version(), ttl);
            if (!info.ok()) return info.status();
-           Tell(core_, *std::move(info), response->mutable_buffer());
+           Tell(parts_.chores, *std::move(info), response->mutable_buffer());
            return absl::OkStatus();
          });
 }
@@ -202,8 +200,9 @@ namespace {
 // A copy that runs on a worker of the source's device.
 class CopyCall final : public DeviceCall {
  public:
-  CopyCall(Core& core, UnaryExchangeOf<v1::CopyBufferRequest, v1::CopyBufferResponse>& exchange)
-      : DeviceCall(core, "CopyBuffer", exchange),
+  CopyCall(const CallParts& parts, const Devices& devices,
+           UnaryExchangeOf<v1::CopyBufferRequest, v1::CopyBufferResponse>& exchange)
+      : DeviceCall(parts, devices, "CopyBuffer", exchange),
         request_(exchange.request()),
         response_(exchange.response()) {}
 
@@ -238,7 +237,7 @@ class CopyCall final : public DeviceCall {
       spec_.type = *cast;
     }
     if (!request_.device().empty() || !request_.placement().empty()) {
-      absl::Status status = SetPlace(request_.device(), request_.placement(), core(), spec_);
+      absl::Status status = SetPlace(request_.device(), request_.placement(), devices(), spec_);
       if (!status.ok()) return status;
     }
     if (absl::Status status = SetTtl(request_, spec_.ttl); !status.ok()) return status;
@@ -254,8 +253,8 @@ class CopyCall final : public DeviceCall {
 
   absl::Status RunOn(Stream& stream) override {
     ResultDraft copy(store(), spec_);
-    const RunOptions options{.pace = &core().pace(stream.device()),
-                             .max_seconds = core().options().max_operation_seconds};
+    RunOptions options;
+    devices().SetLimits(stream.device(), options);
     absl::Status status;
     if (IsResultOn(stream.device())) {
       const auto open = [&copy] { return copy.Open(); };  // runs after the expected time is checked
@@ -263,7 +262,7 @@ class CopyCall final : public DeviceCall {
     } else {
       absl::StatusOr<void*> memory = copy.Open();  // opened first, because calls share the bridge
       if (!memory.ok()) return memory.status();
-      const Core::Bridge bridge = core().BridgeTo(copy.buffer().device());
+      const Devices::Bridge bridge = devices().BridgeTo(copy.buffer().device());
       status = RunCopyAcross(stream, view_, spec_.type.dtype, bridge.stream, *memory, options);
     }
     if (!status.ok()) return status;
@@ -294,17 +293,14 @@ void BufferService::CopyBuffer(
     LinkBuffer(exchange);
     return;
   }
-  auto call = std::make_unique<CopyCall>(core_, exchange);
-  CopyCall& started = *call;
-  exchange.Serve(std::move(call));
-  started.Start();
+  exchange.Serve(std::make_unique<CopyCall>(parts_, devices_, exchange)).Start();
 }
 
 void BufferService::LinkBuffer(
     UnaryExchangeOf<v1::CopyBufferRequest, v1::CopyBufferResponse>& exchange) {
   const v1::CopyBufferRequest* request = &exchange.request();
   v1::CopyBufferResponse* response = &exchange.response();
-  AnswerLater(core_, "CopyBuffer", Effect::kChange, exchange,
+  AnswerLater(parts_, "CopyBuffer", Effect::kChange, exchange,
               [request, response](const Caller& caller) -> absl::Status {
                 const std::string_view field = request->has_view()             ? "view"
                                                : request->dtype() != 0         ? "dtype"
@@ -335,7 +331,7 @@ void BufferService::ImportBuffer(
 void BufferService::DeleteBuffer(
     UnaryExchangeOf<v1::DeleteBufferRequest, v1::DeleteBufferResponse>& exchange) {
   const v1::DeleteBufferRequest* request = &exchange.request();
-  AnswerLater(core_, "DeleteBuffer", Effect::kChange, exchange, [request](const Caller& caller) {
+  AnswerLater(parts_, "DeleteBuffer", Effect::kChange, exchange, [request](const Caller& caller) {
     return caller.tenant->store().Delete(request->name(), request->version());
   });
 }

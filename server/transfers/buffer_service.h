@@ -4,8 +4,9 @@
 #include <string_view>
 
 #include "absl/time/time.h"
+#include "server/calls/call_parts.h"
 #include "server/calls/unary_exchange.h"
-#include "server/core.h"
+#include "server/devices/devices.h"
 #include "server/rpc/live_calls.h"
 #include "server/transfers/download_call.h"
 #include "server/transfers/importer.h"
@@ -27,10 +28,12 @@ using UnaryBufferMethods = v1::BufferService::WithRawMethod_CreateBuffer<
 using BufferServiceBase = v1::BufferService::WithGenericMethod_Upload<
     v1::BufferService::WithGenericMethod_Download<UnaryBufferMethods<v1::BufferService::Service>>>;
 
-// Thread safe. The core must outlive the service, and the service must outlive its calls.
+// Thread safe. The parts of the server must outlive the service, and the service must outlive its
+// calls.
 class BufferService final : public BufferServiceBase {
  public:
-  explicit BufferService(Core& core) : core_(core), importer_(core) {}
+  BufferService(const CallParts& parts, const Devices& devices, const Options& options)
+      : parts_(parts), devices_(devices), importer_(parts_, devices, options) {}
 
   // Serves the unary methods; called once the server has been built.
   void Serve(CallQueues& queues);
@@ -54,7 +57,8 @@ class BufferService final : public BufferServiceBase {
   void ImportBuffer(UnaryExchangeOf<v1::ImportBufferRequest, v1::ImportBufferResponse>& exchange);
   void DeleteBuffer(UnaryExchangeOf<v1::DeleteBufferRequest, v1::DeleteBufferResponse>& exchange);
 
-  Core& core_;
+  const CallParts parts_;
+  const Devices& devices_;
   LiveCalls<UploadCall> uploads_;
   LiveCalls<DownloadCall> downloads_;
   Importer importer_;

@@ -58,12 +58,12 @@ struct DownloadCall::Lease {
 void DownloadCall::OnReadDone(bool ok) {
   absl::Status status = Guarded([&]() -> absl::Status {
     if (ok) {
-      if (absl::Status size = core_.CheckSize(message_.Length()); !size.ok()) return size;
+      if (absl::Status size = parts_.limits.CheckSize(message_.Length()); !size.ok()) return size;
     }
     const std::optional<MessageBound> header =
         ok ? MessageLayout::Of<v1::DownloadRequest>().Bound(message_) : std::nullopt;
     if (header.has_value()) {
-      if (absl::Status size = core_.CheckHeader(header->bytes); !size.ok()) return size;
+      if (absl::Status size = parts_.limits.CheckHeader(header->bytes); !size.ok()) return size;
     }
     if (!header.has_value() ||
         !grpc::SerializationTraits<v1::DownloadRequest>::Deserialize(&message_, &request_).ok()) {
@@ -103,7 +103,7 @@ void DownloadCall::OnWriteDone(bool ok) {
 void DownloadCall::OnCancel() { Break(); }
 
 void DownloadCall::OnDone() {
-  ticket_ = Admission::Ticket();  // a slot that gRPC still has may make the call outlive the core
+  accepted_ = {};  // a slot that gRPC still has may make the call outlive the server
   live_.Remove(*this);
 }
 
@@ -114,7 +114,8 @@ void DownloadCall::EndIfIdle(absl::Time now) {
     // A call with neither a write nor a fetch is waiting for gRPC to release a slot.
     const bool waits = !over_ && (writing_ || !fetching_);
     if (!waits || !given_up_.ok()) return;
-    given_up_ = core_.CheckPause(now - moved_, core_.options().transfer_timeout, "DOWNLOAD_IDLE",
+    given_up_ =
+        parts_.limits.CheckPause(now - moved_, "DOWNLOAD_IDLE",
                                  "the client has read nothing for longer than the server waits");
     if (given_up_.ok()) return;
     call = context().c_call();
@@ -127,11 +128,11 @@ void DownloadCall::EndIfIdle(absl::Time now) {
 }
 
 absl::Status DownloadCall::Open() {
-  absl::StatusOr<Admission::Ticket> ticket = core_.admission().Enter();
-  if (!ticket.ok()) return ticket.status();
-  ticket_ = *std::move(ticket);
-  absl::StatusOr<Core::TransferPlace> place =
-      core_.TakeTransfer(StreamKind::kDownload, tenant_, kSlots * Slot::kBytes);
+  absl::StatusOr<CallLimits::Accepted> accepted = parts_.limits.Accept(tenant_);
+  if (!accepted.ok()) return accepted.status();
+  accepted_ = *std::move(accepted);
+  absl::StatusOr<CallLimits::StreamPlace> place =
+      parts_.limits.TakeStream(StreamKind::kDownload, tenant_, kSlots * Slot::kBytes);
   if (!place.ok()) return place.status();
   place_ = *std::move(place);
   absl::StatusOr<BufferInfo> info = tenant_.store().Find(request_.name(), request_.version());
@@ -147,7 +148,7 @@ absl::Status DownloadCall::Open() {
   const std::uint64_t rest = size - position_;
   end_ = position_ + (request_.limit() == 0 ? rest : std::min(request_.limit(), rest));
   SetBuffer(*info, header_.mutable_buffer());
-  executor_ = &core_.transfers(buffer_->device());
+  executor_ = &devices_.transfers(buffer_->device());
   fetched_.reserve(kSlots);
   return absl::OkStatus();
 }
@@ -203,7 +204,7 @@ absl::Status DownloadCall::Fetch(Stream& stream, grpc::ByteBuffer& message) {
   const std::uint64_t size = std::min<std::uint64_t>(end_ - position_, Slot::kBytes);
   header_.set_offset(position_);
   if (size > 0) {
-    absl::StatusOr<Slot> slot = core_.slots(buffer_->device()).Take();
+    absl::StatusOr<Slot> slot = devices_.slots(buffer_->device()).Take();
     if (!slot.ok()) return slot.status();
     std::unique_ptr<Lease, void (*)(void*)> lease(new Lease(weak_from_this(), *std::move(slot)),
                                                   &Lease::End);
@@ -218,7 +219,8 @@ absl::Status DownloadCall::Fetch(Stream& stream, grpc::ByteBuffer& message) {
     if (!status.ok()) return status;
     const absl::Duration copy = SteadyNow() - begin;
     copies_ += copy;
-    core_.metrics().CountTransfer(Metrics::Direction::kDownload, Metrics::Way::kStream, size, copy);
+    parts_.records.metrics().CountTransfer(Metrics::Direction::kDownload, Metrics::Way::kStream,
+                                           size, copy);
     if (request_.checksums()) header_.set_crc32c(Crc32c(data, size));
     const grpc::Slice slices[] = {grpc::Slice(WithDataOf(header_, size)),
                                   grpc::Slice(data, size, &Lease::End, lease.release())};
@@ -281,16 +283,17 @@ void DownloadCall::OnSlotFree() {
 }
 
 void DownloadCall::End() {
-  core_.Conclude({.method = "Download",
-                  .strategy = "",
-                  .tenant = &tenant_,
-                  .trace = trace(),
-                  .accepted = accept_time_,
-                  .ended = SteadyNow(),
-                  .waited = waited_,
-                  .copies = copies_},
-                 status_, [this] { return peer_; });
-  core_.chores().Release(std::move(buffer_));
+  parts_.records.Add({.method = "Download",
+                      .strategy = "",
+                      .tenant = &tenant_,
+                      .trace = trace(),
+                      .accepted = accept_time_,
+                      .ended = SteadyNow(),
+                      .waited = waited_,
+                      .copies = copies_},
+                     status_, [this] { return peer_; });
+  parts_.chores.Release(std::move(buffer_));
+  accepted_.call = Charge();
   place_ = {};
   Finish(ToGrpc(status_, sees_all_));
 }

@@ -11,7 +11,8 @@
 #include "absl/time/time.h"
 #include "grpcpp/grpcpp.h"
 #include "server/buffers/slots.h"
-#include "server/core.h"
+#include "server/calls/call_parts.h"
+#include "server/devices/devices.h"
 #include "server/rpc/live_calls.h"
 #include "server/rpc/stream_call.h"
 #include "tessera/v1/buffer.grpc.pb.h"
@@ -26,11 +27,12 @@ class DownloadCall final : public StreamCall,
                            public std::enable_shared_from_this<DownloadCall>,
                            private Task {
  public:
-  DownloadCall(Core& core, const Caller& caller, LiveCalls<DownloadCall>& live,
-               StreamExchange& exchange)
+  DownloadCall(const CallParts& parts, const Devices& devices, const Caller& caller,
+               LiveCalls<DownloadCall>& live, StreamExchange& exchange)
       : StreamCall(exchange),
         Task(caller.tenant->number()),
-        core_(core),
+        parts_(parts),
+        devices_(devices),
         tenant_(*caller.tenant),
         sees_all_(caller.sees_all()),
         live_(live),
@@ -90,15 +92,16 @@ class DownloadCall final : public StreamCall,
 
   void End();
 
-  Core& core_;
+  const CallParts& parts_;
+  const Devices& devices_;
   Tenant& tenant_;
   const bool sees_all_;
   LiveCalls<DownloadCall>& live_;
   const std::string peer_;  // which gRPC forgets when the connection breaks
   const absl::Time accept_time_ = SteadyNow();
   v1::DownloadRequest request_;
-  Admission::Ticket ticket_;
-  Core::TransferPlace place_;
+  CallLimits::Accepted accepted_;
+  CallLimits::StreamPlace place_;
   Executor* executor_ = nullptr;
   std::shared_ptr<const Buffer> buffer_;
   std::uint64_t end_ = 0;

@@ -24,11 +24,11 @@ constexpr int kMessagesARun = 16;
 
 void UploadCall::Begin() {
   const absl::Status status = Guarded([&]() -> absl::Status {
-    absl::StatusOr<Admission::Ticket> ticket = core_.admission().Enter();
-    if (!ticket.ok()) return ticket.status();
-    ticket_ = *std::move(ticket);
-    absl::StatusOr<Core::TransferPlace> place =
-        core_.TakeTransfer(StreamKind::kUpload, tenant_, core_.options().max_message);
+    absl::StatusOr<CallLimits::Accepted> accepted = parts_.limits.Accept(tenant_);
+    if (!accepted.ok()) return accepted.status();
+    accepted_ = *std::move(accepted);
+    absl::StatusOr<CallLimits::StreamPlace> place =
+        parts_.limits.TakeStream(StreamKind::kUpload, tenant_, parts_.limits.max_message());
     if (!place.ok()) return place.status();
     place_ = *std::move(place);
     return absl::OkStatus();
@@ -58,7 +58,7 @@ void UploadCall::OnSendInitialMetadataDone(bool ok) {
   }
   // Close may free the buffer that this one replaces.
   const absl::Status status =
-      core_.chores().Submit([this] { End(Guarded([&] { return Close(); })); }, tenant_.number());
+      parts_.chores.Submit([this] { End(Guarded([&] { return Close(); })); }, tenant_.number());
   if (!status.ok()) End(status);
 }
 
@@ -78,8 +78,8 @@ void UploadCall::EndIfIdle(absl::Time now) {
 }
 
 absl::Status UploadCall::CheckPause(absl::Time now) const {
-  return core_.CheckPause(now - moved_, core_.options().transfer_timeout, "UPLOAD_IDLE",
-                          "no data has arrived for longer than the server waits");
+  return parts_.limits.CheckPause(now - moved_, "UPLOAD_IDLE",
+                                  "no data has arrived for longer than the server waits");
 }
 
 void UploadCall::PassOn() {
@@ -117,7 +117,7 @@ void UploadCall::GoOn() {
   if (status.ok()) {
     if (draft_ == nullptr) {
       // Open may allocate memory.
-      status = core_.chores().Submit(
+      status = parts_.chores.Submit(
           [this] {
             absl::Status opened = Guarded([&] { return Open(); });
             if (opened.ok()) opened = Hand();
@@ -137,8 +137,8 @@ bool UploadCall::IsHere() {
 }
 
 absl::Status UploadCall::Take() {
-  absl::Status status = core_.CheckSize(bytes_.Length());
-  if (status.ok() && !message_.Parse(bytes_, Core::kMostHeader)) {
+  absl::Status status = parts_.limits.CheckSize(bytes_.Length());
+  if (status.ok() && !message_.Parse(bytes_, CallLimits::kMostHeader)) {
     status =
         MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
                   "a message is not a valid UploadRequest, or has too much in addition to data",
@@ -146,7 +146,7 @@ absl::Status UploadCall::Take() {
   }
   if (status.ok()) {
     const v1::UploadRequest& header = message_.header();
-    status = core_.CheckHeader(header.SpaceUsedLong() - header.data().size());
+    status = parts_.limits.CheckHeader(header.SpaceUsedLong() - header.data().size());
   }
   if (!status.ok()) message_.Clear();
   bytes_.Clear();
@@ -156,10 +156,10 @@ absl::Status UploadCall::Take() {
 }
 
 void UploadCall::ReadAhead() {
-  const Budget& memory = core_.host_memory();
+  const Budget& memory = parts_.limits.host_memory();
   if (memory.free() < memory.limit() / 2) return;
   if (ahead_.amount() == 0) {
-    absl::StatusOr<Charge> ahead = core_.TakeHostMemory(core_.options().max_message, "");
+    absl::StatusOr<Charge> ahead = parts_.limits.TakeHostMemory(parts_.limits.max_message(), "");
     if (!ahead.ok()) return;
     ahead_ = *std::move(ahead);
   }
@@ -172,7 +172,7 @@ void UploadCall::ReadAhead() {
 
 absl::Status UploadCall::Hand() {
   // The executor of the device to which the bytes go.
-  Executor& transfers = core_.transfers(draft_->buffer().DeviceOf(position_));
+  Executor& transfers = devices_.transfers(draft_->buffer().DeviceOf(position_));
   ReadAhead();
   submitted_ = SteadyNow();
   return transfers.Submit(*this);
@@ -191,7 +191,7 @@ absl::Status UploadCall::Open() {
   absl::StatusOr<std::shared_ptr<Draft>> draft;
   if (creates_) {
     spec_ = header.spec();
-    absl::StatusOr<BufferSpec> spec = MakeSpec(name_, spec_, core_);
+    absl::StatusOr<BufferSpec> spec = MakeSpec(name_, spec_, devices_);
     if (!spec.ok()) return spec.status();
     spec->kind = Draft::Kind::kStream;
     draft = tenant_.store().Create(*spec);
@@ -206,7 +206,7 @@ absl::Status UploadCall::Open() {
 
 void UploadCall::Run(Stream& stream) {
   const ProfilerRange range("Upload");
-  const Executor& transfers = core_.transfers(stream.device());
+  const Executor& transfers = devices_.transfers(stream.device());
   const absl::Time begin = SteadyNow();
   waited_ += begin - submitted_;
   moved_ += begin - submitted_;  // the client did not cause this wait
@@ -225,7 +225,8 @@ void UploadCall::Run(Stream& stream) {
   if (arrived_ > 0) moved_ = end;
   const absl::Duration copy = end - begin;
   copies_ += copy;
-  core_.metrics().CountTransfer(Metrics::Direction::kUpload, Metrics::Way::kStream, arrived_, copy);
+  parts_.records.metrics().CountTransfer(Metrics::Direction::kUpload, Metrics::Way::kStream,
+                                         arrived_, copy);
   if (status.ok()) {
     PassOn();
   } else {
@@ -233,7 +234,7 @@ void UploadCall::Run(Stream& stream) {
   }
 }
 
-absl::Status UploadCall::Copy(Stream& stream) {
+absl::Status UploadCall::CheckTarget() const {
   const v1::UploadRequest& header = message_.header();
   const bool same_name = header.name().empty() || header.name() == name_;
   const bool same_version = header.version() == 0 || header.version() == version_;
@@ -254,19 +255,21 @@ absl::Status UploadCall::Copy(Stream& stream) {
     }
     return status;
   }
+  if (!header.has_buffer_crc32c() || creates_) return absl::OkStatus();
+  return MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
+                   "only an upload that creates the buffer can check all of it; for other "
+                   "uploads, set the checksum in SealBuffer",
+                   {{"field", "buffer_crc32c"}});
+}
+
+absl::Status UploadCall::Copy(Stream& stream) {
+  if (absl::Status status = CheckTarget(); !status.ok()) return status;
+  const v1::UploadRequest& header = message_.header();
   if (header.has_offset()) position_ = header.offset();
-  if (header.has_buffer_crc32c()) {
-    if (!creates_) {
-      return MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
-                       "only an upload that creates the buffer can check all of it; for other "
-                       "uploads, set the checksum in SealBuffer",
-                       {{"field", "buffer_crc32c"}});
-    }
-    buffer_checksum_ = header.buffer_crc32c();
-  }
+  if (header.has_buffer_crc32c()) buffer_checksum_ = header.buffer_crc32c();
   const std::uint64_t size = message_.data_size();
-  std::optional<std::uint32_t> checksum;
   if (size == 0) {
+    std::optional<std::uint32_t> checksum;
     absl::Status status = CheckChecksum(checksum);
     return status.ok() ? tenant_.store().CheckWrite(*draft_, position_, 0) : status;
   }
@@ -278,6 +281,17 @@ absl::Status UploadCall::Copy(Stream& stream) {
                                          : tenant_.store().BeginWrite(*draft_, position_, size);
   if (!memory.ok()) return memory.status();
   if (!follows) write_ = Write{.begin = position_};
+  if (absl::Status status = CheckData(); !status.ok()) return status;
+  write_->size += size;
+  absl::Status status = CopyToDevice(stream, *memory, message_.data());
+  write_->failed = !status.ok();
+  position_ += size;
+  received_ += size;
+  return status;
+}
+
+absl::Status UploadCall::CheckData() {
+  std::optional<std::uint32_t> checksum;
   if (absl::Status status = CheckChecksum(checksum); !status.ok()) return status;
   std::uint64_t at = position_;
   for (const HostBytes& piece : message_.data()) {
@@ -287,18 +301,13 @@ absl::Status UploadCall::Copy(Stream& stream) {
   }
   if (write_->size > 0) {
     if (checksum.has_value() && write_->checksum.has_value()) {
-      checksum = Crc32cCombine(*write_->checksum, *checksum, size);
+      checksum = Crc32cCombine(*write_->checksum, *checksum, message_.data_size());
     } else {
       checksum.reset();
     }
   }
   write_->checksum = checksum;
-  write_->size += size;
-  absl::Status status = CopyToDevice(stream, *memory, message_.data());
-  write_->failed = !status.ok();
-  position_ += size;
-  received_ += size;
-  return status;
+  return absl::OkStatus();
 }
 
 absl::Status UploadCall::CheckChecksum(std::optional<std::uint32_t>& checksum) const {
@@ -369,20 +378,21 @@ absl::Status UploadCall::Close() {
 }
 
 void UploadCall::End(const absl::Status& status) {
-  core_.Conclude({.method = "Upload",
-                  .strategy = "",
-                  .tenant = &tenant_,
-                  .trace = trace(),
-                  .accepted = accept_time_,
-                  .ended = SteadyNow(),
-                  .waited = waited_,
-                  .copies = copies_},
-                 status, [this] { return peer_; });
+  parts_.records.Add({.method = "Upload",
+                      .strategy = "",
+                      .tenant = &tenant_,
+                      .trace = trace(),
+                      .accepted = accept_time_,
+                      .ended = SteadyNow(),
+                      .waited = waited_,
+                      .copies = copies_},
+                     status, [this] { return peer_; });
   message_.Clear();
   if (draft_ != nullptr) {
     if (!status.ok() && creates_) tenant_.store().Discard(*draft_);
-    core_.chores().Release(std::move(draft_));
+    parts_.chores.Release(std::move(draft_));
   }
+  accepted_.call = Charge();
   place_ = {};
   ahead_ = Charge();
   if (status.ok()) {

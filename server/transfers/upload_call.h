@@ -11,7 +11,8 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "grpcpp/grpcpp.h"
-#include "server/core.h"
+#include "server/calls/call_parts.h"
+#include "server/devices/devices.h"
 #include "server/rpc/live_calls.h"
 #include "server/rpc/stream_call.h"
 #include "server/transfers/upload_message.h"
@@ -24,11 +25,12 @@ namespace tessera {
 // while there is host memory for it, and holds none while it is waiting for the client.
 class UploadCall final : public StreamCall, private Task {
  public:
-  UploadCall(Core& core, const Caller& caller, LiveCalls<UploadCall>& live,
-             StreamExchange& exchange)
+  UploadCall(const CallParts& parts, const Devices& devices, const Caller& caller,
+             LiveCalls<UploadCall>& live, StreamExchange& exchange)
       : StreamCall(exchange),
         Task(caller.tenant->number()),
-        core_(core),
+        parts_(parts),
+        devices_(devices),
         tenant_(*caller.tenant),
         sees_all_(caller.sees_all()),
         live_(live),
@@ -53,7 +55,7 @@ class UploadCall final : public StreamCall, private Task {
 
   // The following functions are only for the thread that has the turn.
 
-  // Returns the errors of Core::CheckPause.
+  // Returns the errors of CallLimits::CheckPause.
   absl::Status CheckPause(absl::Time now) const;
 
   // Finishes the message in hand. Continues with the next one if it is here; otherwise gives the
@@ -84,8 +86,14 @@ class UploadCall final : public StreamCall, private Task {
 
   void Refuse(const absl::Status& status) override { End(status); }
 
+  // Checks that the message in hand belongs to this upload, except for its data.
+  absl::Status CheckTarget() const;
+
   // Checks the message in hand and begins to copy its data to the device.
   absl::Status Copy(Stream& stream);
+
+  // Checks the bytes of the message in hand, and adds their checksum to the current write's.
+  absl::Status CheckData();
 
   absl::Status CheckChecksum(std::optional<std::uint32_t>& checksum) const;
 
@@ -98,16 +106,17 @@ class UploadCall final : public StreamCall, private Task {
   // Called once. The call may be gone on return.
   void End(const absl::Status& status);
 
-  Core& core_;
+  const CallParts& parts_;
+  const Devices& devices_;
   Tenant& tenant_;
   const bool sees_all_;
   LiveCalls<UploadCall>& live_;
   const std::string peer_;  // which gRPC forgets when the connection breaks
   const absl::Time accept_time_ = SteadyNow();
   grpc::ByteBuffer response_;
-  Admission::Ticket ticket_;
-  Core::TransferPlace place_;  // memory: for the message in hand, or the one being awaited
-  Charge ahead_;               // for the next message
+  CallLimits::Accepted accepted_;
+  CallLimits::StreamPlace place_;  // memory: for the message in hand, or the one being awaited
+  Charge ahead_;                   // for the next message
 
   std::mutex mutex_;
   // Whether a thread has the turn. Once the call has ended, the turn is never given back.
