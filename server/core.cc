@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
+#include "kernels/base/status_macros.h"
 #include "server/clock.h"
 
 namespace tessera {
@@ -98,18 +99,11 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options, Devices
   const auto buffer_limits = BufferLimits(list, options);
   if (!buffer_limits.ok()) return buffer_limits.status();
   std::unique_ptr<Core> core(new Core(options, std::move(list), *buffer_limits));
-  absl::StatusOr<std::unique_ptr<Access>> access = Access::Open(options.tokens, core->tenants);
-  if (!access.ok()) return access.status();
-  core->access = *std::move(access);
+  ASSIGN_OR_RETURN(core->access, Access::Open(options.tokens, core->tenants));
   if (!options.ring.empty()) {
-    absl::StatusOr<std::unique_ptr<Home>> home = Home::Open(options.ring, options.ring_name);
-    if (!home.ok()) return home.status();
-    core->home = *std::move(home);
+    ASSIGN_OR_RETURN(core->home, Home::Open(options.ring, options.ring_name));
   }
-  absl::StatusOr<std::unique_ptr<Devices>> devices =
-      Devices::Start(core->options, core->device_list, *buffer_limits);
-  if (!devices.ok()) return devices.status();
-  core->devices = *std::move(devices);
+  ASSIGN_OR_RETURN(core->devices, Devices::Start(core->options, core->device_list, *buffer_limits));
   return core;
 }
 

@@ -14,6 +14,7 @@
 #include "grpc/grpc.h"
 #include "grpc/health/v1/health.pb.h"
 #include "kernels/base/error.h"
+#include "kernels/base/status_macros.h"
 #include "server/observe/log.h"
 #include "server/status/metrics_text.h"
 #include "server/status/status_page.h"
@@ -133,17 +134,16 @@ Server::Server(std::unique_ptr<Core> core)
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(
     const Options& options, std::vector<std::unique_ptr<Device>> devices) {
   const absl::Time start = absl::Now();
-  absl::StatusOr<std::unique_ptr<Core>> core = Core::Make(options, std::move(devices));
-  if (!core.ok()) return core.status();
+  ASSIGN_OR_RETURN(std::unique_ptr<Core> core, Core::Make(options, std::move(devices)));
   LogOptions(options);
-  for (const std::unique_ptr<Device>& device : (*core)->device_list) {
+  for (const std::unique_ptr<Device>& device : core->device_list) {
     spdlog::info("device {} ({}): {} MiB for buffers, {} workers, queue of {}", device->info().name,
-                 device->info().model, (*core)->tenants.budget(*device).limit() >> 20,
-                 options.workers, options.queue);
+                 device->info().model, core->tenants.budget(*device).limit() >> 20, options.workers,
+                 options.queue);
   }
-  std::unique_ptr<Server> server(new Server(*std::move(core)));
+  std::unique_ptr<Server> server(new Server(std::move(core)));
   server->start_ = start;
-  if (absl::Status status = server->Listen(); !status.ok()) return status;
+  RETURN_IF_ERROR(server->Listen());
   if (!server->filled_) spdlog::info("not ready until {} is created", options.ready_file);
   server->SetHealth();
   if (server->http_ != nullptr) {
@@ -163,10 +163,9 @@ absl::Status Server::Register(grpc::ServerBuilder& builder) {
   builder.RegisterService(&compute_service_);
   builder.RegisterService(&health_);
   if (!options.shared_memory.empty()) {
-    absl::StatusOr<std::unique_ptr<SharedMemoryService>> shared = SharedMemoryService::Open(
-        core_->call_parts(), *core_->devices, core_->tenants, core_->regions, options);
-    if (!shared.ok()) return shared.status();
-    shared_memory_service_ = *std::move(shared);
+    ASSIGN_OR_RETURN(shared_memory_service_,
+                     SharedMemoryService::Open(core_->call_parts(), *core_->devices, core_->tenants,
+                                               core_->regions, options));
     builder.RegisterService(shared_memory_service_.get());
   }
   // Links the descriptor of the health service, which nothing else refers to: clients such as
@@ -185,7 +184,7 @@ absl::Status Server::Register(grpc::ServerBuilder& builder) {
 absl::Status Server::Listen() {
   const Options& options = core_->options;
   grpc::ServerBuilder builder;
-  if (absl::Status status = Register(builder); !status.ok()) return status;
+  RETURN_IF_ERROR(Register(builder));
   SetLimits(options, builder);
   if (!options.metrics_listen.empty()) {
     gpus_ = std::make_unique<GpuMonitor>(core_->device_list);
@@ -194,16 +193,12 @@ absl::Status Server::Listen() {
     if (!http.ok()) return http.status();
     http_ = *std::move(http);
   }
-  absl::StatusOr<std::unique_ptr<Listener>> listener =
-      Listener::Open(options.listen, options.max_connections, options.socket_group);
-  if (!listener.ok()) return listener.status();
-  listener_ = *std::move(listener);
-  if (absl::Status status = CheckCredentials(); !status.ok()) return status;
+  ASSIGN_OR_RETURN(listener_,
+                   Listener::Open(options.listen, options.max_connections, options.socket_group));
+  RETURN_IF_ERROR(CheckCredentials());
   if (!options.tls_cert.empty()) {
-    absl::StatusOr<std::shared_ptr<ServerTls>> tls =
-        ServerTls::Open({options.tls_cert, options.tls_key, options.tls_client_ca});
-    if (!tls.ok()) return tls.status();
-    tls_ = *std::move(tls);
+    ASSIGN_OR_RETURN(tls_,
+                     ServerTls::Open({options.tls_cert, options.tls_key, options.tls_client_ca}));
   }
   const auto add_acceptor = [&](UserMark* mark) -> std::unique_ptr<Listener::Acceptor> {
     credentials_.push_back(MakeCredentials(mark));

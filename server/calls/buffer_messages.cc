@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_join.h"
 #include "kernels/base/error.h"
+#include "kernels/base/status_macros.h"
 #include "server/rpc/convert.h"
 
 namespace tessera {
@@ -54,9 +55,7 @@ absl::Status SetPlace(const std::string& device,
                       const google::protobuf::RepeatedPtrField<std::string>& placement,
                       const Devices& all, BufferSpec& spec) {
   if (placement.empty()) {
-    absl::StatusOr<Device*> found = all.Find(device);
-    if (!found.ok()) return found.status();
-    spec.device = *found;
+    ASSIGN_OR_RETURN(spec.device, all.Find(device));
     spec.placement.clear();
     return absl::OkStatus();
   }
@@ -65,22 +64,17 @@ absl::Status SetPlace(const std::string& device,
                      "a buffer may have a device or a placement, but not both",
                      {{"field", "device"}, {"value", device}});
   }
-  absl::StatusOr<std::vector<Device*>> devices = FindPlacement(placement, all);
-  if (!devices.ok()) return devices.status();
-  spec.device = devices->front();
-  spec.placement = *std::move(devices);
+  ASSIGN_OR_RETURN(spec.placement, FindPlacement(placement, all));
+  spec.device = spec.placement.front();
   return absl::OkStatus();
 }
 
 absl::StatusOr<BufferSpec> MakeSpec(const std::string& name, const v1::BufferSpec& proto,
                                     const Devices& all) {
   BufferSpec spec{.name = name, .replace = proto.replace()};
-  absl::StatusOr<ArrayType> type = MakeArrayType(proto.dtype(), proto.shape(), "spec");
-  if (!type.ok()) return type.status();
-  spec.type = *type;
-  if (absl::Status status = SetPlace(proto.device(), proto.placement(), all, spec); !status.ok())
-    return status;
-  if (absl::Status status = SetTtl(proto, spec.ttl); !status.ok()) return status;
+  ASSIGN_OR_RETURN(spec.type, MakeArrayType(proto.dtype(), proto.shape(), "spec"));
+  RETURN_IF_ERROR(SetPlace(proto.device(), proto.placement(), all, spec));
+  RETURN_IF_ERROR(SetTtl(proto, spec.ttl));
   return spec;
 }
 
@@ -101,7 +95,7 @@ absl::StatusOr<BufferSpec> MakeSpec(const v1::BufferTarget& target, const ArrayT
     spec.placement = *std::move(placement);
     spec.reached_by = &device;
   }
-  if (absl::Status status = SetTtl(target, spec.ttl); !status.ok()) return status;
+  RETURN_IF_ERROR(SetTtl(target, spec.ttl));
   return spec;
 }
 

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_format.h"
 #include "kernels/base/error.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/device/profiler_range.h"
 
 namespace tessera {
@@ -33,11 +34,10 @@ absl::Status CallerLeft() {
 
 void DeviceCall::Start() {
   const absl::Status status = Guarded([&]() -> absl::Status {
-    if (absl::Status accepted = Accept(); !accepted.ok()) return accepted;
-    absl::StatusOr<Device*> device = Prepare();
-    if (!device.ok()) return device.status();
-    Executor& executor = devices_.compute(**device);
-    const TaskSize size = SizeOn(**device);
+    RETURN_IF_ERROR(Accept());
+    ASSIGN_OR_RETURN(Device* const device, Prepare());
+    Executor& executor = devices_.compute(*device);
+    const TaskSize size = SizeOn(*device);
     executor_ = &executor;
     if (size == TaskSize::kTiny) {
       const CallQueue::Leave leave;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <cstddef>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"

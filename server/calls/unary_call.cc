@@ -3,39 +3,29 @@
 #include <optional>
 #include <utility>
 
+#include "kernels/base/status_macros.h"
 #include "server/rpc/convert.h"
 
 namespace tessera {
 
 absl::Status UnaryCall::Accept() {
-  absl::StatusOr<CallLimits::Accepted> accepted = parts_.limits.Accept(*caller().tenant);
-  if (!accepted.ok()) return accepted.status();
-  accepted_ = *std::move(accepted);
+  ASSIGN_OR_RETURN(accepted_, parts_.limits.Accept(*caller().tenant));
   return absl::OkStatus();
 }
 
 absl::Status UnaryCall::ChargeAnswer(std::size_t bytes) {
-  absl::StatusOr<Charge> memory = parts_.limits.TakeHostMemory(
-      bytes, "there is no memory for the response in addition to other calls' messages",
-      exchange_.memory().amount() + answer_memory_.amount());
-  if (!memory.ok()) return memory.status();
-  answer_memory_.Add(*std::move(memory));
+  ASSIGN_OR_RETURN(
+      Charge memory,
+      parts_.limits.TakeHostMemory(
+          bytes, "there is no memory for the response in addition to other calls' messages",
+          exchange_.memory().amount() + answer_memory_.amount()));
+  answer_memory_.Add(std::move(memory));
   return absl::OkStatus();
 }
 
 void UnaryCall::End(const absl::Status& status) {
-  const absl::Time end = end_time();
-  parts_.records.Add({.method = method_,
-                      .strategy = strategy_,
-                      .tenant = caller().tenant,
-                      .trace = exchange_.trace(),
-                      .accepted = accept_time_,
-                      .begun = begin_time_,
-                      .ended = end,
-                      .waited = waited_,
-                      .copies = copies_,
-                      .kernel = kernel_},
-                     status, [this] { return exchange_.context().peer(); });
+  NoteEnd();
+  parts_.records.Add(record_, status, [this] { return exchange_.context().peer(); });
   accepted_.call = Charge();  // a client that has its response may make its next call
   exchange_.Finish(ToGrpc(status, caller().sees_all()));
 }
@@ -44,10 +34,11 @@ namespace {
 
 // Takes host memory for a request, until the exchange is finished.
 absl::Status ChargeRequest(CallLimits& limits, UnaryExchange& exchange, std::size_t bytes) {
-  absl::StatusOr<Charge> memory = limits.TakeHostMemory(
-      bytes, "other messages already use all memory that the server has for messages");
-  if (!memory.ok()) return memory.status();
-  exchange.set_memory(*std::move(memory));
+  ASSIGN_OR_RETURN(
+      Charge memory,
+      limits.TakeHostMemory(
+          bytes, "other messages already use all memory that the server has for messages"));
+  exchange.set_memory(std::move(memory));
   return absl::OkStatus();
 }
 

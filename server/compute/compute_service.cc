@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -33,6 +32,29 @@ void SetRange(const LaunchLimits::Range& range, MakeRange make) {
   out->set_max(range.max);
 }
 
+void SetStrategy(const StrategyInfo& strategy, v1::Strategy& out) {
+  out.set_operation(std::string(strategy.operation));
+  out.set_name(std::string(strategy.name));
+  out.set_summary(std::string(strategy.summary));
+  out.set_backend(std::string(Name(strategy.backend)));
+  for (int dtype = v1::Dtype_MIN + 1; dtype <= v1::Dtype_MAX; ++dtype)
+    if (strategy.dtypes.Contains(static_cast<DType>(dtype)))
+      out.add_dtypes(static_cast<v1::Dtype>(dtype));
+  out.set_deterministic(strategy.deterministic);
+  out.set_vendor(strategy.vendor);
+  out.set_available(strategy.available);
+  out.set_needs(strategy.needs);
+  out.set_bytes(strategy.cost.bytes);
+  out.set_flops(strategy.cost.flops);
+  out.set_roundoff(strategy.roundoff);
+  out.set_min_compute_capability(strategy.min_compute_capability);
+  out.set_source(std::string(strategy.source));
+  out.set_default_(strategy.chosen);
+  SetRange(strategy.limits.block_size, [&] { return out.mutable_block_size(); });
+  SetRange(strategy.limits.grid_size, [&] { return out.mutable_grid_size(); });
+  SetRange(strategy.limits.items_per_thread, [&] { return out.mutable_items_per_thread(); });
+}
+
 }  // namespace
 
 void ComputeService::Serve(CallQueues& queues) {
@@ -53,81 +75,46 @@ void ComputeService::Serve(CallQueues& queues) {
 #undef TESSERA_SERVE
   serve.operator()<ExecuteCall, v1::ExecuteRequest, v1::ExecuteResponse>(
       "Execute", &ComputeService::RequestExecute);
-  AcceptUnary<v1::ListStrategiesRequest, v1::ListStrategiesResponse>(
-      queues, *this, &ComputeService::RequestListStrategies, AdmitTo(parts_, "ListStrategies"),
-      [this](auto& exchange) { ListStrategies(exchange); });
-  AcceptUnary<v1::GetServerInfoRequest, v1::GetServerInfoResponse>(
-      queues, *this, &ComputeService::RequestGetServerInfo, AdmitTo(parts_, "GetServerInfo"),
-      [this](auto& exchange) { GetServerInfo(exchange); });
+  AnswerCalls(queues, parts_, *this, &ComputeService::RequestListStrategies, "ListStrategies",
+              Effect::kNone, Thread::kChores, &ComputeService::ListStrategies);
+  AnswerCalls(queues, parts_, *this, &ComputeService::RequestGetServerInfo, "GetServerInfo",
+              Effect::kNone, Thread::kChores, &ComputeService::GetServerInfo);
 }
 
-void ComputeService::ListStrategies(
-    UnaryExchangeOf<v1::ListStrategiesRequest, v1::ListStrategiesResponse>& exchange) {
-  AnswerLater(
-      parts_, "ListStrategies", Effect::kNone, exchange,
-      [this, request = &exchange.request(),
-       response = &exchange.response()](const Caller&) -> absl::Status {
-        std::vector<Device*> devices;
-        for (const std::unique_ptr<Device>& device : devices_.list())
-          devices.push_back(device.get());
-        const std::string& operation = request->operation();
-        const std::string& backend = request->backend();
-        if (!backend.empty() && backend != Name(Backend::kCpu) && backend != Name(Backend::kCuda)) {
-          return BadOperation("backend", backend, "cpu, cuda");
-        }
-        std::string operations;  // the known operations, for the error
-        bool known = operation.empty();
-        std::string_view last;
-        for (const StrategyInfo& strategy : tessera::ListStrategies(devices)) {
-          if (strategy.operation != last) {
-            last = strategy.operation;
-            absl::StrAppend(&operations, operations.empty() ? "" : ", ", std::string(last));
-          }
-          known = known || strategy.operation == operation;
-          if (!operation.empty() && strategy.operation != operation) continue;
-          if (!backend.empty() && Name(strategy.backend) != backend) continue;
-          v1::Strategy* out = response->add_strategies();
-          out->set_operation(std::string(strategy.operation));
-          out->set_name(std::string(strategy.name));
-          out->set_summary(std::string(strategy.summary));
-          out->set_backend(std::string(Name(strategy.backend)));
-          for (int dtype = v1::Dtype_MIN + 1; dtype <= v1::Dtype_MAX; ++dtype) {
-            if (strategy.dtypes.Contains(static_cast<DType>(dtype))) {
-              out->add_dtypes(static_cast<v1::Dtype>(dtype));
-            }
-          }
-          out->set_deterministic(strategy.deterministic);
-          out->set_vendor(strategy.vendor);
-          out->set_available(strategy.available);
-          out->set_needs(strategy.needs);
-          out->set_bytes(strategy.cost.bytes);
-          out->set_flops(strategy.cost.flops);
-          out->set_roundoff(strategy.roundoff);
-          out->set_min_compute_capability(strategy.min_compute_capability);
-          out->set_source(std::string(strategy.source));
-          out->set_default_(strategy.chosen);
-          SetRange(strategy.limits.block_size, [&] { return out->mutable_block_size(); });
-          SetRange(strategy.limits.grid_size, [&] { return out->mutable_grid_size(); });
-          SetRange(strategy.limits.items_per_thread,
-                   [&] { return out->mutable_items_per_thread(); });
-        }
-        return known ? absl::OkStatus() : BadOperation("operation", operation, operations);
-      });
+absl::Status ComputeService::ListStrategies(const Caller&, const v1::ListStrategiesRequest& request,
+                                            v1::ListStrategiesResponse& response) {
+  std::vector<Device*> devices;
+  for (const std::unique_ptr<Device>& device : devices_.list()) devices.push_back(device.get());
+  const std::string& operation = request.operation();
+  const std::string& backend = request.backend();
+  if (!backend.empty() && backend != Name(Backend::kCpu) && backend != Name(Backend::kCuda))
+    return BadOperation("backend", backend, "cpu, cuda");
+  std::string operations;  // the known operations, for the error
+  bool known = operation.empty();
+  std::string_view last;
+  for (const StrategyInfo& strategy : tessera::ListStrategies(devices)) {
+    if (strategy.operation != last) {
+      last = strategy.operation;
+      absl::StrAppend(&operations, operations.empty() ? "" : ", ", std::string(last));
+    }
+    known = known || strategy.operation == operation;
+    if (!operation.empty() && strategy.operation != operation) continue;
+    if (!backend.empty() && Name(strategy.backend) != backend) continue;
+    SetStrategy(strategy, *response.add_strategies());
+  }
+  return known ? absl::OkStatus() : BadOperation("operation", operation, operations);
 }
 
-void ComputeService::GetServerInfo(
-    UnaryExchangeOf<v1::GetServerInfoRequest, v1::GetServerInfoResponse>& exchange) {
-  AnswerLater(parts_, "GetServerInfo", Effect::kNone, exchange,
-              [this, response = &exchange.response()](const Caller& caller) {
-                response->set_version(TESSERA_VERSION);
-                for (const std::unique_ptr<Device>& device : devices_.list())
-                  AddDevice(caller, *device, *response);
-                AddBudgets(caller, *response);
-                if (caller.sees_all() && parts_.access.restricted()) AddTenants(*response);
-                SetLimits(*response->mutable_limits());
-                *response->mutable_start_time() = ToProto(start_time_);
-                return absl::OkStatus();
-              });
+absl::Status ComputeService::GetServerInfo(const Caller& caller, const v1::GetServerInfoRequest&,
+                                           v1::GetServerInfoResponse& response) {
+  response.set_version(TESSERA_VERSION);
+  for (const std::unique_ptr<Device>& device : devices_.list())
+    AddDevice(caller, *device, response);
+  AddBudgets(caller, response);
+  if (caller.sees_all() && parts_.access.restricted()) AddTenants(response);
+  SetLimits(*response.mutable_limits());
+  *response.mutable_start_time() = ToProto(start_time_);
+  return absl::OkStatus();
 }
 
 void ComputeService::AddDevice(const Caller& caller, Device& device,

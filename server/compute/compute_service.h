@@ -35,10 +35,10 @@ class ComputeService final : public ComputeServiceBase {
   void Serve(CallQueues& queues);
 
  private:
-  void ListStrategies(
-      UnaryExchangeOf<v1::ListStrategiesRequest, v1::ListStrategiesResponse>& exchange);
-  void GetServerInfo(
-      UnaryExchangeOf<v1::GetServerInfoRequest, v1::GetServerInfoResponse>& exchange);
+  absl::Status ListStrategies(const Caller& caller, const v1::ListStrategiesRequest& request,
+                              v1::ListStrategiesResponse& response);
+  absl::Status GetServerInfo(const Caller& caller, const v1::GetServerInfoRequest& request,
+                             v1::GetServerInfoResponse& response);
   // These functions add the parts of the response of GetServerInfo. An admin sees what all tenants
   // together use; others see only what their tenant uses.
   void AddDevice(const Caller& caller, Device& device, v1::GetServerInfoResponse& response) const;

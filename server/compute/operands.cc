@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
+#include "kernels/base/status_macros.h"
 #include "server/rpc/convert.h"
 
 namespace tessera {
@@ -42,8 +43,7 @@ absl::StatusOr<ArrayType> TensorType(const v1::Tensor& tensor) {
   if (!type.ok()) return type;
   if (tensor.data().size() == type->bytes()) {
     const HostBytes bytes{tensor.data().data(), tensor.data().size()};
-    const absl::Status status = CheckElements(type->dtype, bytes, 0);
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(CheckElements(type->dtype, bytes, 0));
     return type;
   }
   return MakeError(StatusCode::kInvalidArgument, "BAD_OPERAND",
@@ -158,24 +158,21 @@ absl::StatusOr<View> PlaceOnStream(const Devices& devices, OperandSource& source
   };
   if (source.IsElsewhere(stream.device())) {
     const Extent extent = ExtentOf(view);
-    absl::StatusOr<void*> memory = Scratch(stream, extent.bytes());
-    if (!memory.ok()) return memory.status();
+    ASSIGN_OR_RETURN(void* memory, Scratch(stream, extent.bytes()));
     absl::Status status =
-        FetchElsewhere(devices, *source.buffer, extent.begin, extent.bytes(), stream, *memory);
+        FetchElsewhere(devices, *source.buffer, extent.begin, extent.bytes(), stream, memory);
     if (!status.ok()) return OfOperand(source.named.name, status);
     source.moved_bytes = extent.bytes();
     // The first element is not the lowest if a stride is negative.
     const std::uint64_t first = reinterpret_cast<std::uintptr_t>(view.data) - extent.begin;
-    view.data = *memory == nullptr ? nullptr : static_cast<const char*>(*memory) + first;
+    view.data = memory == nullptr ? nullptr : static_cast<const char*>(memory) + first;
   } else if (source.buffer != nullptr) {
     begin_at(source.buffer->data());
   } else {
     const std::string& data = source.named.operand->tensor().data();
-    absl::StatusOr<void*> memory = Scratch(stream, data.size());
-    if (!memory.ok()) return memory.status();
-    absl::Status status = CopyToDevice(stream, *memory, data.data(), data.size());
-    if (!status.ok()) return status;
-    begin_at(*memory);
+    ASSIGN_OR_RETURN(void* memory, Scratch(stream, data.size()));
+    RETURN_IF_ERROR(CopyToDevice(stream, memory, data.data(), data.size()));
+    begin_at(memory);
   }
   return view;
 }

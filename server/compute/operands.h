@@ -3,8 +3,6 @@
 
 #include <memory>
 #include <string_view>
-#include <utility>
-#include <vector>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"

@@ -4,8 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
-#include <string_view>
 #include <type_traits>
 
 #include "absl/container/inlined_vector.h"

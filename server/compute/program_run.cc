@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
+#include "kernels/base/status_macros.h"
 #include "server/calls/buffer_messages.h"
 #include "server/calls/device_call.h"
 #include "server/compute/shard_team.h"
@@ -83,25 +84,24 @@ absl::StatusOr<Device*> ProgramRun::Prepare() {
 }
 
 absl::Status ProgramRun::Read(const v1::Step& message, std::uint32_t index) {
-  absl::StatusOr<Operation> operation = MakeOperation(message);
-  if (!operation.ok()) return operation.status();
+  ASSIGN_OR_RETURN(Operation operation, MakeOperation(message));
   PlannedStep& step = program_.steps[index];
   Step& own = steps_[index];
-  step.spec = std::move(operation->spec);
-  step.options = operation->options;
-  own.destinations = operation->destinations;
+  step.spec = std::move(operation.spec);
+  step.options = operation.options;
+  own.destinations = operation.destinations;
   for (const v1::Result* destination : own.destinations) {
     step.destinations.push_back(destination->has_buffer()    ? Destination::kBuffer
                                 : destination->has_scratch() ? Destination::kScratch
                                                              : Destination::kResponse);
   }
-  const std::size_t operands = operation->operands.size();
+  const std::size_t operands = operation.operands.size();
   step.operands.resize(operands);
   step.views.reserve(operands);
   own.sources.resize(operands);
   absl::Status status;
   for (std::size_t o = 0; o < operands; ++o) {
-    own.sources[o].named = operation->operands[o];
+    own.sources[o].named = operation.operands[o];
     const Named& named = own.sources[o].named;
     absl::Status read = Read(named, index, step.operands[o], own.sources[o].type);
     if (!read.ok()) status.Update(OfOperand(named.name, read));
@@ -127,9 +127,7 @@ absl::Status ProgramRun::Read(const Named& named, std::uint32_t index, PlannedOp
     return absl::OkStatus();
   }
   if (message.has_tensor()) {
-    const absl::StatusOr<ArrayType> found = TensorType(message.tensor());
-    if (!found.ok()) return found.status();
-    type = *found;
+    ASSIGN_OR_RETURN(type, TensorType(message.tensor()));
   } else if (message.buffer().empty()) {
     return MakeError(absl::StatusCode::kInvalidArgument, "BAD_OPERAND",
                      "an operand must name a buffer or a step, or carry a tensor",
@@ -204,8 +202,7 @@ void ProgramRun::Release(Chores* chores) {
 
 absl::Status ProgramRun::Plan(Stream& stream) {
   FindTypesOnce();
-  absl::Status status = CheckSteps(program_, stream, devices_.max_operation_seconds());
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(CheckSteps(program_, stream, devices_.max_operation_seconds()));
   FuseSelections(program_, stream.device());
   return TakeMemory(stream);
 }
@@ -231,10 +228,9 @@ absl::Status ProgramRun::TakeMemory(Stream& stream) {
   PlaceResults(program_);
   // Inline results are copied to the host together, including the gaps between them.
   if (layout_.response_arrays > 1) {
-    absl::Status status = Zero(stream, program_.block, layout_.response_end);
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(Zero(stream, program_.block, layout_.response_end));
   }
-  if (absl::Status status = SendTensors(stream); !status.ok()) return status;
+  RETURN_IF_ERROR(SendTensors(stream));
   FetchBuffers(stream);
   return absl::OkStatus();
 }
@@ -246,17 +242,14 @@ absl::Status ProgramRun::OpenResults(std::size_t index, Device& device, std::uin
   for (std::size_t a = 0; a < own.destinations.size() && !step.result.scalar; ++a) {
     const ArrayType& type = step.result.arrays[a];
     if (step.destinations[a] == Destination::kResponse) {
-      if (absl::Status fits = CheckInline(type, bytes); !fits.ok()) return fits;
+      RETURN_IF_ERROR(CheckInline(type, bytes));
       bytes += type.bytes();
     }
     if (step.destinations[a] != Destination::kBuffer) continue;
-    absl::StatusOr<BufferSpec> spec =
-        MakeSpec(own.destinations[a]->buffer(), type, device, devices_);
-    if (!spec.ok()) return spec.status();
-    own.drafts[a] = std::make_unique<ResultDraft>(store_, *std::move(spec));
-    const absl::StatusOr<void*> memory = own.drafts[a]->Open();
-    if (!memory.ok()) return memory.status();
-    step.memory[a] = *memory;
+    ASSIGN_OR_RETURN(BufferSpec spec,
+                     MakeSpec(own.destinations[a]->buffer(), type, device, devices_));
+    own.drafts[a] = std::make_unique<ResultDraft>(store_, std::move(spec));
+    ASSIGN_OR_RETURN(step.memory[a], own.drafts[a]->Open());
   }
   *in_answer = bytes;
   return absl::OkStatus();
@@ -386,9 +379,8 @@ absl::Status ProgramRun::AnswerStep(std::size_t index, const std::string& arrays
     SetType(type, tensor);
     tensor.mutable_data()->assign(arrays, step.offsets[a], type.bytes());
   }
-  absl::StatusOr<std::vector<BufferInfo>> sealed = ResultDraft::SealAll(results);
-  if (!sealed.ok()) return sealed.status();
-  auto info = sealed->begin();
+  ASSIGN_OR_RETURN(std::vector<BufferInfo> sealed, ResultDraft::SealAll(results));
+  auto info = sealed.begin();
   for (std::size_t a = 0; a < own.drafts.size(); ++a)
     if (own.drafts[a] != nullptr) SetBuffer(*info++, &response.buffer(a));
   if (request_.stats()) SetStats(step.outcome.stats, device, own.sources, response.stats());

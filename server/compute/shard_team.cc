@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "kernels/base/status_macros.h"
 #include "server/calls/buffer_messages.h"
 
 namespace tessera {
@@ -62,7 +63,7 @@ absl::StatusOr<std::vector<Stream*>> ShardTeam::Assemble(Stream& own) {
     streams_.push_back(devices_->TeamStream(*device));
     Stream& stream = streams_.back().stream;
     stream.WatchStop(own.stop());
-    if (absl::Status status = BeginRequest(stream); !status.ok()) return status;
+    RETURN_IF_ERROR(BeginRequest(stream));
   }
   std::vector<Stream*> streams;
   for (const Shard& shard : shards()) {

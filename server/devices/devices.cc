@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/error.h"
+#include "kernels/base/status_macros.h"
 
 namespace tessera {
 namespace {
@@ -20,67 +21,55 @@ constexpr std::chrono::microseconds kSpin{200};
 // How many slots each device always keeps; two downloads need no more.
 constexpr std::size_t kLeastSlots = 6;
 
-// Moves a result to its place, or returns its error.
-template <class Value>
-absl::Status Take(absl::StatusOr<Value> result, Value& place) {
-  if (result.ok()) place = *std::move(result);
-  return result.status();
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Devices>> Devices::Start(
     const Options& options, const List& list, const std::vector<BufferStore::DeviceLimit>& limits) {
   std::unique_ptr<Devices> devices(new Devices(options, list));
-  for (const auto& [device, bytes] : limits)
-    if (absl::Status added = devices->Add(*device, bytes); !added.ok()) return added;
+  for (const auto& [device, bytes] : limits) RETURN_IF_ERROR(devices->Add(*device, bytes));
   return devices;
 }
 
 absl::Status Devices::Add(Device& device, std::uint64_t buffer_limit) {
-  absl::StatusOr<Device*> first = Find(device.info().name);
-  if (!first.ok()) return first.status();
-  if (*first != &device) {
+  ASSIGN_OR_RETURN(Device* const first, Find(device.info().name));
+  if (first != &device) {
     return MakeError(absl::StatusCode::kInvalidArgument, "BAD_DEVICE",
                      absl::StrCat("device ", device.info().name, " is named twice"));
   }
   auto state = std::make_unique<State>(options_.ScratchLimit(buffer_limit), device);
-  absl::Status status = StartCompute(device, *state);
+  ASSIGN_OR_RETURN(state->compute, StartCompute(device, *state));
   const Executor::Settings transfers{.workers = options_.transfer_workers,
                                      .queue_length = std::numeric_limits<std::size_t>::max()};
-  if (status.ok()) status = Take(Executor::Start(device, transfers), state->transfers);
-  if (status.ok()) status = Take(MakeStream(device), state->bridge);
-  if (status.ok()) status = Take(MakeLargeStream(device), state->team);
-  if (status.ok()) status = Take(SlotPool::Make(device, kLeastSlots), state->slots);
-  if (!status.ok()) return status;
+  ASSIGN_OR_RETURN(state->transfers, Executor::Start(device, transfers));
+  ASSIGN_OR_RETURN(state->bridge, MakeStream(device));
+  ASSIGN_OR_RETURN(state->team, MakeLargeStream(device));
+  ASSIGN_OR_RETURN(state->slots, SlotPool::Make(device, kLeastSlots));
   state->team->SetScratchBudget(&state->scratch);
   state->probe = std::make_unique<DeviceProbe>(device);
   states_[&device] = std::move(state);
   return absl::OkStatus();
 }
 
-absl::Status Devices::StartCompute(Device& device, State& state) const {
+absl::StatusOr<std::unique_ptr<Executor>> Devices::StartCompute(Device& device,
+                                                                State& state) const {
   const bool reserve = !options_.tokens.empty();
-  if (reserve) {
-    if (absl::Status status = KeepRoom(device); !status.ok()) return status;
-  }
+  if (reserve) RETURN_IF_ERROR(KeepRoom(device));
+  const bool cpu = device.info().backend == Backend::kCpu;
+  const auto overrun =
+      cpu ? absl::Seconds(options_.max_operation_seconds) : absl::InfiniteDuration();
   bool first_stream = true;
-  const auto warm_up = [&](Stream& stream) -> absl::Status {
-    if (!options_.warm_up) return absl::OkStatus();
-    return WarmUp(stream, state.pace, std::exchange(first_stream, false));
-  };
-  return Take(Executor::Start(device,
-                              {.workers = options_.workers,
-                               .reserve = reserve,
-                               .queue_length = options_.queue,
-                               .spin = kSpin,
-                               .scratch = &state.scratch,
-                               .shares_loops = true,
-                               .overrun = device.info().backend == Backend::kCpu
-                                              ? absl::Seconds(options_.max_operation_seconds)
-                                              : absl::InfiniteDuration()},
-                              warm_up),
-              state.compute);
+  return Executor::Start(device,
+                         {.workers = options_.workers,
+                          .reserve = reserve,
+                          .queue_length = options_.queue,
+                          .spin = kSpin,
+                          .scratch = &state.scratch,
+                          .shares_loops = true,
+                          .overrun = overrun},
+                         [&](Stream& stream) -> absl::Status {
+                           if (!options_.warm_up) return absl::OkStatus();
+                           return WarmUp(stream, state.pace, std::exchange(first_stream, false));
+                         });
 }
 
 Device& Devices::First() const {

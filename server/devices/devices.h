@@ -95,7 +95,7 @@ class Devices {
   };
   Devices(const Options& options, const List& list) : options_(options), list_(list) {}
   absl::Status Add(Device& device, std::uint64_t buffer_limit);
-  absl::Status StartCompute(Device& device, State& state) const;
+  absl::StatusOr<std::unique_ptr<Executor>> StartCompute(Device& device, State& state) const;
 
   const Options& options_;
   const List& list_;

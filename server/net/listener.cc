@@ -20,6 +20,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
+#include "kernels/base/status_macros.h"
 #include "server/net/port.h"
 #include "spdlog/spdlog.h"
 
@@ -349,9 +350,8 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Open(const std::vector<std::
   }
   std::unique_ptr<Listener> listener(new Listener(std::min(max_connections, possible)));
   for (const std::string& address : addresses) {
-    absl::Status status =
-        IsUnix(address) ? listener->OpenUnix(address, socket_group) : listener->OpenTcp(address);
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(IsUnix(address) ? listener->OpenUnix(address, socket_group)
+                                    : listener->OpenTcp(address));
   }
   listener->stop_ = eventfd(0, EFD_CLOEXEC);
   if (listener->stop_ < 0) {
@@ -373,20 +373,18 @@ absl::Status Listener::OpenUnix(const std::string& address, const std::string& s
   if (path.compare(0, 2, "//") == 0) path.erase(0, 2);
   path = PercentDecoded(path);
   if (path.find('\0') != path.npos) return CannotListen(address, "its path contains a zero byte");
-  absl::StatusOr<UnixSocket> opened = ListenUnix(path, SOCK_STREAM, socket_group, address);
-  if (!opened.ok()) return opened.status();
-  sockets_.push_back(opened->fd);
-  files_.push_back(std::move(opened->file));
+  ASSIGN_OR_RETURN(UnixSocket opened, ListenUnix(path, SOCK_STREAM, socket_group, address));
+  sockets_.push_back(opened.fd);
+  files_.push_back(std::move(opened.file));
   addresses_.push_back(address);
   return absl::OkStatus();
 }
 
 absl::Status Listener::OpenTcp(const std::string& address) {
-  absl::StatusOr<TcpSockets> opened = ListenTcp(address);
-  if (!opened.ok()) return opened.status();
-  if (opened->beyond_loopback && beyond_loopback_.empty()) beyond_loopback_ = address;
-  sockets_.insert(sockets_.end(), opened->sockets.begin(), opened->sockets.end());
-  addresses_.push_back(std::move(opened->address));
+  ASSIGN_OR_RETURN(TcpSockets opened, ListenTcp(address));
+  if (opened.beyond_loopback && beyond_loopback_.empty()) beyond_loopback_ = address;
+  sockets_.insert(sockets_.end(), opened.sockets.begin(), opened.sockets.end());
+  addresses_.push_back(std::move(opened.address));
   return absl::OkStatus();
 }
 

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
+#include "kernels/base/status_macros.h"
 
 namespace tessera {
 namespace {
@@ -48,11 +49,9 @@ absl::StatusOr<Charge> CallLimits::TakeHostMemory(std::uint64_t bytes, std::stri
 }
 
 absl::StatusOr<CallLimits::Accepted> CallLimits::Accept(Tenant& tenant) {
-  absl::StatusOr<Admission::Ticket> ticket = admission_.Enter();
-  if (!ticket.ok()) return ticket.status();
-  absl::StatusOr<Charge> call = tenant.BeginCall();
-  if (!call.ok()) return call.status();
-  return Accepted{*std::move(ticket), *std::move(call)};
+  ASSIGN_OR_RETURN(Admission::Ticket ticket, admission_.Enter());
+  ASSIGN_OR_RETURN(Charge call, tenant.BeginCall());
+  return Accepted{std::move(ticket), std::move(call)};
 }
 
 absl::StatusOr<CallLimits::StreamPlace> CallLimits::TakeStream(StreamKind kind, Tenant& tenant,
@@ -66,14 +65,11 @@ absl::StatusOr<CallLimits::StreamPlace> CallLimits::TakeStream(StreamKind kind, 
   Budget& streams = streams_[static_cast<std::size_t>(kind)];
   const std::uint64_t most =
       tenants_.several() ? std::max<std::uint64_t>(1, streams.limit() / 2) : kUnlimited;
-  absl::StatusOr<Charge> own = tenant.BeginStream(kind, most, reason);
-  if (!own.ok()) return own.status();
-  absl::StatusOr<Charge> all = Charge::TakeOne(streams, reason, message);
-  if (!all.ok()) return all.status();
-  absl::StatusOr<Charge> messages =
-      TakeHostMemory(memory, "there is no memory for another stream of messages");
-  if (!messages.ok()) return messages.status();
-  return StreamPlace{*std::move(own), *std::move(all), *std::move(messages)};
+  ASSIGN_OR_RETURN(Charge own, tenant.BeginStream(kind, most, reason));
+  ASSIGN_OR_RETURN(Charge all, Charge::TakeOne(streams, reason, message));
+  ASSIGN_OR_RETURN(Charge messages,
+                   TakeHostMemory(memory, "there is no memory for another stream of messages"));
+  return StreamPlace{std::move(own), std::move(all), std::move(messages)};
 }
 
 absl::Duration CallLimits::Patience() const {

@@ -18,7 +18,7 @@ struct CallRecord {
   Trace trace;
   absl::Time accepted;
   absl::Time begun = absl::InfinitePast();  // on a worker; InfinitePast before, and for transfers
-  absl::Time ended;
+  absl::Time ended = absl::InfinitePast();  // InfinitePast before
   absl::Duration waited = absl::ZeroDuration();  // for transfers: total wait for workers
   absl::Duration copies = absl::ZeroDuration();  // for transfers: total host-device copy time
   absl::Duration kernel = absl::ZeroDuration();  // device-clock time; 0 if not measured

@@ -69,23 +69,6 @@ void StreamExchange::OnArrived(bool ok) {
   LetGo();
 }
 
-void StreamExchange::OnRead(bool ok) {
-  call_->OnReadDone(ok);
-  LetGo();
-}
-
-void StreamExchange::OnWritten(bool ok) {
-  call_->OnWriteDone(ok);
-  LetGo();
-}
-
-void StreamExchange::OnMetadata(bool ok) {
-  call_->OnSendInitialMetadataDone(ok);
-  LetGo();
-}
-
-void StreamExchange::OnFinished(bool) { LetGo(); }
-
 void StreamExchange::OnEnd(bool) {
   if (context_.IsCancelled() && state_.exchange(State::kCancelled) == State::kServed)
     call_->OnCancel();

@@ -78,10 +78,12 @@ class StreamExchange final {
 
   ~StreamExchange();
   void OnArrived(bool ok);
-  void OnRead(bool ok);
-  void OnWritten(bool ok);
-  void OnMetadata(bool ok);
-  void OnFinished(bool);
+  template <void (StreamCall::*kOnDone)(bool)>
+  void Notify(bool ok) {
+    (call_->*kOnDone)(ok);
+    LetGo();
+  }
+  void OnFinished(bool) { LetGo(); }
   void OnEnd(bool);
   EventOf* Begin(EventOf& event);
   // Gives the call to the queue's answers before its response is sent.
@@ -98,9 +100,9 @@ class StreamExchange final {
   grpc::GenericServerAsyncReaderWriter stream_{&context_};
   StreamCall* call_ = nullptr;
   EventOf arrived_{this, &StreamExchange::OnArrived};
-  EventOf read_{this, &StreamExchange::OnRead};
-  EventOf written_{this, &StreamExchange::OnWritten};
-  EventOf metadata_{this, &StreamExchange::OnMetadata};
+  EventOf read_{this, &StreamExchange::Notify<&StreamCall::OnReadDone>};
+  EventOf written_{this, &StreamExchange::Notify<&StreamCall::OnWriteDone>};
+  EventOf metadata_{this, &StreamExchange::Notify<&StreamCall::OnSendInitialMetadataDone>};
   EventOf finished_{this, &StreamExchange::OnFinished};
   EventOf end_{this, &StreamExchange::OnEnd};
   std::atomic<int> under_way_{3};  // initially the arrival, the end and Finish

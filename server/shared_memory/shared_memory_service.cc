@@ -31,18 +31,9 @@ absl::StatusOr<std::unique_ptr<SharedMemoryService>> SharedMemoryService::Open(
 }
 
 void SharedMemoryService::Serve(CallQueues& queues) {
-  AcceptUnary<v1::GetSharedMemoryRequest, v1::GetSharedMemoryResponse>(
-      queues, *this, &SharedMemoryService::RequestGetSharedMemory,
-      AdmitTo(parts_, "GetSharedMemory"), [this](auto& exchange) {
-        Answer(parts_, "GetSharedMemory", Effect::kNone, exchange, [&](const Caller& caller) {
-          v1::GetSharedMemoryResponse& answer = exchange.response();
-          answer.set_socket_path(listener_->path());
-          answer.set_limit_bytes(parts_.limits.shared_memory().limit());
-          // Only an admin sees what other tenants use.
-          if (caller.sees_all()) answer.set_used_bytes(parts_.limits.shared_memory().used());
-          return absl::OkStatus();
-        });
-      });
+  AnswerCalls(queues, parts_, *this, &SharedMemoryService::RequestGetSharedMemory,
+              "GetSharedMemory", Effect::kNone, Thread::kQueue,
+              &SharedMemoryService::GetSharedMemory);
   AcceptUnary<v1::UploadSharedRequest, v1::UploadSharedResponse>(
       queues, *this, &SharedMemoryService::RequestUploadShared, AdmitTo(parts_, "UploadShared"),
       [this](auto& exchange) {
@@ -55,6 +46,16 @@ void SharedMemoryService::Serve(CallQueues& queues) {
         exchange.Serve(std::make_unique<SharedDownload>(parts_, devices_, regions_, exchange))
             .Start(exchange.request().target(), StreamKind::kDownload);
       });
+}
+
+absl::Status SharedMemoryService::GetSharedMemory(const Caller& caller,
+                                                  const v1::GetSharedMemoryRequest&,
+                                                  v1::GetSharedMemoryResponse& response) {
+  response.set_socket_path(listener_->path());
+  response.set_limit_bytes(parts_.limits.shared_memory().limit());
+  // Only an admin sees what other tenants use.
+  if (caller.sees_all()) response.set_used_bytes(parts_.limits.shared_memory().used());
+  return absl::OkStatus();
 }
 
 }  // namespace tessera

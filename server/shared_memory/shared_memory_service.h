@@ -37,6 +37,9 @@ class SharedMemoryService final : public SharedMemoryServiceBase {
   void RemoveSocketFile() { listener_->RemoveSocketFile(); }
 
  private:
+  absl::Status GetSharedMemory(const Caller& caller, const v1::GetSharedMemoryRequest& request,
+                               v1::GetSharedMemoryResponse& response);
+
   SharedMemoryService(const CallParts& parts, const Devices& devices, SharedRegions& regions,
                       std::unique_ptr<RegionListener> listener)
       : parts_(parts), devices_(devices), regions_(regions), listener_(std::move(listener)) {}

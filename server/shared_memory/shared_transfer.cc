@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/device/profiler_range.h"
 #include "server/calls/buffer_messages.h"
 #include "server/calls/device_call.h"
@@ -48,17 +49,11 @@ void SharedTransfer::Start(const v1::RegionRange& range, StreamKind kind) {
 }
 
 absl::Status SharedTransfer::Check(const v1::RegionRange& range, StreamKind kind) {
-  if (absl::Status accepted = Accept(); !accepted.ok()) return accepted;
+  RETURN_IF_ERROR(Accept());
   // This is charged before anything is moved or created.
-  if (absl::Status charged = ChargeDescription(); !charged.ok()) return charged;
-  absl::StatusOr<CallLimits::StreamPlace> stream =
-      parts().limits.TakeStream(kind, *caller().tenant);
-  if (!stream.ok()) return stream.status();
-  stream_ = *std::move(stream);
-  absl::StatusOr<std::shared_ptr<const SharedRegion>> region =
-      regions_.Find(range.region(), caller().tenant);
-  if (!region.ok()) return region.status();
-  region_ = *std::move(region);
+  RETURN_IF_ERROR(ChargeDescription());
+  ASSIGN_OR_RETURN(stream_, parts().limits.TakeStream(kind, *caller().tenant));
+  ASSIGN_OR_RETURN(region_, regions_.Find(range.region(), caller().tenant));
   memory_ = region_->At(range.offset(), range.size());
   if (memory_ == nullptr) {
     return MakeError(StatusCode::kInvalidArgument, "BAD_RANGE",
@@ -136,24 +131,22 @@ absl::StatusOr<SharedTransfer::Extent> SharedUpload::Open() {
   if (request_.has_spec()) {
     if (request_.version() != 0) return BadMessage("version", request_.version());
     if (request_.offset() != 0) return BadMessage("offset", request_.offset());
-    absl::StatusOr<BufferSpec> spec = MakeSpec(request_.name(), request_.spec(), devices());
-    if (!spec.ok()) return spec.status();
-    if (spec->type.bytes() != size) {
+    ASSIGN_OR_RETURN(BufferSpec spec, MakeSpec(request_.name(), request_.spec(), devices()));
+    if (spec.type.bytes() != size) {
       return MakeError(StatusCode::kInvalidArgument, "BAD_RANGE",
                        "the range does not have the size of the buffer that it fills",
                        {{"field", "source.size"},
                         {"size", absl::StrCat(size)},
-                        {"expected", absl::StrCat(spec->type.bytes())}});
+                        {"expected", absl::StrCat(spec.type.bytes())}});
     }
-    spec->kind = Draft::Kind::kStream;
-    draft = store().Create(*spec);
+    spec.kind = Draft::Kind::kStream;
+    draft = store().Create(spec);
   } else {
     draft = store().FindDraft(request_.name(), request_.version());
   }
   if (!draft.ok()) return draft.status();
   draft_ = *std::move(draft);
-  if (absl::Status fits = store().CheckWrite(*draft_, request_.offset(), size); !fits.ok())
-    return fits;
+  RETURN_IF_ERROR(store().CheckWrite(*draft_, request_.offset(), size));
   return Extent{&draft_->buffer().device(), size};
 }
 
@@ -177,13 +170,12 @@ absl::Status SharedUpload::Move(Stream& stream, std::uint64_t begin, std::uint64
 
 absl::Status SharedUpload::Close() {
   if (!request_.has_spec()) {
-    if (absl::Status status = store().CheckOpen(*draft_); !status.ok()) return status;
+    RETURN_IF_ERROR(store().CheckOpen(*draft_));
     SetBuffer(store().Describe(*draft_), response_.mutable_buffer());
     return absl::OkStatus();
   }
-  absl::StatusOr<BufferInfo> info = store().Seal(*draft_);
-  if (!info.ok()) return info.status();
-  SetBuffer(*info, response_.mutable_buffer());
+  ASSIGN_OR_RETURN(BufferInfo info, store().Seal(*draft_));
+  SetBuffer(info, response_.mutable_buffer());
   return absl::OkStatus();
 }
 
@@ -196,9 +188,8 @@ void SharedUpload::Release(const absl::Status& status) {
 // --- SharedDownload ----------------------------------------------------------------------------
 
 absl::StatusOr<SharedTransfer::Extent> SharedDownload::Open() {
-  absl::StatusOr<BufferInfo> info = store().Find(request_.name(), request_.version());
-  if (!info.ok()) return info.status();
-  buffer_ = info->buffer;
+  ASSIGN_OR_RETURN(BufferInfo info, store().Find(request_.name(), request_.version()));
+  buffer_ = info.buffer;
   const std::uint64_t size = buffer_->type().bytes();
   if (request_.offset() > size) {
     return MakeError(StatusCode::kInvalidArgument, "BAD_RANGE",
@@ -209,7 +200,7 @@ absl::StatusOr<SharedTransfer::Extent> SharedDownload::Open() {
                       {"limit", absl::StrCat(size)}});
   }
   response_.set_size(std::min(request_.target().size(), size - request_.offset()));
-  SetBuffer(*info, response_.mutable_buffer());
+  SetBuffer(info, response_.mutable_buffer());
   return Extent{&buffer_->device(), response_.size()};
 }
 

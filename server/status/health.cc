@@ -2,7 +2,6 @@
 
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include "grpcpp/impl/codegen/proto_utils.h"
 #include "server/calls/unary_exchange.h"

@@ -12,7 +12,6 @@
 #include <string_view>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "server/observe/metrics.h"
 
@@ -75,6 +74,15 @@ class Writer {
     Append({sum, name_, "_count"});
     AppendLabels(labels, "");
     absl::StrAppend(&text_, " ", count, "\n");
+  }
+
+  // Writes a gauge with one sample for each device.
+  template <class Value>
+  void Each(const Devices& devices, std::string_view name, std::string_view help,
+            const Value& value) {
+    Begin(name, "gauge", help);
+    for (const auto& device : devices.list())
+      Sample({{"device", device->info().name}}, value(*device));
   }
 
   std::string Take() { return std::move(text_); }
@@ -195,39 +203,31 @@ void WriteTransfers(const Metrics& metrics, Writer& out) {
   });
 }
 
-// Writes a gauge with one sample for each device.
-template <class Value>
-void WriteEach(const Devices& devices, std::string_view name, std::string_view help,
-               const Value& value, Writer& out) {
-  out.Begin(name, "gauge", help);
-  for (const auto& device : devices.list())
-    out.Sample({{"device", device->info().name}}, value(*device));
-}
-
 void WriteDevices(const Devices& devices, const Tenants& tenants, Writer& out) {
-  const auto each = [&](std::string_view name, std::string_view help, const auto& value) {
-    WriteEach(devices, name, help, value, out);
-  };
   out.Begin("tessera_device_info", "gauge", "1 for each device that the server uses.");
   for (const auto& device : devices.list()) {
     const DeviceInfo& info = device->info();
     out.Sample({{"device", info.name}, {"model", info.model}, {"backend", Name(info.backend)}}, 1);
   }
-  each("tessera_device_lost", "1 once the device has failed for good.",
-       [](const Device& device) { return device.lost() ? 1 : 0; });
-  each("tessera_device_memory_bytes", "Memory of the device.",
-       [](const Device& device) { return device.info().memory_bytes; });
-  each("tessera_buffer_memory_limit_bytes", "Memory that all buffers of the device may use.",
-       [&](const Device& device) { return tenants.budget(device).limit(); });
-  each("tessera_buffer_memory_used_bytes",
-       "Memory that all buffers of the device use, including those that only calls hold.",
-       [&](const Device& device) { return tenants.buffer_bytes(device); });
-  each("tessera_prepared_bytes", "Memory of the operands' copies that are kept for later calls.",
-       [&](const Device& device) { return tenants.prepared(device).bytes(); });
-  each("tessera_scratch_limit_bytes", "Memory that operations may use in addition to buffers.",
-       [&](const Device& device) { return devices.scratch(device).limit(); });
-  each("tessera_scratch_used_bytes", "Memory that operations use in addition to buffers.",
-       [&](const Device& device) { return devices.scratch(device).used(); });
+  out.Each(devices, "tessera_device_lost", "1 once the device has failed for good.",
+           [](const Device& device) { return device.lost() ? 1 : 0; });
+  out.Each(devices, "tessera_device_memory_bytes", "Memory of the device.",
+           [](const Device& device) { return device.info().memory_bytes; });
+  out.Each(devices, "tessera_buffer_memory_limit_bytes",
+           "Memory that all buffers of the device may use.",
+           [&](const Device& device) { return tenants.budget(device).limit(); });
+  out.Each(devices, "tessera_buffer_memory_used_bytes",
+           "Memory that all buffers of the device use, including those that only calls hold.",
+           [&](const Device& device) { return tenants.buffer_bytes(device); });
+  out.Each(devices, "tessera_prepared_bytes",
+           "Memory of the operands' copies that are kept for later calls.",
+           [&](const Device& device) { return tenants.prepared(device).bytes(); });
+  out.Each(devices, "tessera_scratch_limit_bytes",
+           "Memory that operations may use in addition to buffers.",
+           [&](const Device& device) { return devices.scratch(device).limit(); });
+  out.Each(devices, "tessera_scratch_used_bytes",
+           "Memory that operations use in addition to buffers.",
+           [&](const Device& device) { return devices.scratch(device).used(); });
 }
 
 void WriteBuffers(const Devices& devices, Tenants& tenants, Writer& out) {
@@ -252,25 +252,22 @@ void WriteBuffers(const Devices& devices, Tenants& tenants, Writer& out) {
 }
 
 void WriteQueues(const Devices& devices, std::uint32_t queue_limit, Writer& out) {
-  const auto each = [&](std::string_view name, std::string_view help, const auto& value) {
-    WriteEach(devices, name, help, value, out);
-  };
   out.Begin("tessera_queue_length", "gauge", "Tasks that wait for a worker.");
   for (const auto& device : devices.list()) {
     const std::string_view name = device->info().name;
     out.Sample({{"device", name}, {"queue", "compute"}}, devices.compute(*device).waiting());
     out.Sample({{"device", name}, {"queue", "transfers"}}, devices.transfers(*device).waiting());
   }
-  each("tessera_queue_limit", "Operations that may wait for a worker, of each tenant.",
-       [&](const Device&) { return queue_limit; });
-  each("tessera_workers", "Threads that run operations.",
-       [&](const Device& device) { return devices.compute(device).workers(); });
-  each("tessera_longest_run_seconds", "How long the longest-running operation has been running.",
-       [&](const Device& device) {
-         const auto longest =
-             std::max(devices.compute(device).LongestRun(), devices.transfers(device).LongestRun());
-         return Seconds(std::chrono::duration<double>(longest).count());
-       });
+  out.Each(devices, "tessera_queue_limit", "Operations that may wait for a worker, of each tenant.",
+           [&](const Device&) { return queue_limit; });
+  out.Each(devices, "tessera_workers", "Threads that run operations.",
+           [&](const Device& device) { return devices.compute(device).workers(); });
+  out.Each(devices, "tessera_longest_run_seconds",
+           "How long the longest-running operation has been running.", [&](const Device& device) {
+             const auto longest = std::max(devices.compute(device).LongestRun(),
+                                           devices.transfers(device).LongestRun());
+             return Seconds(std::chrono::duration<double>(longest).count());
+           });
 }
 
 void WriteGpus(const std::vector<GpuFigures>& gpus, Writer& out) {

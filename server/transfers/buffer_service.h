@@ -3,6 +3,7 @@
 
 #include <string_view>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "server/calls/call_parts.h"
 #include "server/calls/unary_exchange.h"
@@ -47,15 +48,19 @@ class BufferService final : public BufferServiceBase {
   void EndIdleStreams(absl::Time now);
 
  private:
-  void CreateBuffer(UnaryExchangeOf<v1::CreateBufferRequest, v1::CreateBufferResponse>& exchange);
-  void GetBuffer(UnaryExchangeOf<v1::GetBufferRequest, v1::GetBufferResponse>& exchange);
-  void ListBuffers(UnaryExchangeOf<v1::ListBuffersRequest, v1::ListBuffersResponse>& exchange);
-  void SealBuffer(UnaryExchangeOf<v1::SealBufferRequest, v1::SealBufferResponse>& exchange);
-  void UpdateBuffer(UnaryExchangeOf<v1::UpdateBufferRequest, v1::UpdateBufferResponse>& exchange);
+  absl::Status CreateBuffer(const Caller& caller, const v1::CreateBufferRequest& request,
+                            v1::CreateBufferResponse& response);
+  absl::Status GetBuffer(const Caller& caller, const v1::GetBufferRequest& request,
+                         v1::GetBufferResponse& response);
+  absl::Status ListBuffers(const Caller& caller, const v1::ListBuffersRequest& request,
+                           v1::ListBuffersResponse& response);
+  absl::Status SealBuffer(const Caller& caller, const v1::SealBufferRequest& request,
+                          v1::SealBufferResponse& response);
+  absl::Status UpdateBuffer(const Caller& caller, const v1::UpdateBufferRequest& request,
+                            v1::UpdateBufferResponse& response);
+  absl::Status DeleteBuffer(const Caller& caller, const v1::DeleteBufferRequest& request,
+                            v1::DeleteBufferResponse& response);
   void CopyBuffer(UnaryExchangeOf<v1::CopyBufferRequest, v1::CopyBufferResponse>& exchange);
-  void LinkBuffer(UnaryExchangeOf<v1::CopyBufferRequest, v1::CopyBufferResponse>& exchange);
-  void ImportBuffer(UnaryExchangeOf<v1::ImportBufferRequest, v1::ImportBufferResponse>& exchange);
-  void DeleteBuffer(UnaryExchangeOf<v1::DeleteBufferRequest, v1::DeleteBufferResponse>& exchange);
 
   const CallParts parts_;
   const Devices& devices_;

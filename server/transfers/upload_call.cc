@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "kernels/base/error.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/client_and_server/crc32c.h"
 #include "kernels/device/profiler_range.h"
 #include "server/calls/buffer_messages.h"
@@ -24,13 +25,9 @@ constexpr int kMessagesARun = 16;
 
 void UploadCall::Begin() {
   const absl::Status status = Guarded([&]() -> absl::Status {
-    absl::StatusOr<CallLimits::Accepted> accepted = parts_.limits.Accept(tenant_);
-    if (!accepted.ok()) return accepted.status();
-    accepted_ = *std::move(accepted);
-    absl::StatusOr<CallLimits::StreamPlace> place =
-        parts_.limits.TakeStream(StreamKind::kUpload, tenant_, parts_.limits.max_message());
-    if (!place.ok()) return place.status();
-    place_ = *std::move(place);
+    ASSIGN_OR_RETURN(accepted_, parts_.limits.Accept(tenant_));
+    ASSIGN_OR_RETURN(place_, parts_.limits.TakeStream(StreamKind::kUpload, tenant_,
+                                                      parts_.limits.max_message()));
     return absl::OkStatus();
   });
   if (!status.ok()) {
@@ -191,10 +188,9 @@ absl::Status UploadCall::Open() {
   absl::StatusOr<std::shared_ptr<Draft>> draft;
   if (creates_) {
     spec_ = header.spec();
-    absl::StatusOr<BufferSpec> spec = MakeSpec(name_, spec_, devices_);
-    if (!spec.ok()) return spec.status();
-    spec->kind = Draft::Kind::kStream;
-    draft = tenant_.store().Create(*spec);
+    ASSIGN_OR_RETURN(BufferSpec spec, MakeSpec(name_, spec_, devices_));
+    spec.kind = Draft::Kind::kStream;
+    draft = tenant_.store().Create(spec);
   } else {
     draft = tenant_.store().FindDraft(name_, version_);
   }
@@ -208,7 +204,7 @@ void UploadCall::Run(Stream& stream) {
   const ProfilerRange range("Upload");
   const Executor& transfers = devices_.transfers(stream.device());
   const absl::Time begin = SteadyNow();
-  waited_ += begin - submitted_;
+  record_.waited += begin - submitted_;
   moved_ += begin - submitted_;  // the client did not cause this wait
   arrived_ = 0;
   absl::Status status;
@@ -224,7 +220,7 @@ void UploadCall::Run(Stream& stream) {
   const absl::Time end = SteadyNow();
   if (arrived_ > 0) moved_ = end;
   const absl::Duration copy = end - begin;
-  copies_ += copy;
+  record_.copies += copy;
   parts_.records.metrics().CountTransfer(Metrics::Direction::kUpload, Metrics::Way::kStream,
                                          arrived_, copy);
   if (status.ok()) {
@@ -263,7 +259,7 @@ absl::Status UploadCall::CheckTarget() const {
 }
 
 absl::Status UploadCall::Copy(Stream& stream) {
-  if (absl::Status status = CheckTarget(); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckTarget());
   const v1::UploadRequest& header = message_.header();
   if (header.has_offset()) position_ = header.offset();
   if (header.has_buffer_crc32c()) buffer_checksum_ = header.buffer_crc32c();
@@ -275,15 +271,14 @@ absl::Status UploadCall::Copy(Stream& stream) {
   }
   const bool follows = write_.has_value() && write_->begin + write_->size == position_;
   if (!follows) {
-    if (absl::Status status = EndWrite(stream); !status.ok()) return status;
+    RETURN_IF_ERROR(EndWrite(stream));
   }
-  absl::StatusOr<void*> memory = follows ? tenant_.store().ExtendWrite(*draft_, position_, size)
-                                         : tenant_.store().BeginWrite(*draft_, position_, size);
-  if (!memory.ok()) return memory.status();
+  ASSIGN_OR_RETURN(void* memory, follows ? tenant_.store().ExtendWrite(*draft_, position_, size)
+                                         : tenant_.store().BeginWrite(*draft_, position_, size));
   if (!follows) write_ = Write{.begin = position_};
-  if (absl::Status status = CheckData(); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckData());
   write_->size += size;
-  absl::Status status = CopyToDevice(stream, *memory, message_.data());
+  absl::Status status = CopyToDevice(stream, memory, message_.data());
   write_->failed = !status.ok();
   position_ += size;
   received_ += size;
@@ -292,11 +287,10 @@ absl::Status UploadCall::Copy(Stream& stream) {
 
 absl::Status UploadCall::CheckData() {
   std::optional<std::uint32_t> checksum;
-  if (absl::Status status = CheckChecksum(checksum); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckChecksum(checksum));
   std::uint64_t at = position_;
   for (const HostBytes& piece : message_.data()) {
-    absl::Status status = CheckElements(draft_->buffer().type().dtype, piece, at);
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(CheckElements(draft_->buffer().type().dtype, piece, at));
     at += piece.size;
   }
   if (write_->size > 0) {
@@ -366,7 +360,7 @@ absl::Status UploadCall::Close() {
     }
     info = *std::move(sealed);
   } else {
-    if (absl::Status status = tenant_.store().CheckOpen(*draft_); !status.ok()) return status;
+    RETURN_IF_ERROR(tenant_.store().CheckOpen(*draft_));
     info = tenant_.store().Describe(*draft_);
   }
   v1::UploadResponse response;
@@ -378,15 +372,8 @@ absl::Status UploadCall::Close() {
 }
 
 void UploadCall::End(const absl::Status& status) {
-  parts_.records.Add({.method = "Upload",
-                      .strategy = "",
-                      .tenant = &tenant_,
-                      .trace = trace(),
-                      .accepted = accept_time_,
-                      .ended = SteadyNow(),
-                      .waited = waited_,
-                      .copies = copies_},
-                     status, [this] { return peer_; });
+  record_.ended = SteadyNow();
+  parts_.records.Add(record_, status, [this] { return peer_; });
   message_.Clear();
   if (draft_ != nullptr) {
     if (!status.ok() && creates_) tenant_.store().Discard(*draft_);

@@ -8,7 +8,6 @@
 #include <cblas.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "kernels/device/device.h"
 #include "kernels/problem/strategy.h"
