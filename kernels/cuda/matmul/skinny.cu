@@ -67,51 +67,12 @@ struct Destination {
   }
 };
 
+// Adds the sums of a tile that several warps have, and stores them. first: the tile's first value of
+// i. All threads of the block call it.
 template <class C, bool kAlongK, class Out>
-__global__ void __launch_bounds__(kThreads, C::kBlocks)
-    MatmulSkinny(Operand<typename C::T> wide, bool wide_packable, Operand<typename C::T> thin,
-                 bool thin_packs, std::int64_t k, std::int64_t part, Destination<Out> out) {
-  using T = typename C::T;
+__device__ __forceinline__ void StoreSums(const typename C::Acc (&sums)[C::kSums],
+                                          std::int64_t first, const Destination<Out>& out) {
   using Acc = typename C::Acc;
-  T* const wide_k_tiles = DynamicShared<T>();
-  T* const thin_k_tiles = wide_k_tiles + C::kStages * C::kWide;
-  const std::int64_t first = std::int64_t{blockIdx.x} * C::kTile;
-  const std::int64_t k_first = blockIdx.y * part, k_end = min(k, k_first + part);
-  out.c += blockIdx.y * out.wide * out.thin;  // adds 0 if c is the result itself
-
-  KTileLoader<T, typename C::template WideKTile<kAlongK>, kThreads> wide_stream(wide, first,
-                                                                                k_first);
-  ThinLoader<C> thin_stream(thin, thin_packs, k_first, k_end);
-  std::int64_t left = k_end - k_first;  // steps along k that are not yet copied
-  const auto copy = [&](int stage) {
-    if (left > 0) {
-      wide_stream.Copy(wide, wide_packable, static_cast<int>(min(left, std::int64_t{C::kDepth})),
-                       wide_k_tiles + stage * C::kWide);
-      thin_stream.Copy(thin, thin_packs, k_end, thin_k_tiles + stage * C::kThin);
-      left -= C::kDepth;
-    }
-    CommitCopies();
-  };
-  for (int s = 0; s < C::kStages - 1; ++s) copy(s);
-
-  Acc sums[C::kSums] = {};
-  int stage = 0;
-  for (std::int64_t l = k_first; l < k_end; l += C::kDepth) {
-    WaitForCopies<C::kStages - 2>();
-    __syncthreads();  // the k-tile is complete, and the previous one is free
-    copy(stage == 0 ? C::kStages - 1 : stage - 1);
-    const T* const wide_k_tile = wide_k_tiles + stage * C::kWide;
-    const T* const thin_k_tile = thin_k_tiles + stage * C::kThin;
-    if constexpr (C::kHalves) {
-      AddHalves<C, kAlongK>(wide_k_tile, thin_k_tile, sums);
-    } else if constexpr (C::kSquares) {
-      AddSquares<C, kAlongK>(wide_k_tile, thin_k_tile, sums);
-    } else {
-      AddVectors<C, kAlongK>(wide_k_tile, thin_k_tile, sums);
-    }
-    stage = stage + 1 == C::kStages ? 0 : stage + 1;
-  }
-
   const int thread = static_cast<int>(threadIdx.x);
   const int warp = thread / kWarpSize, lane = thread % kWarpSize;
   Acc* const cells = DynamicShared<Acc>();
@@ -158,6 +119,53 @@ __global__ void __launch_bounds__(kThreads, C::kBlocks)
       }
     }
   }
+}
+
+template <class C, bool kAlongK, class Out>
+__global__ void __launch_bounds__(kThreads, C::kBlocks)
+    MatmulSkinny(Operand<typename C::T> wide, bool wide_packable, Operand<typename C::T> thin,
+                 bool thin_packs, std::int64_t k, std::int64_t part, Destination<Out> out) {
+  using T = typename C::T;
+  using Acc = typename C::Acc;
+  T* const wide_k_tiles = DynamicShared<T>();
+  T* const thin_k_tiles = wide_k_tiles + C::kStages * C::kWide;
+  const std::int64_t first = std::int64_t{blockIdx.x} * C::kTile;
+  const std::int64_t k_first = blockIdx.y * part, k_end = min(k, k_first + part);
+  out.c += blockIdx.y * out.wide * out.thin;  // adds 0 if c is the result itself
+
+  KTileLoader<T, typename C::template WideKTile<kAlongK>, kThreads> wide_stream(wide, first,
+                                                                                k_first);
+  ThinLoader<C> thin_stream(thin, thin_packs, k_first, k_end);
+  std::int64_t left = k_end - k_first;  // steps along k that are not yet copied
+  const auto copy = [&](int stage) {
+    if (left > 0) {
+      wide_stream.Copy(wide, wide_packable, static_cast<int>(min(left, std::int64_t{C::kDepth})),
+                       wide_k_tiles + stage * C::kWide);
+      thin_stream.Copy(thin, thin_packs, k_end, thin_k_tiles + stage * C::kThin);
+      left -= C::kDepth;
+    }
+    CommitCopies();
+  };
+  for (int s = 0; s < C::kStages - 1; ++s) copy(s);
+
+  Acc sums[C::kSums] = {};
+  int stage = 0;
+  for (std::int64_t l = k_first; l < k_end; l += C::kDepth) {
+    WaitForCopies<C::kStages - 2>();
+    __syncthreads();  // the k-tile is complete, and the previous one is free
+    copy(stage == 0 ? C::kStages - 1 : stage - 1);
+    const T* const wide_k_tile = wide_k_tiles + stage * C::kWide;
+    const T* const thin_k_tile = thin_k_tiles + stage * C::kThin;
+    if constexpr (C::kHalves) {
+      AddHalves<C, kAlongK>(wide_k_tile, thin_k_tile, sums);
+    } else if constexpr (C::kSquares) {
+      AddSquares<C, kAlongK>(wide_k_tile, thin_k_tile, sums);
+    } else {
+      AddVectors<C, kAlongK>(wide_k_tile, thin_k_tile, sums);
+    }
+    stage = stage + 1 == C::kStages ? 0 : stage + 1;
+  }
+  StoreSums<C, kAlongK>(sums, first, out);
 }
 
 // Adds the sums of all parts. Each lane has one element, and each warp has a group of parts, so
