@@ -67,8 +67,8 @@ struct Destination {
   }
 };
 
-// Adds the sums of a tile that several warps have, and stores them. first: the tile's first value of
-// i. All threads of the block call it.
+// Adds the sums of a tile that several warps have, and stores them. first: the tile's first value
+// of i. All threads of the block call it.
 template <class C, bool kAlongK, class Out>
 __device__ __forceinline__ void StoreSums(const typename C::Acc (&sums)[C::kSums],
                                           std::int64_t first, const Destination<Out>& out) {
