@@ -67,9 +67,7 @@ absl::Status RunCopyAcross(Stream& from, const View& view, DType dtype, Stream& 
                            const RunOptions& options) {
   RETURN_IF_ERROR(CheckCopySeconds({&from, &to}, view, dtype, options));
   if (view.elements() == 0) return absl::OkStatus();
-  bool direct = false;
-  absl::Status found = Guard(from.device(), [&] { direct = from.ReachesPeer(to); });
-  if (!found.ok()) return found;
+  ASSIGN_OR_RETURN(const bool direct, Guard(from.device(), [&] { return from.ReachesPeer(to); }));
   const bool converts = dtype != view.dtype, gathers = HasGaps(view);
   const std::size_t size = std::max(SizeOf(view.dtype), SizeOf(dtype));
   // The number of bytes copied between two checks of whether to stop. At each check, the link
