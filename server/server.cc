@@ -276,9 +276,7 @@ HttpAnswer Server::ServeHttp(std::string_view path) {
     return {.type = "text/plain; version=0.0.4; charset=utf-8",
             .body = MetricsText(*core_, ready_, tls_.get(), gpus_->Read(kGpuFigures))};
   }
-  if (path == "/") {
-    return {.type = "text/html; charset=utf-8", .body = std::string(kStatusPage)};
-  }
+  if (path == "/") return {.type = "text/html; charset=utf-8", .body = std::string(kStatusPage)};
   if (path == "/healthz") {
     return ready_ ? HttpAnswer{.body = "ready\n"} : HttpAnswer{.code = 503, .body = "not ready\n"};
   }

@@ -368,9 +368,8 @@ void LaunchShares(const Problem& problem, const Strategy<Problem>& strategy,
       });
     }
   }
-  for (const TeamShare& share : shares) {
+  for (const TeamShare& share : shares)
     if (share.stream != &own) own.WaitFor(*share.stream);
-  }
 }
 
 // Whether any share has left the range. REQUIRES: all shares have been synchronised.

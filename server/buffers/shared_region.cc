@@ -151,9 +151,7 @@ absl::StatusOr<std::string> SharedRegions::Add(const Descriptor& file,
   }
   std::shared_ptr<SharedRegion> region(new SharedRegion);
   region->size_ = size;
-  if (sharer.has_value()) {
-    RETURN_IF_ERROR(TakeQuotas(*sharer, *region));
-  }
+  if (sharer.has_value()) RETURN_IF_ERROR(TakeQuotas(*sharer, *region));
   ASSIGN_OR_RETURN(region->count_,
                    Charge::TakeOne(count_, "TOO_MANY_REGIONS",
                                    "clients share as many regions as the server accepts"));

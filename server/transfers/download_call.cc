@@ -57,14 +57,10 @@ struct DownloadCall::Lease {
 
 void DownloadCall::OnReadDone(bool ok) {
   absl::Status status = Guarded([&]() -> absl::Status {
-    if (ok) {
-      RETURN_IF_ERROR(parts_.limits.CheckSize(message_.Length()));
-    }
+    if (ok) RETURN_IF_ERROR(parts_.limits.CheckSize(message_.Length()));
     const std::optional<MessageBound> header =
         ok ? MessageLayout::Of<v1::DownloadRequest>().Bound(message_) : std::nullopt;
-    if (header.has_value()) {
-      RETURN_IF_ERROR(parts_.limits.CheckHeader(header->bytes));
-    }
+    if (header.has_value()) RETURN_IF_ERROR(parts_.limits.CheckHeader(header->bytes));
     if (!header.has_value() ||
         !grpc::SerializationTraits<v1::DownloadRequest>::Deserialize(&message_, &request_).ok()) {
       return NoMessage("Download");

@@ -270,9 +270,7 @@ absl::Status UploadCall::Copy(Stream& stream) {
     return status.ok() ? tenant_.store().CheckWrite(*draft_, position_, 0) : status;
   }
   const bool follows = write_.has_value() && write_->begin + write_->size == position_;
-  if (!follows) {
-    RETURN_IF_ERROR(EndWrite(stream));
-  }
+  if (!follows) RETURN_IF_ERROR(EndWrite(stream));
   ASSIGN_OR_RETURN(void* memory, follows ? tenant_.store().ExtendWrite(*draft_, position_, size)
                                          : tenant_.store().BeginWrite(*draft_, position_, size));
   if (!follows) write_ = Write{.begin = position_};
