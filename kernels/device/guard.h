@@ -21,8 +21,8 @@ absl::Status ScratchExhausted(const Device& device, std::uint64_t requested, std
 // names another one. If its kind is kLost, marks the device that it concerns as lost.
 absl::Status CurrentExceptionStatus(Device& at);
 
-// Calls f(), which may throw DeviceError, and returns the outcome as a Status, or as a StatusOr if f
-// returns a value.
+// Calls f(), which may throw DeviceError, and returns the outcome as a Status, or as a StatusOr if
+// f returns a value.
 template <class F, class Value = std::invoke_result_t<F>>
 std::conditional_t<std::is_void_v<Value>, absl::Status, absl::StatusOr<Value>> Guard(Device& device,
                                                                                      const F& f) {
