@@ -247,96 +247,6 @@ __device__ void Store(typename F::Wide value, std::int64_t length, typename F::O
   out = F::FinishAxis(value, length);
 }
 
-// Stores the first `outputs` of a thread's values, all with one store if there is room for it.
-template <class F, class T, int kCount>
-__device__ __forceinline__ void StoreOutputs(const typename F::Wide (&values)[kCount], int outputs,
-                                             std::int64_t length, typename F::Out* to,
-                                             Scalar* mark) {
-  using All = Results<typename F::Out, kCount>;
-  if (!kIsWide<F> && outputs == kCount &&
-      reinterpret_cast<std::uintptr_t>(to) % alignof(All) == 0) {
-    All results;
-#pragma unroll
-    for (int v = 0; v < kCount; ++v) Store<F, T>(values[v], length, results.values[v], mark);
-    *reinterpret_cast<All*>(to) = results;
-  } else {
-#pragma unroll
-    for (int v = 0; v < kCount; ++v)
-      if (v < outputs) Store<F, T>(values[v], length, to[v], mark);
-  }
-}
-
-// Counts this block, which has stored its values. Returns true in the block that is counted after
-// `others` other blocks, which can then read the values of all of them. Every thread of the block
-// calls it.
-__device__ __forceinline__ bool IsLastBlock(std::uint32_t* ticket, std::uint32_t others) {
-  __shared__ bool last;
-  __threadfence();  // this thread's values are visible to other blocks
-  __syncthreads();  // all threads are past the fence before the block is counted
-  if (threadIdx.x == 0) {
-    last = atomicAdd(ticket, 1u) == others;
-    if (last) *ticket = 0;
-  }
-  __syncthreads();            // last is written
-  if (last) __threadfence();  // the values of the blocks counted earlier are visible from here on
-  return last;
-}
-
-// The position of a thread: in its box, and that of its block in the array.
-struct Position {
-  int across, along;
-  std::int64_t segment, tile;
-  std::int64_t row;          // the value of outer
-  std::int64_t tile_column;  // the first output of the tile along inner
-};
-template <class T>
-__device__ __forceinline__ Position PositionOf(const Plan& plan) {
-  const int thread = static_cast<int>(threadIdx.x);
-  const int box_bits = plan.width_bits + plan.height_bits;
-  // The tile varies fastest, so that blocks that run at the same time read adjacent memory. All
-  // numbers of tiles are at most the number of blocks, so 32 bits suffice; a 64-bit division takes
-  // a hundred instructions.
-  const auto tiles = static_cast<unsigned>(plan.tiles),
-             tiles_across = static_cast<unsigned>(plan.across);
-  const unsigned tile = blockIdx.x % tiles;
-  return {thread & ((1 << plan.width_bits) - 1),
-          thread >> plan.width_bits & ((1 << plan.height_bits) - 1),
-          blockIdx.x / tiles,
-          tile,
-          (std::int64_t{tile / tiles_across} << (kBlockBits - box_bits)) + (thread >> box_bits),
-          std::int64_t{tile % tiles_across} * kVector<T> << plan.width_bits};
-}
-
-// Folds the vectors of a walk that begins at element `begin` of the axis, and then the threads
-// along the axis. The threads at position 0 have the values, which are outputs if vectors run along
-// inner, and otherwise one output.
-template <class F, class T, bool kWhole, int kCount>
-__device__ __forceinline__ void FoldVectors(const Walk<T>& walk, const Plan& plan, bool rows,
-                                            std::int64_t begin, int along, typename F::Wide* cells,
-                                            typename F::Wide (&values)[kCount]) {
-  ThreadFold<F, T> chains[kCount];
-  if constexpr (kWhole) {
-    FoldWholeWalk<F>(walk, chains);
-  } else {
-    FoldWalk<F>(walk, chains);
-  }
-  if (rows) {
-    typename F::Wide value[1] = {FoldChains<F>(walk, chains, [=](std::uint32_t step, int v) {
-      return begin + ((std::int64_t{step} << plan.height_bits) + along) * kCount + v;
-    })};
-    FoldHeight<F>(value, 0, plan.height_bits, cells);
-    values[0] = value[0];
-    return;
-  }
-#pragma unroll
-  for (int v = 0; v < kCount; ++v) {
-    values[v] = chains[v].Value(walk.ChainLength(v), [=](std::uint32_t step) {
-      return begin + (std::int64_t{step} << plan.height_bits) + along;
-    });
-  }
-  FoldHeight<F>(values, plan.width_bits, plan.height_bits, cells);
-}
-
 // The directions in which a kernel can fold. A kernel for a single direction needs fewer registers.
 // For arrays of 8192 x 8192, whole and aligned rows of 16-bit elements take 33 us instead of 42,
 // and unaligned rows of f32 take 86 us instead of 93. Unaligned rows of 16-bit elements, however,
@@ -352,59 +262,116 @@ __global__ void __launch_bounds__(kBlock, kResident<F, T, kWhole>)
              std::int64_t pitch, Plan plan, typename F::Wide* partials, std::uint32_t* tickets,
              typename F::Out* out, Scalar* mark) {
   using Wide = typename F::Wide;
+  using Out = typename F::Out;
   constexpr int kWide = kVector<T>;
   __shared__ __align__(16) unsigned char shared[sizeof(Wide) * kBlock / 2 * kWide];
   auto* cells = reinterpret_cast<Wide*>(shared);
 
   const bool rows = kLines == Lines::kEither ? plan.rows : kLines == Lines::kRows;
-  const Position at = PositionOf<T>(plan);
-  const std::int64_t column = rows ? 0 : at.tile_column + at.across * kWide;
-  const bool active = at.row < outer && column < inner;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int across = thread & ((1 << plan.width_bits) - 1);
+  const int along = thread >> plan.width_bits & ((1 << plan.height_bits) - 1);
+  const int box_bits = plan.width_bits + plan.height_bits;
+  // The tile varies fastest, so that blocks that run at the same time read adjacent memory. All
+  // numbers of tiles are at most the number of blocks, so 32 bits suffice; a 64-bit division takes
+  // a hundred instructions.
+  const auto tiles = static_cast<unsigned>(plan.tiles),
+             tiles_across = static_cast<unsigned>(plan.across);
+  const std::int64_t segment = blockIdx.x / tiles;
+  const std::int64_t tile = blockIdx.x % tiles;
+  const std::int64_t row =
+      (std::int64_t{blockIdx.x % tiles / tiles_across} << (kBlockBits - box_bits)) +
+      (thread >> box_bits);
+  const std::int64_t tile_column = std::int64_t{blockIdx.x % tiles % tiles_across} * kWide
+                                   << plan.width_bits;
+  const std::int64_t column = rows ? 0 : tile_column + across * kWide;
+  const bool active = row < outer && column < inner;
 
-  const std::int64_t begin = at.segment * plan.segment;
+  const std::int64_t begin = segment * plan.segment;
   const std::int64_t end = min(length, begin + plan.segment);
   Walk<T> walk;
   int outputs = 1;  // of this thread
   if (rows) {
-    walk = WalkArray(x + at.row * length + begin, active ? end - begin : 0, at.along,
-                     plan.height_bits);
+    walk = WalkArray(x + row * length + begin, active ? end - begin : 0, along, plan.height_bits);
   } else {
     outputs = active ? static_cast<int>(min(inner - column, std::int64_t{kWide})) : 0;
-    walk.first = x + (at.row * length + begin + at.along) * pitch + column;
+    walk.first = x + (row * length + begin + along) * pitch + column;
     walk.stride = pitch << plan.height_bits;
-    walk.count = active && begin + at.along < end
-                     ? ((end - begin - at.along - 1) >> plan.height_bits) + 1
-                     : 0;
+    walk.count =
+        active && begin + along < end ? ((end - begin - along - 1) >> plan.height_bits) + 1 : 0;
     walk.each = walk.last = outputs;
   }
   walk.end = x + (outer * length - 1) * pitch + inner;
 
+  ThreadFold<F, T> chains[kWide];
+  if constexpr (kWhole) {
+    FoldWholeWalk<F>(walk, chains);
+  } else {
+    FoldWalk<F>(walk, chains);
+  }
+
   Wide values[kWide];
-  FoldVectors<F, T, kWhole>(walk, plan, rows, begin, at.along, cells, values);
+  if (rows) {
+    Wide value[1] = {FoldChains<F>(walk, chains, [=](std::uint32_t step, int v) {
+      return begin + ((std::int64_t{step} << plan.height_bits) + along) * kWide + v;
+    })};
+    FoldHeight<F>(value, 0, plan.height_bits, cells);
+    values[0] = value[0];
+  } else {
+#pragma unroll
+    for (int v = 0; v < kWide; ++v) {
+      values[v] = chains[v].Value(walk.ChainLength(v), [=](std::uint32_t step) {
+        return begin + (std::int64_t{step} << plan.height_bits) + along;
+      });
+    }
+    FoldHeight<F>(values, plan.width_bits, plan.height_bits, cells);
+  }
 
   // A tile has 2^tile_bits outputs.
   const int tile_bits = rows ? 0 : plan.width_bits + CeilLog2(kWide);
   if (plan.segments == 1) {
-    if (at.along == 0 && active)
-      StoreOutputs<F, T>(values, outputs, length, out + at.row * inner + column, mark);
+    if (along != 0 || !active) return;
+    Out* to = out + row * inner + column;
+    using All = Results<Out, kWide>;
+    if (!kIsWide<F> && outputs == kWide &&
+        reinterpret_cast<std::uintptr_t>(to) % alignof(All) == 0) {
+      All results;
+#pragma unroll
+      for (int v = 0; v < kWide; ++v) Store<F, T>(values[v], length, results.values[v], mark);
+      *reinterpret_cast<All*>(to) = results;
+    } else {
+#pragma unroll
+      for (int v = 0; v < kWide; ++v)
+        if (v < outputs) Store<F, T>(values[v], length, to[v], mark);
+    }
     return;
   }
-  partials += at.tile * plan.segments << tile_bits;
-  if (at.along == 0) {
-    Wide* to = partials + (at.segment << tile_bits) + at.across * kWide;
+
+  partials += tile * plan.segments << tile_bits;
+  if (along == 0) {
+    Wide* to = partials + (segment << tile_bits) + across * kWide;
 #pragma unroll
     for (int v = 0; v < kWide; ++v)
       if (v == 0 || !rows) to[v] = values[v];
   }
-  if (!IsLastBlock(tickets + at.tile, static_cast<std::uint32_t>(plan.segments - 1))) return;
-  const int thread = static_cast<int>(threadIdx.x);
+  __shared__ bool last;
+  __threadfence();  // this thread's values are visible to other blocks
+  __syncthreads();  // all threads are past the fence before the block is counted
+  if (thread == 0) {
+    last = atomicAdd(tickets + tile, 1u) == static_cast<std::uint32_t>(plan.segments - 1);
+    if (last) tickets[tile] = 0;
+  }
+  __syncthreads();  // last is written
+  if (!last) return;
+  __threadfence();  // the values of the blocks counted earlier are visible from here on
+
   const int output = thread & ((1 << tile_bits) - 1);
   Wide value[1] = {FoldThread<F>(
       thread >> tile_bits, plan.segments, kBlock >> tile_bits,
       [=](std::int64_t s) { return LoadShared(partials + (s << tile_bits) + output); })};
   FoldHeight<F>(value, tile_bits, kBlockBits - tile_bits, cells);
-  if (thread == output && at.tile_column + output < inner)
-    Store<F, T>(value[0], length, out[at.row * inner + at.tile_column + output], mark);
+  if (thread == output && tile_column + output < inner)
+    Store<F, T>(value[0], length, out[row * inner + tile_column + output], mark);
 }
 
 // The number of vectors in the run of a block: four for each thread, 16 KiB in total. Eight runs
