@@ -2,8 +2,9 @@
 // of proto/tessera/v1.
 //
 //   tessera::Client client({.server = "gpu-host:50051"});
-//   client.Upload("x", tessera::DType::kF32, {1000}, tessera::FromMemory(bytes));
+//   client.Upload("x", std::vector<float>(1000, 0.5f), {10, 100});
 //   absl::StatusOr<tessera::v1::DotResponse> dot = client.Dot("x", "x");
+//   absl::StatusOr<std::vector<float>> back = client.Download<float>("x");
 //
 // Errors are absl::Status with the server's reason and metadata (kernels/base/error.h: ErrorReason,
 // ErrorMetadata). Two errors have no reason: CANCELLED, and DEADLINE_EXCEEDED, whose message
@@ -35,6 +36,7 @@
 #include <stop_token>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -42,6 +44,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "client/arrays.h"
 #include "client/operations.h"
 #include "client/shared_memory.h"
 #include "kernels/base/dtype.h"
@@ -53,6 +56,7 @@
 namespace tessera {
 
 class AsyncClient;
+class ClientConnection;  // internal to the library
 class ResidentBuffer;
 
 struct ClientOptions {
@@ -103,13 +107,6 @@ struct ClientOptions {
   bool send_route = false;
 };
 
-struct CallOptions {
-  std::optional<absl::Duration> timeout = {};  // the client's timeout if absent
-  // Ends a blocking call with CANCELLED once a stop is requested. Asynchronous calls ignore this
-  // token and have AsyncCall::Cancel instead.
-  std::stop_token cancel = {};
-};
-
 // Operations that are sent together and run in order (ExecuteRequest). Each method adds a step,
 // takes the arguments of the Client method with the same name, and returns an operand for later
 // steps:
@@ -134,13 +131,16 @@ class Program : public Operations<Program> {
   v1::ExecuteRequest& request() { return request_; }
   // Whether a step creates a buffer, which makes the program unsafe to repeat.
   bool has_target() const;
+  // Unless OK, an operand of a step is not valid, and executing the program fails with this error.
+  const absl::Status& refused() const { return refused_; }
 
  private:
   friend class Operations<Program>;
   template <class Request>
-  ProgramStep Send(Request request, const OperationOptions& options);
+  ProgramStep Send(Prepared<Request> request, const OperationOptions& options);
 
   v1::ExecuteRequest request_;
+  absl::Status refused_;
   std::map<std::string, ProgramStep> names_;
 };
 
@@ -187,6 +187,18 @@ using Sink = std::function<absl::Status(const v1::Buffer& buffer, std::string_vi
 using RangeSink = std::function<absl::Status(const v1::Buffer& buffer, std::uint64_t offset,
                                              std::string_view bytes)>;
 
+// A buffer by name. version: the version that the buffer must have; 0 means any. ResidentBuffer
+// converts to the version that it holds.
+struct BufferRef {
+  BufferRef(std::string buffer, std::uint64_t v = 0)  // NOLINT(google-explicit-constructor)
+      : name(std::move(buffer)), version(v) {}
+  BufferRef(const char* buffer, std::uint64_t v = 0)  // NOLINT(google-explicit-constructor)
+      : BufferRef(std::string(buffer), v) {}
+
+  std::string name;
+  std::uint64_t version;
+};
+
 struct UploadOptions {
   std::optional<absl::Duration> ttl = {};  // the server's default if absent
   bool replace = false;
@@ -213,12 +225,13 @@ struct UploadOptions {
   // (ClientOptions::stall_timeout).
   std::optional<absl::Duration> timeout = {};
   std::stop_token cancel = {};  // as in CallOptions
+  CallMetadata metadata = {};   // as in CallOptions
 };
 
 struct DownloadOptions {
   std::uint64_t offset = 0;  // the first byte
   std::uint64_t limit = 0;   // the maximum number of bytes; 0 means up to the end
-  // The version that the buffer must have; 0 means any. If the buffer has another version, the
+  // The version that the buffer must have, as in BufferRef. If the buffer has another version, the
   // download fails with FAILED_PRECONDITION / VERSION_MISMATCH.
   std::uint64_t version = 0;
   // How many connections fetch ranges of a large buffer in parallel, at most 64. Applies to
@@ -231,10 +244,194 @@ struct DownloadOptions {
   // (ClientOptions::stall_timeout).
   std::optional<absl::Duration> timeout = {};
   std::stop_token cancel = {};  // as in CallOptions
+  CallMetadata metadata = {};   // as in CallOptions
 };
 
 struct HoldOptions {
   bool delete_with_handle = false;  // whether the buffer is deleted when its handle is destroyed
+};
+
+// What ServiceCalls sends.
+template <class Request>
+Request BufferRequest(const std::string& name, std::uint64_t version) {
+  Request request;
+  request.set_name(name);
+  request.set_version(version);
+  return request;
+}
+v1::CreateBufferRequest CreateRequest(const std::string& name, const v1::BufferSpec& spec);
+v1::UpdateBufferRequest UpdateRequest(const std::string& name, std::optional<absl::Duration> ttl);
+// Refuses with BAD_OPERAND if the source is not a resident buffer.
+Prepared<v1::CopyBufferRequest> CopyRequest(const Operand& source, const ResultBuffer& target,
+                                            std::optional<DType> dtype, const std::string& device,
+                                            bool link);
+v1::ImportBufferRequest ImportRequest(const std::string& server, const std::string& source,
+                                      const ResultBuffer& target, std::uint64_t version,
+                                      const std::string& device);
+
+// The transfers of ServiceCalls, which wait until they have ended.
+absl::StatusOr<v1::Buffer> UploadFrom(ClientConnection& connection, const std::string& name,
+                                      DType dtype, absl::Span<const std::int64_t> shape,
+                                      const Source& source, const UploadOptions& options);
+// in_order: whether the sink must get the bytes in order, over one connection.
+absl::StatusOr<v1::Buffer> DownloadTo(ClientConnection& connection, const BufferRef& buffer,
+                                      const RangeSink& sink, bool in_order,
+                                      DownloadOptions options);
+// memory(bytes): returns the destination for this number of bytes. It is called once, before any
+// data is fetched. dtype: the type that the elements must have; absent means any.
+absl::StatusOr<v1::Buffer> DownloadInto(
+    ClientConnection& connection, const BufferRef& buffer, std::optional<DType> dtype,
+    const std::function<absl::Span<char>(std::uint64_t bytes)>& memory,
+    const DownloadOptions& options);
+
+// The calls that Client and AsyncClient have in common. The methods of Client return an
+// absl::StatusOr, and those of AsyncClient return a Future.
+//
+// Where a method takes a version, 0 means any version. Any other value means the buffer or draft
+// with that version.
+template <class Self>
+class ServiceCalls : public Operations<Self> {
+ public:
+  // Creates a buffer of any size from the source and waits until it is READY. Holds one chunk per
+  // stream in memory. The source must stay valid until the upload has ended.
+  auto Upload(const std::string& name, DType dtype, absl::Span<const std::int64_t> shape,
+              const Source& source, const UploadOptions& options = {}) {
+    return Transfer(options,
+                    [name, dtype, shape = std::vector<std::int64_t>(shape.begin(), shape.end()),
+                     source](ClientConnection& connection, const UploadOptions& with) {
+                      return UploadFrom(connection, name, dtype, shape, source, with);
+                    });
+  }
+  // Uploads a std::vector, std::span or other range of elements (client/arrays.h), which must stay
+  // valid until the upload has ended. Unless there are exactly as many values as the shape has
+  // elements, fails with INVALID_ARGUMENT / BAD_RANGE before anything is sent.
+  template <ElementRange T>
+  auto Upload(const std::string& name, const T& values, absl::Span<const std::int64_t> shape,
+              const UploadOptions& options = {}) {
+    return Upload(name, DTypeOf<ElementOf<T>>(), shape, FromMemory(BytesOf(values)), options);
+  }
+
+  // Streams the bytes of a buffer to the sink. After its connection breaks, a download resumes
+  // where it stopped.
+  auto Download(const BufferRef& buffer, const Sink& sink, const DownloadOptions& options = {}) {
+    RangeSink next;
+    if (sink) next = [sink](const auto& from, auto, auto bytes) { return sink(from, bytes); };
+    return Deliver(buffer, std::move(next), /*in_order=*/true, options);
+  }
+  // Downloads over several connections in parallel (DownloadOptions::streams). Each connection
+  // fetches a range of the same version. Fails with ABORTED / BUFFER_CHANGED if the buffer is
+  // replaced during the download.
+  auto DownloadRanges(const BufferRef& buffer, const RangeSink& sink,
+                      const DownloadOptions& options = {}) {
+    return Deliver(buffer, sink, /*in_order=*/false, options);
+  }
+  // Fills a range of elements (client/arrays.h), or of char, which takes the bytes of any type. The
+  // range must stay valid until the download has ended. Before any data is fetched, fails with
+  // INVALID_ARGUMENT / BAD_DTYPE {expected, actual} if the elements have another type, and BAD_RANGE
+  // unless the buffer, or its byte range in the options, fills `out` exactly.
+  template <ElementRange T>
+  auto Download(const BufferRef& buffer, T&& out, const DownloadOptions& options = {}) {
+    const absl::Span<char> bytes = MutableBytesOf(out);
+    return Transfer(options,
+                    [buffer, bytes](ClientConnection& connection, const DownloadOptions& with) {
+                      return DownloadInto(
+                          connection, buffer, DTypeUnlessBytes<ElementOf<T>>(),
+                          [bytes](std::uint64_t) { return bytes; }, with);
+                    });
+  }
+  // Returns the elements of the buffer, or of a byte range of whole elements. Makes the same checks.
+  template <class T>
+  auto Download(const BufferRef& buffer, const DownloadOptions& options = {}) {
+    static_assert(!std::is_same_v<T, bool>, "a vector of bool has no bytes; download into a span");
+    return Transfer(options,
+                    [buffer](ClientConnection& connection,
+                             const DownloadOptions& with) -> absl::StatusOr<std::vector<T>> {
+                      std::vector<T> values;
+                      const auto memory = [&values](std::uint64_t bytes) {
+                        values.resize(bytes / sizeof(T));
+                        return MutableBytesOf(values);
+                      };
+                      const auto from =
+                          DownloadInto(connection, buffer, DTypeOf<T>(), memory, with);
+                      if (!from.ok()) return from.status();
+                      return values;
+                    });
+  }
+
+  // Reserves memory for a buffer that is then filled range by range. Upload does not need this
+  // call.
+  auto CreateBuffer(const std::string& name, const v1::BufferSpec& spec,
+                    const CallOptions& call = {}) {
+    return this->Send(Prepared{CreateRequest(name, spec)}, call);
+  }
+  auto GetBuffer(const std::string& name, std::uint64_t version = 0, const CallOptions& call = {}) {
+    return this->Send(Prepared{BufferRequest<v1::GetBufferRequest>(name, version)}, call);
+  }
+  auto SealBuffer(const std::string& name, std::uint64_t version = 0,
+                  const CallOptions& call = {}) {
+    return this->Send(Prepared{BufferRequest<v1::SealBufferRequest>(name, version)}, call);
+  }
+  // Sets the ttl, which counts from now. If it is absent, the buffer never expires.
+  auto UpdateBuffer(const std::string& name, std::optional<absl::Duration> ttl,
+                    const CallOptions& call = {}) {
+    return this->Send(Prepared{UpdateRequest(name, ttl)}, call);
+  }
+  // Creates a buffer from another buffer or a view of it, within the server. The view may be a
+  // window or a transpose. The copy may have another dtype, device or placement. If dtype is
+  // absent, the copy has the source's dtype. If device and placement are both empty, it is placed
+  // like the source.
+  auto CopyBuffer(const Operand& source, const ResultBuffer& target,
+                  std::optional<DType> dtype = std::nullopt, const std::string& device = {},
+                  const CallOptions& call = {}) {
+    return this->Send(CopyRequest(source, target, dtype, device, /*link=*/false), call);
+  }
+  // Gives a buffer's memory another name. Nothing is copied, because a buffer's content never
+  // changes. With a ttl, the name serves as a ticket: other clients can fetch the array with it
+  // even after the array's original name is gone. version: the version of the source.
+  auto LinkBuffer(const std::string& source, const ResultBuffer& target, std::uint64_t version = 0,
+                  const CallOptions& call = {}) {
+    Operand operand(source);
+    operand.version = version;
+    return this->Send(CopyRequest(operand, target, {}, {}, /*link=*/true), call);
+  }
+  // Creates a buffer from one on another server. The client's server fetches the array itself, so
+  // `server` is the other server's host:port as seen from the client's server. device: empty for
+  // the server's first device. There is no timeout unless `call` has one.
+  auto ImportBuffer(const std::string& server, const std::string& source,
+                    const ResultBuffer& target, std::uint64_t version = 0,
+                    const std::string& device = {}, CallOptions call = {}) {
+    call.timeout = call.timeout.value_or(absl::InfiniteDuration());
+    return this->Send(Prepared{ImportRequest(server, source, target, version, device)}, call);
+  }
+
+  // Returns a result for every step, in order. Returns OK even if steps have failed;
+  // Client::StatusOf returns the error of a step.
+  auto Execute(const Program& program, const CallOptions& call = {}) {
+    return this->Send(Prepared<v1::ExecuteRequest>{program.request(), program.refused()}, call);
+  }
+  // An empty operation or backend means all of them.
+  auto ListStrategies(const std::string& operation = {}, const std::string& backend = {},
+                      const CallOptions& call = {}) {
+    Prepared<v1::ListStrategiesRequest> request;
+    request.message.set_operation(operation);
+    request.message.set_backend(backend);
+    return this->Send(std::move(request), call);
+  }
+  auto GetServerInfo(const CallOptions& call = {}) {
+    return this->Send(Prepared<v1::GetServerInfoRequest>(), call);
+  }
+
+ private:
+  template <class... Args>
+  auto Transfer(Args&&... args) {
+    return static_cast<Self&>(*this).Transfer(std::forward<Args>(args)...);
+  }
+  auto Deliver(const BufferRef& buffer, RangeSink sink, bool in_order,
+               const DownloadOptions& options) {
+    return Transfer(options, [=](ClientConnection& connection, const DownloadOptions& with) {
+      return DownloadTo(connection, buffer, sink, in_order, with);
+    });
+  }
 };
 
 // The number of bytes in a client's messages so far, without HTTP/2 framing.
@@ -247,48 +444,18 @@ struct Traffic {
 // that can safely run twice (all except those that create or delete buffers or store results) are
 // repeated a few times when the server is UNAVAILABLE. Any call is repeated when the server refuses
 // it because the server is DRAINING or lacks memory or queue space (ClientOptions::retry_refused).
-//
-// Where a method takes a version, 0 means any version. Any other value means the buffer or draft
-// with that version.
-class Client : public Operations<Client> {
+class Client : public ServiceCalls<Client> {
  public:
   explicit Client(ClientOptions options = {});
   // Every call on a moved-from client fails with FAILED_PRECONDITION / MOVED_FROM. A client must
   // not be moved while a blocking call is under way, but asynchronous calls and handles continue.
-  // Assignment first ends the calls of the client that is overwritten, as the destructor does.
-  Client(Client&& other) noexcept;
+  // Assignment ends the calls of the client that is overwritten, as the destructor does.
+  Client(Client&& other) noexcept = default;
   Client& operator=(Client&& other) noexcept;
   // Cancels the asynchronous calls under way and waits until their callbacks have returned. No
   // blocking call may be under way.
   ~Client();
 
-  // Reserves memory for a buffer that is then filled range by range. Upload does not need this
-  // call.
-  absl::StatusOr<v1::Buffer> CreateBuffer(const std::string& name, const v1::BufferSpec& spec,
-                                          const CallOptions& call = {});
-  // Creates a buffer of any size from the source and waits until it is READY. Holds one chunk per
-  // stream in memory.
-  absl::StatusOr<v1::Buffer> Upload(const std::string& name, DType dtype,
-                                    absl::Span<const std::int64_t> shape, const Source& source,
-                                    const UploadOptions& options = {});
-  // Streams the bytes of a buffer to the sink. After its connection breaks, a download resumes
-  // where it stopped.
-  absl::StatusOr<v1::Buffer> Download(const std::string& name, const Sink& sink,
-                                      const DownloadOptions& options = {});
-  // Downloads over several connections in parallel (DownloadOptions::streams). Each connection
-  // fetches a range of the same version. Fails with ABORTED / BUFFER_CHANGED if the buffer is
-  // replaced during the download.
-  absl::StatusOr<v1::Buffer> DownloadRanges(const std::string& name, const RangeSink& sink,
-                                            const DownloadOptions& options = {});
-  // Downloads into out, whose size must be exactly that of the requested range.
-  absl::StatusOr<v1::Buffer> Download(const std::string& name, absl::Span<char> out,
-                                      const DownloadOptions& options = {});
-  // Downloads the version that the handle holds. Fails with VERSION_MISMATCH once that version has
-  // been replaced.
-  absl::StatusOr<v1::Buffer> Download(const ResidentBuffer& buffer, const Sink& sink,
-                                      DownloadOptions options = {});
-  absl::StatusOr<v1::Buffer> Download(const ResidentBuffer& buffer, absl::Span<char> out,
-                                      DownloadOptions options = {});
   // Allocates memory that is shared with a server on this host. Transfers through it need no copy
   // in this process. Fails with UNIMPLEMENTED if the server shares no memory, with UNAVAILABLE /
   // SHARED_MEMORY_UNAVAILABLE if memory cannot be set up, and with the errors of
@@ -307,44 +474,13 @@ class Client : public Operations<Client> {
                                                             std::size_t offset, std::size_t size,
                                                             std::uint64_t begin = 0,
                                                             std::uint64_t version = 0);
-  absl::StatusOr<v1::GetBufferResponse> GetBuffer(const std::string& name,
-                                                  std::uint64_t version = 0,
-                                                  const CallOptions& call = {});
   // Returns all buffers whose names begin with the prefix. Requests as many pages as needed.
   absl::StatusOr<std::vector<v1::Buffer>> ListBuffers(const std::string& prefix = {},
                                                       const CallOptions& call = {});
-  absl::StatusOr<v1::Buffer> SealBuffer(const std::string& name, std::uint64_t version = 0,
-                                        const CallOptions& call = {});
-  // Sets the ttl, which counts from now. If it is absent, the buffer never expires.
-  absl::StatusOr<v1::Buffer> UpdateBuffer(const std::string& name,
-                                          std::optional<absl::Duration> ttl,
-                                          const CallOptions& call = {});
-  // Creates a buffer from another buffer or a view of it, within the server. The view may be a
-  // window or a transpose. The copy may have another dtype, device or placement. If dtype is
-  // absent, the copy has the source's dtype. If device and placement are both empty, it is placed
-  // like the source.
-  absl::StatusOr<v1::Buffer> CopyBuffer(const Operand& source, const ResultBuffer& target,
-                                        std::optional<DType> dtype = std::nullopt,
-                                        const std::string& device = {},
-                                        const CallOptions& call = {});
-  // Gives a buffer's memory another name. Nothing is copied, because a buffer's content never
-  // changes. With a ttl, the name serves as a ticket: other clients can fetch the array with it
-  // even after the array's original name is gone. version: the version of the source.
-  absl::StatusOr<v1::Buffer> LinkBuffer(const std::string& source, const ResultBuffer& target,
-                                        std::uint64_t version = 0, const CallOptions& call = {});
-  // Creates a buffer from one on another server. The client's server fetches the array itself, so
-  // `server` is the other server's host:port as seen from the client's server. device: empty for
-  // the server's first device. There is no timeout unless `call` has one.
-  absl::StatusOr<v1::ImportBufferResponse> ImportBuffer(
-      const std::string& server, const std::string& source, const ResultBuffer& target,
-      std::uint64_t version = 0, const std::string& device = {}, const CallOptions& call = {});
   // If no version is given, deletes the buffer and all drafts with this name.
   absl::Status DeleteBuffer(const std::string& name, std::uint64_t version = 0,
                             const CallOptions& call = {});
 
-  // Returns a result for every step, in order. Returns OK even if steps have failed; StatusOf
-  // returns the error of a step.
-  absl::StatusOr<v1::ExecuteResponse> Execute(const Program& program, const CallOptions& call = {});
   // These run any number of Dots, or of Reduces over whole operands, as programs of many steps.
   // Several programs run at the same time. These methods return a response or an error for each
   // operation, in order. If the call of a program fails, all operations in it have its error. The
@@ -357,11 +493,6 @@ class Client : public Operations<Client> {
   // Returns the error of a step as a separate call would return it, or OK if the step has a result.
   static absl::Status StatusOf(const v1::StepResult& result);
 
-  // An empty operation or backend means all of them.
-  absl::StatusOr<std::vector<v1::Strategy>> ListStrategies(const std::string& operation = {},
-                                                           const std::string& backend = {},
-                                                           const CallOptions& call = {});
-  absl::StatusOr<v1::GetServerInfoResponse> GetServerInfo(const CallOptions& call = {});
   // Whether the server reports SERVING through grpc.health.v1. For "", SERVING means that the
   // server is alive; for "tessera.v1.ComputeService", that it accepts operations.
   absl::StatusOr<bool> CheckHealth(const std::string& service = {}, const CallOptions& call = {});
@@ -378,14 +509,17 @@ class Client : public Operations<Client> {
 
  private:
   friend class Operations<Client>;
-  template <class Request>
-  absl::StatusOr<ResponseTo<Request>> Send(const Request& request, const OperationOptions& options);
+  friend class ServiceCalls<Client>;
+  template <class Request, class Options>
+  absl::StatusOr<AnswerTo<Request>> Send(const Prepared<Request>& request, const Options& options);
+  template <class Options, class Work>
+  auto Transfer(const Options& options, const Work& work) {
+    return work(connection(), options);
+  }
 
-  class Impl;
-  Impl& impl() const;  // after a move, all its calls fail with MOVED_FROM
-  void End();
+  ClientConnection& connection() const;  // after a move, all its calls fail with MOVED_FROM
 
-  std::shared_ptr<Impl> impl_;  // shared with the handles from Hold; null after a move
+  std::shared_ptr<ClientConnection> connection_;  // shared with handles; null after a move
 };
 
 }  // namespace tessera

@@ -43,6 +43,7 @@ struct Operand {
   std::variant<std::string, v1::Tensor, ProgramStep> source;
   std::optional<v1::View> view;
   std::uint64_t version = 0;  // the version that the buffer must have; 0 means any
+  absl::Status refused;       // unless OK, calls with this operand fail with this error
 };
 
 // A new resident buffer for an array result.
@@ -54,6 +55,24 @@ struct ResultBuffer {
   // the devices of its source, and any other array is on one device.
   std::vector<std::string> placement = {};
 };
+
+// Entries that a call sends to the server beside its request, such as {"traceparent", "00-..."}.
+using CallMetadata = std::vector<std::pair<std::string, std::string>>;
+
+struct CallOptions {
+  std::optional<absl::Duration> timeout = {};  // the client's timeout if absent
+  // Ends a blocking call with CANCELLED once a stop is requested. Asynchronous calls ignore this
+  // token and have AsyncCall::Cancel instead.
+  std::stop_token cancel = {};
+  // A key must consist of lower-case letters, digits and -_. and a value of printable ASCII.
+  // Otherwise, the call fails with INVALID_ARGUMENT / BAD_OPTION {key}.
+  CallMetadata metadata = {};
+};
+// Returns the part that all options of calls and transfers have.
+template <class Options>
+CallOptions CallOptionsOf(const Options& options) {
+  return {options.timeout, options.cancel, options.metadata};
+}
 
 struct OperationOptions {
   std::string strategy = {};  // the fastest correct strategy if empty
@@ -73,119 +92,123 @@ struct OperationOptions {
   // from number 1 on. Expr::ToMessage() creates this message.
   std::optional<v1::Expression> expression = {};
   std::vector<Operand> with = {};
-  // The next two fields are used as in CallOptions. They are ignored in a program.
+  // The next three fields are used as in CallOptions. They are ignored in a program.
   std::optional<absl::Duration> timeout = {};
   std::stop_token cancel = {};
+  CallMetadata metadata = {};
 };
 
-// The calls of AsyncClient, as X(method, field).
-#define TESSERA_ASYNC_METHODS(X) \
+// The calls of ServiceCalls, as X(method, field).
+#define TESSERA_CALL_METHODS(X)  \
   TESSERA_OPERATION_METHODS(X)   \
   X(Execute, execute)            \
+  X(CreateBuffer, create_buffer) \
   X(GetBuffer, get_buffer)       \
+  X(SealBuffer, seal_buffer)     \
+  X(UpdateBuffer, update_buffer) \
   X(CopyBuffer, copy_buffer)     \
+  X(ImportBuffer, import_buffer) \
   X(DeleteBuffer, delete_buffer) \
-  X(GetServerInfo, get_server_info)
+  X(ListStrategies, strategies)  \
+  X(GetServerInfo, server_info)
 
+// Returns the part of a response that the call returns: its only field, or all of it.
+template <class Response>
+auto AnswerOf(Response response) {
+  if constexpr (std::is_same_v<Response, v1::ListStrategiesResponse>) {
+    return std::vector<v1::Strategy>(response.strategies().begin(), response.strategies().end());
+  } else if constexpr (std::is_same_v<Response, v1::CreateBufferResponse> ||
+                       std::is_same_v<Response, v1::SealBufferResponse> ||
+                       std::is_same_v<Response, v1::UpdateBufferResponse> ||
+                       std::is_same_v<Response, v1::CopyBufferResponse>) {
+    return v1::Buffer(std::move(*response.mutable_buffer()));
+  } else {
+    return response;
+  }
+}
 template <class Request>
 struct CallOf;
-#define TESSERA_CALL(Name, field)        \
-  template <>                            \
-  struct CallOf<v1::Name##Request> {     \
-    using Response = v1::Name##Response; \
+#define TESSERA_CALL(Name, field)                                          \
+  template <>                                                              \
+  struct CallOf<v1::Name##Request> {                                       \
+    using Answer = decltype(AnswerOf(std::declval<v1::Name##Response>())); \
   };
-TESSERA_ASYNC_METHODS(TESSERA_CALL)
+TESSERA_CALL_METHODS(TESSERA_CALL)
 #undef TESSERA_CALL
-// The response to the request of an operation, or of another call of AsyncClient.
+// What the call with this request returns, as a StatusOr or a Future.
 template <class Request>
-using ResponseTo = typename CallOf<Request>::Response;
+using AnswerTo = typename CallOf<Request>::Answer;
+
+// A request, or the error that the call fails with before anything is sent.
+template <class Request>
+struct Prepared {
+  Request message = {};
+  absl::Status refused = {};
+};
+template <class Request>
+Prepared(Request) -> Prepared<Request>;
 
 // Returns an operation's request with its operands and the fields that all operations have.
 template <class Request>
-Request NewRequest(const OperationOptions& options, const Operand& first,
-                   const Operand* second = nullptr);
-v1::MapRequest NewMapRequest(const OperationOptions& options, absl::Span<const Operand> operands,
-                             const v1::Expression& expression);
-// Returns a request about the buffer or draft with this name and version.
-template <class Request>
-Request BufferRequest(const std::string& name, std::uint64_t version) {
-  Request request;
-  request.set_name(name);
-  request.set_version(version);
-  return request;
-}
-
-// Returns BAD_OPERAND if the source is not a resident buffer.
-absl::StatusOr<v1::CopyBufferRequest> CopyRequest(const Operand& source, const ResultBuffer& target,
-                                                  std::optional<DType> dtype,
-                                                  const std::string& device);
+Prepared<Request> NewRequest(const OperationOptions& options, const Operand& first,
+                             const Operand* second = nullptr);
+Prepared<v1::MapRequest> NewMapRequest(const OperationOptions& options,
+                                       absl::Span<const Operand> operands,
+                                       const v1::Expression& expression);
 
 // The operations as methods. The methods of Client return absl::StatusOr<v1::DotResponse> and so
-// on. Those of AsyncClient return Future<v1::DotResponse>, or an AsyncCall if the last argument is
-// a Callback<v1::DotResponse>. The methods of Program return the ProgramStep whose result later
-// steps use.
+// on. Those of AsyncClient return Future<v1::DotResponse>. Those of Program return the ProgramStep
+// whose result later steps use.
 template <class Self>
 class Operations {
  public:
-  template <class... Done>
-  auto Dot(const Operand& a, const Operand& b, const OperationOptions& options = {},
-           Done&&... done) {
-    return Send(NewRequest<v1::DotRequest>(options, a, &b), options, std::forward<Done>(done)...);
+  auto Dot(const Operand& a, const Operand& b, const OperationOptions& options = {}) {
+    return Send(NewRequest<v1::DotRequest>(options, a, &b), options);
   }
   // Folds the whole operand to a scalar if there are no axes.
-  template <class... Done>
   auto Reduce(ReduceOp op, const Operand& x, absl::Span<const int> axes = {},
-              bool keep_dims = false, const OperationOptions& options = {}, Done&&... done) {
+              bool keep_dims = false, const OperationOptions& options = {}) {
     auto request = NewRequest<v1::ReduceRequest>(options, x);
-    request.set_op(static_cast<v1::ReduceOp>(op));
-    request.mutable_axes()->Add(axes.begin(), axes.end());
-    request.set_keep_dims(keep_dims);
-    return Send(std::move(request), options, std::forward<Done>(done)...);
+    request.message.set_op(static_cast<v1::ReduceOp>(op));
+    request.message.mutable_axes()->Add(axes.begin(), axes.end());
+    request.message.set_keep_dims(keep_dims);
+    return Send(std::move(request), options);
   }
-  template <class... Done>
   auto Matmul(const Operand& a, const Operand& b, bool transpose_a = false,
               bool transpose_b = false, std::optional<DType> out_dtype = std::nullopt,
-              const OperationOptions& options = {}, Done&&... done) {
+              const OperationOptions& options = {}) {
     auto request = NewRequest<v1::MatmulRequest>(options, a, &b);
-    request.set_transpose_a(transpose_a);
-    request.set_transpose_b(transpose_b);
-    if (out_dtype) request.set_out_dtype(static_cast<v1::Dtype>(*out_dtype));
-    return Send(std::move(request), options, std::forward<Done>(done)...);
+    request.message.set_transpose_a(transpose_a);
+    request.message.set_transpose_b(transpose_b);
+    if (out_dtype) request.message.set_out_dtype(static_cast<v1::Dtype>(*out_dtype));
+    return Send(std::move(request), options);
   }
-  template <class... Done>
-  auto Add(const Operand& a, const Operand& b, const OperationOptions& options = {},
-           Done&&... done) {
-    return Send(NewRequest<v1::AddRequest>(options, a, &b), options, std::forward<Done>(done)...);
+  auto Add(const Operand& a, const Operand& b, const OperationOptions& options = {}) {
+    return Send(NewRequest<v1::AddRequest>(options, a, &b), options);
   }
-  template <class... Done>
-  auto WindowSum(const Operand& x, std::int64_t radius, const OperationOptions& options = {},
-                 Done&&... done) {
+  auto WindowSum(const Operand& x, std::int64_t radius, const OperationOptions& options = {}) {
     auto request = NewRequest<v1::WindowSumRequest>(options, x);
-    request.set_radius(radius);
-    return Send(std::move(request), options, std::forward<Done>(done)...);
+    request.message.set_radius(radius);
+    return Send(std::move(request), options);
   }
   // Returns the k largest elements along an axis (by default the last), in descending order, and
   // their positions. If `smallest` is set, returns the k smallest in ascending order.
-  template <class... Done>
   auto TopK(const Operand& x, std::int64_t k, bool smallest = false,
-            std::optional<int> axis = std::nullopt, const OperationOptions& options = {},
-            Done&&... done) {
+            std::optional<int> axis = std::nullopt, const OperationOptions& options = {}) {
     auto request = NewRequest<v1::TopKRequest>(options, x);
-    request.set_k(k);
-    request.set_smallest(smallest);
-    if (axis) request.set_axis(*axis);
-    return Send(std::move(request), options, std::forward<Done>(done)...);
+    request.message.set_k(k);
+    request.message.set_smallest(smallest);
+    if (axis) request.message.set_axis(*axis);
+    return Send(std::move(request), options);
   }
   // Computes the expression for each element of the operands, which are broadcast.
-  template <class... Done>
   auto Map(absl::Span<const Operand> operands, const v1::Expression& expression,
-           const OperationOptions& options = {}, Done&&... done) {
-    return Send(NewMapRequest(options, operands, expression), options, std::forward<Done>(done)...);
+           const OperationOptions& options = {}) {
+    return Send(NewMapRequest(options, operands, expression), options);
   }
-  template <class... Done>
   auto Map(const std::vector<Operand>& operands, const Expr& expression,
-           const OperationOptions& options = {}, Done&&... done) {
-    return Map(operands, expression.ToMessage(), options, std::forward<Done>(done)...);
+           const OperationOptions& options = {}) {
+    return Map(operands, expression.ToMessage(), options);
   }
 
  protected:
@@ -195,7 +218,6 @@ class Operations {
   Operations& operator=(const Operations&) = default;
   ~Operations() = default;
 
- private:
   template <class... Args>
   auto Send(Args&&... args) {
     return static_cast<Self&>(*this).Send(std::forward<Args>(args)...);

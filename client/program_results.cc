@@ -1,5 +1,6 @@
 #include "client/program_results.h"
 
+#include <optional>
 #include <variant>
 
 #include "absl/strings/str_cat.h"
@@ -8,34 +9,41 @@
 namespace tessera {
 namespace {
 
-absl::Status OtherResult(const char* wanted) {
-  return MakeError(absl::StatusCode::kFailedPrecondition, "OTHER_RESULT",
-                   absl::StrCat("the step did not return ", wanted));
-}
-
-// The array and the buffer in an operation's result. Each is null if the result does not have it.
-struct Arrays {
+// What a step's result has. A part is null if the result does not have it.
+struct ResultParts {
+  const v1::Scalar* number = nullptr;
+  std::optional<std::int64_t> index = {};
   const v1::Tensor* tensor = nullptr;
   const v1::Buffer* buffer = nullptr;
 };
 
-Arrays ArraysIn(const v1::StepResult& result, std::uint32_t output) {
-  const auto of = [&](const auto& response) -> Arrays {
+// output: which of the arrays of a TopK is meant.
+ResultParts PartsOf(const v1::StepResult& result, std::uint32_t output) {
+  ResultParts parts;
+  if (result.has_dot()) parts.number = &result.dot().value();
+  if (result.reduce().has_value()) parts.number = &result.reduce().value();
+  if (result.reduce().has_index()) parts.index = result.reduce().index();
+  const auto find_arrays = [&](const auto& response) {
     if constexpr (requires { response.tensor(); }) {
-      return {response.has_tensor() ? &response.tensor() : nullptr,
-              response.has_buffer() ? &response.buffer() : nullptr};
+      if (response.has_tensor()) parts.tensor = &response.tensor();
+      if (response.has_buffer()) parts.buffer = &response.buffer();
     } else if constexpr (requires { response.indices(); }) {
-      if (output != 0) {
-        return {response.has_indices() ? &response.indices() : nullptr,
-                response.has_indices_buffer() ? &response.indices_buffer() : nullptr};
+      if (output == 0) {
+        if (response.has_values()) parts.tensor = &response.values();
+        if (response.has_values_buffer()) parts.buffer = &response.values_buffer();
+      } else {
+        if (response.has_indices()) parts.tensor = &response.indices();
+        if (response.has_indices_buffer()) parts.buffer = &response.indices_buffer();
       }
-      return {response.has_values() ? &response.values() : nullptr,
-              response.has_values_buffer() ? &response.values_buffer() : nullptr};
-    } else {
-      return {};
     }
   };
-  return VisitOperation(result, of, [] { return Arrays(); });
+  VisitOperation(result, find_arrays, [] {});
+  return parts;
+}
+
+absl::Status OtherResult(const char* wanted) {
+  return MakeError(absl::StatusCode::kFailedPrecondition, "OTHER_RESULT",
+                   absl::StrCat("the step did not return ", wanted));
 }
 
 }  // namespace
@@ -55,58 +63,42 @@ absl::StatusOr<ProgramResults::Found> ProgramResults::Find(const StepKey& key) c
   return Found{&result, step->output};
 }
 
-absl::Status ProgramResults::StatusOf(const StepKey& step) const { return Find(step).status(); }
-
-absl::StatusOr<v1::Scalar> ProgramResults::Scalar(const StepKey& step) const {
-  const auto result = Find(step);
-  if (!result.ok()) return result.status();
-  if (result->result->has_dot()) return result->result->dot().value();
-  if (result->result->reduce().has_value()) return result->result->reduce().value();
-  return OtherResult("a number");
+// Returns a member of ResultParts.
+template <class T, class Member>
+absl::StatusOr<T> ProgramResults::Take(const StepKey& step, Member member,
+                                       const char* wanted) const {
+  const absl::StatusOr<Found> found = Find(step);
+  if (!found.ok()) return found.status();
+  const auto part = PartsOf(*found->result, found->output).*member;
+  if (!part) return OtherResult(wanted);
+  return *part;
 }
 
+absl::Status ProgramResults::StatusOf(const StepKey& step) const { return Find(step).status(); }
+
 absl::StatusOr<double> ProgramResults::Real(const StepKey& step) const {
-  const absl::StatusOr<v1::Scalar> scalar = Scalar(step);
-  if (!scalar.ok()) return scalar.status();
-  return scalar->value_case() == v1::Scalar::kInteger ? static_cast<double>(scalar->integer())
-                                                      : scalar->real();
+  const auto number = Take<v1::Scalar>(step, &ResultParts::number, "a number");
+  if (!number.ok()) return number.status();
+  return number->has_integer() ? static_cast<double>(number->integer()) : number->real();
 }
 
 absl::StatusOr<std::int64_t> ProgramResults::Integer(const StepKey& step) const {
-  const absl::StatusOr<v1::Scalar> scalar = Scalar(step);
-  if (!scalar.ok()) return scalar.status();
-  if (scalar->value_case() != v1::Scalar::kInteger) return OtherResult("an integer");
-  return scalar->integer();
+  const auto number = Take<v1::Scalar>(step, &ResultParts::number, "a number");
+  if (!number.ok()) return number.status();
+  if (!number->has_integer()) return OtherResult("an integer");
+  return number->integer();
 }
 
 absl::StatusOr<std::int64_t> ProgramResults::Index(const StepKey& step) const {
-  const auto result = Find(step);
-  if (!result.ok()) return result.status();
-  if (!result->result->reduce().has_index()) return OtherResult("an index");
-  return result->result->reduce().index();
+  return Take<std::int64_t>(step, &ResultParts::index, "an index");
 }
 
 absl::StatusOr<v1::Tensor> ProgramResults::Tensor(const StepKey& step) const {
-  const auto result = Find(step);
-  if (!result.ok()) return result.status();
-  const v1::Tensor* tensor = ArraysIn(*result->result, result->output).tensor;
-  if (tensor == nullptr) return OtherResult("an inline array");
-  return *tensor;
+  return Take<v1::Tensor>(step, &ResultParts::tensor, "an inline array");
 }
 
 absl::StatusOr<v1::Buffer> ProgramResults::Buffer(const StepKey& step) const {
-  const auto result = Find(step);
-  if (!result.ok()) return result.status();
-  const v1::Buffer* buffer = ArraysIn(*result->result, result->output).buffer;
-  if (buffer == nullptr) return OtherResult("a buffer");
-  return *buffer;
-}
-
-absl::StatusOr<v1::Tensor> ProgramResults::TensorOf(const StepKey& step, DType dtype) const {
-  absl::StatusOr<v1::Tensor> tensor = Tensor(step);
-  if (tensor.ok() && static_cast<DType>(tensor->dtype()) != dtype)
-    return OtherResult("elements of this type");
-  return tensor;
+  return Take<v1::Buffer>(step, &ResultParts::buffer, "a buffer");
 }
 
 absl::StatusOr<ProgramResults> ProgramResults::Execute(Client& client, const Program& program,

@@ -19,8 +19,6 @@
 #include "absl/status/statusor.h"
 #include "client/arrays.h"
 #include "client/client.h"
-#include "kernels/base/dtype.h"
-#include "kernels/base/element.h"
 
 namespace tessera {
 
@@ -59,11 +57,10 @@ class ProgramResults {
   absl::StatusOr<v1::Tensor> Tensor(const StepKey& step) const;
   // Returns the new buffer of a step with a target.
   absl::StatusOr<v1::Buffer> Buffer(const StepKey& step) const;
-  // Returns the elements of an array in the response, row-major. T must be the array's
-  // element type, one of those in client/arrays.h.
+  // Returns the elements of an array in the response, as Elements<T> in client/arrays.h does.
   template <class T>
   absl::StatusOr<std::vector<T>> Values(const StepKey& step) const {
-    const absl::StatusOr<v1::Tensor> tensor = TensorOf(step, DTypeOf<T>());
+    const absl::StatusOr<v1::Tensor> tensor = Tensor(step);
     if (!tensor.ok()) return tensor.status();
     return Elements<T>(*tensor);
   }
@@ -75,8 +72,8 @@ class ProgramResults {
     std::uint32_t output;
   };
   absl::StatusOr<Found> Find(const StepKey& step) const;
-  absl::StatusOr<v1::Scalar> Scalar(const StepKey& step) const;
-  absl::StatusOr<v1::Tensor> TensorOf(const StepKey& step, DType dtype) const;
+  template <class T, class Member>
+  absl::StatusOr<T> Take(const StepKey& step, Member member, const char* wanted) const;
 
   std::map<std::string, ProgramStep> names_;
   v1::ExecuteResponse response_;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstring>
 #include <numbers>
+#include <type_traits>
 
 #include "kernels/base/element.h"
 
@@ -85,29 +86,23 @@ Source RandomArray(Distribution distribution, DType dtype, std::uint64_t seed) {
     const bool constant =
         distribution == Distribution::kOnes || distribution == Distribution::kZeros;
     const auto integer = [constant](double x) { return std::llround(constant ? x : 100 * x); };
-    switch (dtype) {
-      case DType::kF32:
-        return fill(float{}, float{}, [](float x) { return x; });
-      case DType::kF64:
-        return fill(double{}, double{}, [](double x) { return x; });
-      case DType::kF16:
-        return fill(Half{}, float{}, [](float x) { return Half(x); });
-      case DType::kBF16:
-        return fill(BFloat16{}, float{}, [](float x) { return BFloat16(x); });
-      case DType::kI32:
-        return fill(std::int32_t{}, double{}, integer);
-      case DType::kI64:
-        return fill(std::int64_t{}, double{}, integer);
-      case DType::kU8:
-        return fill(std::uint8_t{}, double{},
-                    [&](double x) { return std::min(std::llabs(integer(x)), 255LL); });
-      case DType::kI8:
-        return fill(std::int8_t{}, double{},
-                    [&](double x) { return std::clamp(integer(x), -128LL, 127LL); });
-      case DType::kBool:
-        return fill(bool{}, float{}, [](float x) { return x > 0; });
+    if (dtype == DType::kBool) return fill(bool{}, float{}, [](float x) { return x > 0; });
+    if (dtype == DType::kU8) {
+      return fill(std::uint8_t{}, double{},
+                  [&](double x) { return std::min(std::llabs(integer(x)), 255LL); });
     }
-    return absl::OkStatus();
+    if (dtype == DType::kI8) {
+      return fill(std::int8_t{}, double{},
+                  [&](double x) { return std::clamp(integer(x), -128LL, 127LL); });
+    }
+    return DispatchDType(dtype, [&]<class T>(T zero) {
+      if constexpr (std::is_integral_v<T>) {
+        return fill(zero, double{}, integer);
+      } else {
+        using Real = std::conditional_t<std::is_same_v<T, double>, double, float>;
+        return fill(zero, Real{}, [](Real x) { return static_cast<T>(x); });
+      }
+    });
   };
 }
 

@@ -20,31 +20,21 @@ ResidentBuffer::ResidentBuffer(std::shared_ptr<Connection> connection, v1::Buffe
       buffer_(std::move(buffer)),
       delete_(options.delete_with_handle) {}
 
-ResidentBuffer::ResidentBuffer(ResidentBuffer&& other) noexcept
-    : connection_(std::move(other.connection_)),
-      buffer_(std::move(other.buffer_)),
-      delete_(other.delete_) {}
-
 ResidentBuffer& ResidentBuffer::operator=(ResidentBuffer&& other) noexcept {
-  if (this != &other) {
-    End();
-    connection_ = std::move(other.connection_);
-    buffer_ = std::move(other.buffer_);
-    delete_ = other.delete_;
-  }
+  ResidentBuffer old(std::move(other));  // ends the handle that was overwritten
+  std::swap(connection_, old.connection_);
+  std::swap(buffer_, old.buffer_);
+  std::swap(delete_, old.delete_);
   return *this;
 }
 
-ResidentBuffer::~ResidentBuffer() { End(); }
-
 // A request without a version would delete all buffers with this name, so nothing is sent.
-void ResidentBuffer::End() {
-  const std::shared_ptr<Connection> connection = std::move(connection_);
-  if (connection == nullptr || !delete_ || version() == 0) return;
+ResidentBuffer::~ResidentBuffer() {
+  if (connection_ == nullptr || !delete_ || version() == 0) return;
   // Servers without this version respond that they do not have it.
-  for (std::size_t server = 0; server < connection->channels().servers(); ++server) {
-    StartCall(*connection, BufferRequest<v1::DeleteBufferRequest>(name(), version()),
-              {.timeout = kDeleteTimeout, .only = server, .must_end = true},
+  for (std::size_t server = 0; server < connection_->channels().servers(); ++server) {
+    StartCall(*connection_, BufferRequest<v1::DeleteBufferRequest>(name(), version()),
+              {.call = {.timeout = kDeleteTimeout}, .only = server, .must_end = true},
               [](const absl::StatusOr<v1::DeleteBufferResponse>&) {});
   }
 }

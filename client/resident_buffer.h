@@ -25,7 +25,7 @@ class ResidentBuffer {
   ResidentBuffer() = default;
   ResidentBuffer(std::shared_ptr<Connection> connection, v1::Buffer buffer,
                  const HoldOptions& options);
-  ResidentBuffer(ResidentBuffer&& other) noexcept;
+  ResidentBuffer(ResidentBuffer&& other) noexcept = default;
   ResidentBuffer& operator=(ResidentBuffer&& other) noexcept;
   // If HoldOptions::delete_with_handle is set, starts to delete this version of the buffer, and no
   // other version with its name. Does not wait, but closing the connections waits up to five
@@ -41,6 +41,8 @@ class ResidentBuffer {
   // Returns an operand that reads all of this version. Calls with it fail with VERSION_MISMATCH
   // once this version has been replaced.
   operator Operand() const;  // NOLINT(google-explicit-constructor)
+  // Names this version for Client::Download.
+  operator BufferRef() const { return {name(), version()}; }  // NOLINT(google-explicit-constructor)
 
   // Deletes this version and waits for the response. On success, the handle becomes empty. Returns
   // NOT_FOUND / BUFFER_NOT_FOUND if the version is already gone, FAILED_PRECONDITION /
@@ -51,8 +53,6 @@ class ResidentBuffer {
   v1::Buffer Release();
 
  private:
-  void End();
-
   std::shared_ptr<Connection> connection_;  // null if the handle is empty
   v1::Buffer buffer_;
   bool delete_ = false;

@@ -11,11 +11,8 @@ namespace {
 
 // Returns a moved-from client, which For and Of return once the ring client has been moved from.
 Client& MovedFromClient() {
-  static Client& moved_from = *[] {
-    auto* client = new Client();
-    const Client other = std::move(*client);
-    return client;
-  }();
+  static Client& moved_from = *new Client();
+  [[maybe_unused]] static Client& owner = *new Client(std::move(moved_from));
   return moved_from;
 }
 

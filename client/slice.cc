@@ -53,14 +53,43 @@ std::optional<Subscript> ParseSubscript(string_view text) {
   return slice;
 }
 
-// The elements of an axis that a slice selects, by the rules of Python's slice.indices().
-struct Range {
-  std::int64_t start;
-  std::int64_t count;
-  std::int64_t step;
-};
+ViewSpec RowMajor(absl::Span<const std::int64_t> shape) {
+  ViewSpec view = {0, {shape.begin(), shape.end()}, std::vector<std::int64_t>(shape.size(), 1)};
+  for (std::size_t i = shape.size(); i-- > 1;) view.strides[i - 1] = view.strides[i] * shape[i];
+  return view;
+}
 
-Range Indices(const Slice& slice, std::int64_t extent) {
+// Changes a negative axis to the axis that it means.
+absl::Status FindAxis(const ViewSpec& view, int& axis) {
+  const int rank = static_cast<int>(view.shape.size());
+  if (axis >= -rank && axis < rank) {
+    axis += axis < 0 ? rank : 0;
+    return absl::OkStatus();
+  }
+  return BadView(absl::StrCat("there is no axis ", axis, " in an array of ", rank, " axes"));
+}
+
+// Keeps the elements with this index along an axis, and drops the axis.
+absl::Status Keep(ViewSpec& view, int axis, Index index) {
+  if (absl::Status status = FindAxis(view, axis); !status.ok()) return status;
+  const std::int64_t extent = view.shape[static_cast<std::size_t>(axis)];
+  const std::int64_t at = index.at < 0 ? index.at + extent : index.at;
+  if (at < 0 || at >= extent) {
+    return BadView(absl::StrCat("index ", index.at, " is out of range for axis ", axis,
+                                " of extent ", extent));
+  }
+  view.offset += at * view.strides[static_cast<std::size_t>(axis)];
+  view.shape.erase(view.shape.begin() + axis);
+  view.strides.erase(view.strides.begin() + axis);
+  return absl::OkStatus();
+}
+
+// Keeps the elements of a slice along an axis, by the rules of Python's slice.indices().
+absl::Status Keep(ViewSpec& view, int axis, const Slice& slice) {
+  if (absl::Status status = FindAxis(view, axis); !status.ok()) return status;
+  if (slice.step == 0) return BadView("a slice has step 0");
+  std::int64_t& extent = view.shape[static_cast<std::size_t>(axis)];
+  std::int64_t& stride = view.strides[static_cast<std::size_t>(axis)];
   // Every step longer than the axis selects one element. The clamp keeps the sums below from
   // overflowing.
   const std::int64_t step =
@@ -74,8 +103,38 @@ Range Indices(const Slice& slice, std::int64_t extent) {
   const std::int64_t start = slice.start ? clip(*slice.start) : (step > 0 ? low : high);
   const std::int64_t stop = slice.stop ? clip(*slice.stop) : (step > 0 ? high : low);
   const std::int64_t distance = step > 0 ? stop - start : start - stop;
-  const std::int64_t stride = step > 0 ? step : -step;
-  return {start, distance > 0 ? (distance + stride - 1) / stride : 0, step};
+  const std::int64_t length = step > 0 ? step : -step;
+  extent = distance > 0 ? (distance + length - 1) / length : 0;
+  // An empty slice reads nothing and may start one past the end.
+  if (extent > 0) view.offset += start * stride;
+  stride *= step;
+  return absl::OkStatus();
+}
+
+// Applies subscripts to a view with strides.
+absl::Status Apply(absl::Span<const Subscript> subscripts, ViewSpec& view) {
+  std::size_t named = 0;
+  std::size_t ellipses = 0;
+  for (const Subscript& subscript : subscripts) {
+    ++(std::holds_alternative<Ellipsis>(subscript) ? ellipses : named);
+  }
+  if (ellipses > 1) return BadView("'...' occurs more than once");
+  const std::size_t rank = view.shape.size();
+  if (named > rank)
+    return BadView(absl::StrCat(named, " subscripts are too many for an array of ", rank, " axes"));
+  int axis = 0;
+  for (const Subscript& subscript : subscripts) {
+    absl::Status status;
+    if (const Index* index = std::get_if<Index>(&subscript)) {
+      status = Keep(view, axis, *index);
+    } else if (const Slice* slice = std::get_if<Slice>(&subscript)) {
+      status = Keep(view, axis++, *slice);
+    } else {
+      axis += static_cast<int>(rank - named);
+    }
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -148,51 +207,71 @@ absl::StatusOr<ParsedOperand> ParseOperand(std::string_view operand_text) {
 
 absl::StatusOr<ViewSpec> ResolveSubscripts(absl::Span<const Subscript> subscripts,
                                            absl::Span<const std::int64_t> shape) {
-  std::size_t named = 0;
-  std::size_t ellipses = 0;
-  for (const Subscript& subscript : subscripts) {
-    ++(std::holds_alternative<Ellipsis>(subscript) ? ellipses : named);
-  }
-  if (ellipses > 1) return BadView("'...' occurs more than once");
-  if (named > shape.size()) {
-    return BadView(
-        absl::StrCat(named, " subscripts are too many for an array of ", shape.size(), " axes"));
-  }
-
-  std::vector<std::int64_t> strides(shape.size(), 1);
-  for (std::size_t i = shape.size(); i-- > 1;) strides[i - 1] = strides[i] * shape[i];
-
-  ViewSpec view;
-  std::size_t axis = 0;
-  const auto keep = [&](const Range& range) {
-    // An empty slice reads nothing and may start one past the end, so the offset stays unchanged.
-    if (range.count > 0) view.offset += range.start * strides[axis];
-    view.shape.push_back(range.count);
-    view.strides.push_back(range.step * strides[axis]);
-    ++axis;
-  };
-  const auto keep_all = [&](std::size_t end) {
-    while (axis < end) keep({0, shape[axis], 1});
-  };
-  for (const Subscript& subscript : subscripts) {
-    if (std::holds_alternative<Ellipsis>(subscript)) {
-      keep_all(axis + shape.size() - named);
-    } else if (const Index* index = std::get_if<Index>(&subscript)) {
-      const std::int64_t at = index->at < 0 ? index->at + shape[axis] : index->at;
-      if (at < 0 || at >= shape[axis]) {
-        return BadView(absl::StrCat("index ", index->at, " is out of range for axis ", axis,
-                                    " of extent ", shape[axis]));
-      }
-      view.offset += at * strides[axis++];
-    } else {
-      const Slice& slice = std::get<Slice>(subscript);
-      if (slice.step == 0) return BadView("a slice has step 0");
-      keep(Indices(slice, shape[axis]));
-    }
-  }
-  keep_all(shape.size());
+  ViewSpec view = RowMajor(shape);
+  if (absl::Status status = Apply(subscripts, view); !status.ok()) return status;
   if (std::count(view.shape.begin(), view.shape.end(), 0) > 0) view.offset = 0;
   return view;
+}
+
+// --- ArrayView -----------------------------------------------------------------------------------
+
+ArrayView::ArrayView(const v1::Buffer& buffer)
+    : operand_(buffer.name()), spec_(RowMajor(buffer.shape())) {
+  operand_.version = buffer.version();
+}
+
+ArrayView::ArrayView(v1::Tensor tensor)
+    : operand_(std::move(tensor)), spec_(RowMajor(std::get<v1::Tensor>(operand_.source).shape())) {}
+
+template <class F>
+ArrayView ArrayView::Edited(const F& edit) const {
+  ArrayView view = *this;
+  view.operand_.refused.Update(edit(view.spec_));
+  return view;
+}
+
+ArrayView ArrayView::Slice(int axis, std::optional<std::int64_t> begin,
+                           std::optional<std::int64_t> end,
+                           std::optional<std::int64_t> step) const {
+  return Edited([&](ViewSpec& spec) { return Keep(spec, axis, tessera::Slice{begin, end, step}); });
+}
+
+ArrayView ArrayView::At(int axis, std::int64_t index) const {
+  return Edited([&](ViewSpec& spec) { return Keep(spec, axis, Index{index}); });
+}
+
+ArrayView ArrayView::Transpose(std::vector<int> axes) const {
+  return Edited([&](ViewSpec& spec) {
+    if (axes.empty())
+      for (std::size_t i = shape().size(); i-- > 0;) axes.push_back(static_cast<int>(i));
+    if (axes.size() != shape().size()) return BadView("a transpose does not name every axis once");
+    for (std::size_t i = 0; i < axes.size(); ++i) {
+      if (absl::Status status = FindAxis(spec_, axes[i]); !status.ok()) return status;
+      if (std::count(axes.begin(), axes.begin() + static_cast<std::ptrdiff_t>(i), axes[i]) > 0)
+        return BadView("a transpose names an axis twice");
+      spec.shape[i] = spec_.shape[static_cast<std::size_t>(axes[i])];
+      spec.strides[i] = spec_.strides[static_cast<std::size_t>(axes[i])];
+    }
+    return absl::OkStatus();
+  });
+}
+
+ArrayView ArrayView::Select(std::string_view subscripts) const {
+  return Edited([&](ViewSpec& spec) {
+    const auto operand = ParseOperand(absl::StrCat("x[", Absl(subscripts), "]"));
+    return operand.ok() ? Apply(operand->subscripts, spec) : operand.status();
+  });
+}
+
+ArrayView::operator Operand() const {
+  Operand operand = operand_;
+  operand.view.emplace();
+  // A view without elements may begin anywhere; the server accepts every beginning within the array.
+  const bool empty = std::count(spec_.shape.begin(), spec_.shape.end(), 0) > 0;
+  operand.view->set_offset(empty ? 0 : spec_.offset);
+  operand.view->mutable_shape()->Add(spec_.shape.begin(), spec_.shape.end());
+  operand.view->mutable_strides()->Add(spec_.strides.begin(), spec_.strides.end());
+  return operand;
 }
 
 }  // namespace tessera

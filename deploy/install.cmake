@@ -23,7 +23,7 @@ install(TARGETS tessera_proto tessera_base tessera_client EXPORT TesseraTargets
   INCLUDES DESTINATION ${TESSERA_HEADER_DIR})
 install(EXPORT TesseraTargets NAMESPACE Tessera:: DESTINATION ${TESSERA_PACKAGE_DIR} COMPONENT client)
 # The public headers, and the headers that they include.
-install(FILES client/arrays.h client/async.h client/client.h client/expression.h client/expression_text.h client/npy.h
+install(FILES client/arrays.h client/async.h client/client.h client/expression.h client/expression_text.h client/guarded.h client/npy.h
               client/operations.h client/program_results.h client/random_array.h client/resident_buffer.h client/ring_client.h
               client/shared_memory.h client/slice.h
   DESTINATION ${TESSERA_HEADER_DIR}/client COMPONENT client)

@@ -6,8 +6,11 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
+#include <span>
 #include <stdexcept>
 #include <stop_token>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -33,7 +36,7 @@ class AsyncTest : public ::testing::Test {
   Client client_;
 };
 
-TEST_F(AsyncTest, EveryCallAnswersInBothForms) {
+TEST_F(AsyncTest, EveryCallAnswers) {
   Future<v1::DotResponse> dot = client_.Async().Dot("x", "x");
   Future<v1::ReduceResponse> sum = client_.Async().Reduce(ReduceOp::kSum, "x");
   Future<v1::AddResponse> twice = client_.Async().Add("x", "x");
@@ -71,30 +74,96 @@ TEST_F(AsyncTest, EveryCallAnswersInBothForms) {
 TEST_F(AsyncTest, BuffersAreCopiedAndDeleted) {
   const auto copy = client_.Async().CopyBuffer("x", {.name = "y"}, DType::kF64).Get();
   ASSERT_TRUE(copy.ok()) << copy.status();
-  EXPECT_EQ(copy->buffer().name(), "y");
-  EXPECT_EQ(copy->buffer().dtype(), v1::DTYPE_F64);
+  EXPECT_EQ(copy->name(), "y");
+  EXPECT_EQ(copy->dtype(), v1::DTYPE_F64);
   EXPECT_EQ(client_.Reduce(ReduceOp::kSum, "y")->value().real(), 6);
-  const std::uint64_t version = copy->buffer().version();
+  const std::uint64_t version = copy->version();
   EXPECT_EQ(ErrorReason(client_.Async().DeleteBuffer("y", version + 1).Get().status()),
             ErrorReason(client_.DeleteBuffer("y", version + 1)));
   EXPECT_TRUE(client_.Async().DeleteBuffer("y", version).Get().ok());
   EXPECT_EQ(ErrorReason(client_.GetBuffer("y").status()), "BUFFER_NOT_FOUND");
 
-  // A call that is refused before it is sent ends on the client's thread, like all calls.
   const Operand inline_operand = Floats({1});
-  absl::Notification done;
-  std::thread::id thread;
-  absl::Status status;
-  client_.Async().CopyBuffer(inline_operand, {.name = "z"}, std::nullopt, "", {},
-                             [&](const absl::StatusOr<v1::CopyBufferResponse>& answer) {
-                               thread = std::this_thread::get_id();
-                               status = answer.status();
-                               done.Notify();
-                             });
-  done.WaitForNotification();
+  const absl::Status status =
+      client_.Async().CopyBuffer(inline_operand, {.name = "z"}).Get().status();
   EXPECT_EQ(status, client_.CopyBuffer(inline_operand, {.name = "z"}).status());
   EXPECT_EQ(ErrorReason(status), "BAD_OPERAND");
-  EXPECT_NE(thread, std::this_thread::get_id());
+}
+
+TEST_F(AsyncTest, Transfers) {
+  const std::vector<double> values = {1, 2, 3, 4, 5, 6};
+  std::vector<double> out(6);
+  std::atomic<std::uint64_t> bytes{0};
+  EXPECT_EQ(client_.Async().Upload("y", values, {2, 3}).Get()->size_bytes(), 48u);
+  EXPECT_EQ(ErrorReason(client_.Async().Upload("z", values, {7}).Get().status()), "BAD_RANGE");
+  auto elements = client_.Async().Download<double>("y");
+  auto into = client_.Async().Download("y", std::span(out));
+  auto counted = client_.Async().Download("y", [&](const v1::Buffer&, std::string_view part) {
+    bytes += part.size();
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(*elements.Get(), values);
+  EXPECT_TRUE(into.Get().ok());
+  EXPECT_EQ(out, values);
+  EXPECT_TRUE(counted.Get().ok());
+  EXPECT_EQ(bytes, 48u);
+  EXPECT_EQ(ErrorReason(client_.Async().Download<float>("y").Get().status()), "BAD_DTYPE");
+}
+
+TEST_F(AsyncTest, ATransferIsCancelledByItsFutureOrByTheEndOfTheClient) {
+  absl::Notification begun[2], go_on;
+  int calls = 0;
+  const auto source = [&](std::uint64_t, absl::Span<char>) {
+    begun[calls++].Notify();
+    go_on.WaitForNotification();
+    return absl::OkStatus();
+  };
+  // The source of the first upload waits until its upload has been cancelled.
+  Future<v1::Buffer> upload = client_.Async().Upload("y", DType::kF32, {16}, source);
+  begun[0].WaitForNotification();
+  upload.Cancel();
+  EXPECT_FALSE(upload.IsReady());
+  std::optional<Client> other(FastOptions(server_.address()));
+  Future<v1::Buffer> last = other->Async().Upload("z", DType::kF32, {16}, source);
+  begun[1].WaitForNotification();
+  std::jthread end([&] { other.reset(); });
+  absl::SleepFor(absl::Milliseconds(50));
+  go_on.Notify();
+  EXPECT_EQ(upload.Get().status(), absl::CancelledError("the caller cancelled the call"));
+  EXPECT_TRUE(absl::IsCancelled(last.Get().status()));
+  end.join();
+  EXPECT_TRUE(Eventually([&] { return !client_.GetBuffer("y").ok(); }));
+}
+
+TEST_F(AsyncTest, FuturesAreChained) {
+  Future<double> doubled = client_.Async().Dot("x", "x").Then(
+      [](const absl::StatusOr<v1::DotResponse>& dot) -> absl::StatusOr<double> {
+        if (!dot.ok()) return dot.status();
+        return 2 * dot->value().real();
+      });
+  Future<std::string> text = doubled.Then([](const absl::StatusOr<double>& value) {
+    return absl::StatusOr<std::string>(std::to_string(static_cast<int>(*value)));
+  });
+  EXPECT_EQ(ErrorReason(doubled.Get().status()), "ANSWER_TAKEN");
+  EXPECT_EQ(*text.Get(), "28");
+  // A function that is passed after the answer has arrived runs in Then.
+  Future<v1::DotResponse> dot = client_.Async().Dot("x", "nothing");
+  EXPECT_TRUE(dot.WaitFor(absl::InfiniteDuration()));
+  std::string reason;
+  dot.Then([&](const absl::StatusOr<v1::DotResponse>& answer) {
+    reason = ErrorReason(answer.status());
+  });
+  EXPECT_EQ(reason, "BUFFER_NOT_FOUND");
+  EXPECT_TRUE(dot.WaitFor(absl::ZeroDuration()));
+  dot.Then([&](const absl::StatusOr<v1::DotResponse>& answer) {
+    reason = ErrorReason(answer.status());
+  });
+  EXPECT_EQ(reason, "ANSWER_TAKEN");
+  const auto throws = [](const absl::StatusOr<v1::DotResponse>&) -> absl::StatusOr<int> {
+    throw std::runtime_error("the sum is wrong");
+  };
+  EXPECT_EQ(ErrorReason(client_.Async().Dot("x", "x").Then(throws).Get().status()),
+            "CALLER_EXCEPTION");
 }
 
 TEST_F(AsyncTest, ManyAtOnceFromManyThreads) {
@@ -104,7 +173,7 @@ TEST_F(AsyncTest, ManyAtOnceFromManyThreads) {
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([&] {
       for (int i = 0; i < kCalls; ++i) {
-        client_.Async().Dot("x", "x", {}, [&](const absl::StatusOr<v1::DotResponse>& answer) {
+        client_.Async().Dot("x", "x").Then([&](const absl::StatusOr<v1::DotResponse>& answer) {
           if (answer.ok() && answer->value().real() == 14) ++right;
           ++ended;
         });
@@ -124,9 +193,9 @@ TEST_F(AsyncTest, ACallbackMayBeginTheNextCall) {
   int left = 100;
   Callback<v1::DotResponse> next = [&](const absl::StatusOr<v1::DotResponse>& answer) {
     if (!answer.ok() || --left == 0) return done.Notify();
-    client_.Async().Dot("x", "x", {}, next);
+    client_.Async().Dot("x", "x").Then(next);
   };
-  client_.Async().Dot("x", "x", {}, next);
+  client_.Async().Dot("x", "x").Then(next);
   done.WaitForNotification();
   EXPECT_EQ(left, 0);
 }
@@ -141,15 +210,12 @@ TEST_F(AsyncTest, AnswersAreTakenOnceAndExceptionsOfCallbacksAreDropped) {
   EXPECT_EQ(ErrorReason(other.Get().status()), "ANSWER_TAKEN");  // NOLINT(bugprone-use-after-move)
 
   absl::Notification called;
-  client_.Async().Dot("x", "x", {}, [&](const absl::StatusOr<v1::DotResponse>&) {
+  client_.Async().Dot("x", "x").Then([&](const absl::StatusOr<v1::DotResponse>&) {
     called.Notify();
     throw std::runtime_error("nobody catches this");
   });
   called.WaitForNotification();
-  client_.Async().Dot("x", "x", {}, nullptr);
-  Program program;
-  program.Dot("x", "x");
-  client_.Async().Execute(program, {}, nullptr);
+  client_.Async().Dot("x", "x");  // nobody takes the answer
   EXPECT_TRUE(client_.Async().Dot("x", "x").Get().ok());
 }
 
@@ -167,6 +233,31 @@ TEST(AsyncWithoutServer, EndsAfterItsConnectTimeoutOrWhenItIsCancelled) {
 }
 
 class BusyAsyncTest : public WithABusyServer {};
+
+TEST_F(BusyAsyncTest, WaitForEndsBeforeTheAnswer) {
+  Future<v1::DotResponse> dot = client_->Async().Dot("x", "x");
+  device_->WaitForBlocked(1);
+  EXPECT_FALSE(dot.WaitFor(absl::Milliseconds(1)));
+  EXPECT_FALSE(dot.IsReady());
+  std::atomic<bool> called{false};
+  Future<v1::DotResponse> next = dot.Then([&](absl::StatusOr<v1::DotResponse> answer) {
+    called = true;
+    return answer;
+  });
+  EXPECT_FALSE(called);
+  device_->Open();
+  EXPECT_TRUE(next.WaitFor(absl::InfiniteDuration()));
+  EXPECT_TRUE(called);
+  EXPECT_TRUE(next.Get().ok());
+}
+
+TEST_F(BusyAsyncTest, TheFutureOfAChainCancelsTheCall) {
+  Future<v1::DotResponse> dot = client_->Async().Dot("x", "x");
+  device_->WaitForBlocked(1);
+  auto next = dot.Then([](absl::StatusOr<v1::DotResponse> answer) { return answer; });
+  next.Cancel();
+  EXPECT_TRUE(absl::IsCancelled(next.Get().status()));
+}
 
 TEST_F(BusyAsyncTest, ACallEndsAtItsDeadline) {
   const auto answer = client_->Async().Dot("x", "x", {.timeout = absl::Milliseconds(200)}).Get();
@@ -217,7 +308,7 @@ TEST_F(BusyAsyncTest, ManyDotsEndWhenAStopIsRequested) {
 TEST_F(BusyAsyncTest, TheEndOfTheClientCancelsWhatIsUnderWay) {
   std::atomic<int> cancelled{0};
   for (int i = 0; i < 4; ++i) {
-    client_->Async().Dot("x", "x", {}, [&](const absl::StatusOr<v1::DotResponse>& answer) {
+    client_->Async().Dot("x", "x").Then([&](const absl::StatusOr<v1::DotResponse>& answer) {
       absl::SleepFor(absl::Milliseconds(20));
       // The call was cancelled, or it was refused earlier and is not retried.
       if (!answer.ok()) ++cancelled;
@@ -259,11 +350,12 @@ TEST_F(ProgramResultsTest, AnswersByStepAndByName) {
   EXPECT_EQ(ErrorReason(results->Real("wrong").status()), "BUFFER_NOT_FOUND");
   EXPECT_EQ(ErrorReason(results->Real("who").status()), "UNKNOWN_STEP");
   EXPECT_EQ(ErrorReason(results->Real(ProgramStep{7}).status()), "UNKNOWN_STEP");
+  EXPECT_EQ(ErrorReason(results->Values<double>(twice).status()), "BAD_DTYPE");
   for (const absl::Status& status :
        {results->Real(twice).status(), results->Integer("length").status(),
         results->Index(twice).status(), results->Index(all).status(),
-        results->Values<double>(twice).status(), results->Values<float>(kept).status(),
-        results->Buffer(twice).status(), results->Tensor("length").status()}) {
+        results->Values<float>(kept).status(), results->Buffer(twice).status(),
+        results->Tensor("length").status()}) {
     EXPECT_EQ(ErrorReason(status), "OTHER_RESULT") << status;
   }
 }

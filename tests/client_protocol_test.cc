@@ -407,7 +407,7 @@ TEST(ExecuteTest, AResponseHasAResultForEveryStep) {
     SCOPED_TRACE(more);
     server.more_results = more;
     std::promise<absl::Status> called;
-    client.Async().Execute(program, {}, [&](const absl::StatusOr<v1::ExecuteResponse>& response) {
+    client.Async().Execute(program).Then([&](const absl::StatusOr<v1::ExecuteResponse>& response) {
       called.set_value(response.status());
     });
     std::vector<absl::Status> statuses = {

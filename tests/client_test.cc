@@ -5,10 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <fstream>
 #include <memory>
 #include <optional>
+#include <span>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -24,6 +26,7 @@
 #include "client/ring_client.h"
 #include "client/rpc/address.h"
 #include "client/rpc/connection.h"
+#include "client/slice.h"
 #include "kernels/base/error.h"
 #include "tests/client_fixture.h"
 #include "tests/fake_device.h"
@@ -215,27 +218,103 @@ TEST_F(ClientTest, DownloadsByRanges) {
 
 TEST_F(ClientTest, ArraysOfCppTypes) {
   const std::vector<double> values = {1, 2, 3, 4, 5, 6};
-  ASSERT_TRUE(Upload<double>(client_, "x", values, {2, 3}).ok());
-  EXPECT_EQ(ErrorReason(Upload<double>(client_, "y", values, {2, 2}).status()), "BAD_RANGE");
-  EXPECT_EQ(*Download<double>(client_, "x"), values);
-  EXPECT_EQ(*Download<double>(client_, "x", {.offset = 8, .limit = 16}),
+  ASSERT_TRUE(client_.Upload("x", values, {2, 3}).ok());
+  EXPECT_EQ(ErrorReason(client_.Upload("y", values, {2, 2}).status()), "BAD_RANGE");
+  EXPECT_EQ(*client_.Download<double>("x"), values);
+  EXPECT_EQ(*client_.Download<double>("x", {.offset = 8, .limit = 16}),
             (std::vector<double>{2, 3}));
-  EXPECT_EQ(ErrorReason(Download<float>(client_, "x").status()), "BAD_DTYPE");
+  EXPECT_EQ(ErrorReason(client_.Download<float>("x").status()), "BAD_DTYPE");
   const Traffic before = client_.traffic();
   for (const DownloadOptions& part : {DownloadOptions{.offset = 4}, DownloadOptions{.limit = 12}}) {
-    const absl::Status status = Download<double>(client_, "x", part).status();
+    const absl::Status status = client_.Download<double>("x", part).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(ErrorReason(status), "BAD_RANGE") << status;
   }
   EXPECT_EQ(client_.traffic().sent_bytes, before.sent_bytes);
-  const auto sum = client_.Add("x", Inline<double>(values, {2, 3}));
+  const auto sum = client_.Add("x", Inline(values, {2, 3}));
   ASSERT_TRUE(sum.ok()) << sum.status();
   EXPECT_EQ(*Elements<double>(sum->tensor()), (std::vector<double>{2, 4, 6, 8, 10, 12}));
   EXPECT_EQ(ErrorReason(Elements<std::int32_t>(sum->tensor()).status()), "BAD_DTYPE");
   const bool truth[] = {true, false};
-  ASSERT_TRUE(Upload<bool>(client_, "b", truth, {2}).ok());
+  ASSERT_TRUE(client_.Upload("b", truth, {2}).ok());
+  bool back[2] = {};
+  EXPECT_TRUE(client_.Download("b", std::span<bool>(back)).ok());
+  EXPECT_TRUE(back[0] && !back[1]);
   const ResidentBuffer held = client_.Hold(client_.GetBuffer("x")->buffer());
-  EXPECT_EQ(*Download<double>(client_, held), values);
+  EXPECT_EQ(*client_.Download<double>(held), values);
+  // The same range of bytes, to a destination that the caller has.
+  std::array<double, 2> part{};
+  EXPECT_TRUE(client_.Download("x", part, {.offset = 16, .limit = 16}).ok());
+  EXPECT_THAT(part, ElementsAre(3, 4));
+}
+
+TEST_F(ClientTest, SpansOfAnotherTypeOrSizeReceiveNothing) {
+  const std::vector<float> values(1000, 1);
+  ASSERT_TRUE(client_.Upload("x", std::span(values), {10, 100}).ok());
+  std::vector<float> larger(1001, 7), smaller(999, 7);
+  std::vector<std::int32_t> other(1000, 7);
+  EXPECT_EQ(ErrorReason(client_.Download("x", larger).status()), "BAD_RANGE");
+  const absl::Status status = client_.Download("x", smaller).status();
+  EXPECT_EQ(ErrorReason(status), "BAD_RANGE");
+  EXPECT_EQ(ErrorMetadata(status)["needed"], "4000");
+  EXPECT_EQ(ErrorMetadata(status)["given"], "3996");
+  EXPECT_EQ(ErrorReason(client_.Download("x", other).status()), "BAD_DTYPE");
+  EXPECT_THAT(larger, ::testing::Each(7));
+  EXPECT_THAT(smaller, ::testing::Each(7));
+  EXPECT_THAT(other, ::testing::Each(7));
+}
+
+TEST_F(ClientTest, DownloadsByVersion) {
+  const auto first = PutFloats(client_, "x", {1});
+  ASSERT_TRUE(first.ok());
+  EXPECT_THAT(*client_.Download<float>({"x", first->version()}), ElementsAre(1));
+  const auto second = PutFloats(client_, "x", {2});
+  ASSERT_TRUE(second.ok());
+  EXPECT_EQ(ErrorReason(client_.Download<float>({"x", first->version()}).status()),
+            "VERSION_MISMATCH");
+  EXPECT_THAT(*client_.Download<float>({"x", second->version()}), ElementsAre(2));
+}
+
+TEST_F(ClientTest, ViewsAreOperands) {
+  const std::vector<float> values = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+  const auto buffer = client_.Upload("x", values, {3, 4});
+  ASSERT_TRUE(buffer.ok()) << buffer.status();
+  const ArrayView x(*buffer);
+  const auto elements = [&](const Operand& operand) {
+    const auto sum = client_.Map({operand}, Element(0) + 0.0f);
+    EXPECT_TRUE(sum.ok()) << sum.status();
+    return sum.ok() ? *Elements<float>(sum->tensor()) : std::vector<float>();
+  };
+  EXPECT_EQ(elements(x), values);
+  EXPECT_THAT(elements(x.Slice(0, 1, 2)), ElementsAre(5, 6, 7, 8));
+  EXPECT_THAT(elements(x.Slice(-1, -2)), ElementsAre(3, 4, 7, 8, 11, 12));
+  EXPECT_THAT(elements(x.Slice(1, {}, {}, -3).Slice(0, 0, 2)), ElementsAre(4, 1, 8, 5));
+  EXPECT_THAT(elements(x.At(0, -1).Slice(0, 1, 3)), ElementsAre(10, 11));
+  EXPECT_THAT(elements(x.Select("1, ::2")), ElementsAre(5, 7));
+  EXPECT_THAT(elements(x.Slice(1, 0, 1).Transpose()), ElementsAre(1, 5, 9));
+  EXPECT_THAT(elements(x.Transpose({1, 0}).Slice(0, 3)), ElementsAre(4, 8, 12));
+  EXPECT_THAT(x.Transpose().shape(), ElementsAre(4, 3));
+  EXPECT_EQ(client_.Reduce(ReduceOp::kSum, x.Slice(0, 3))->value().real(), 0);
+  EXPECT_THAT(elements(ArrayView(Inline(values, {2, 6})).At(1, 5)), ElementsAre(6, 12));
+  EXPECT_EQ(client_.CopyBuffer(x.Slice(0, 2), {.name = "row"})->shape(1), 4);
+  EXPECT_THAT(*client_.Download<float>("row"), ElementsAre(9, 10, 11, 12));
+
+  const Traffic before = client_.traffic();
+  for (const ArrayView& wrong :
+       {x.Slice(2, 0), x.Slice(-3, 0), x.Slice(0, 0, 1, 0), x.At(1, 4), x.Transpose({0}),
+        x.Transpose({0, 0}), x.Select("0, 0, 0"), x.Slice(2, 0).Transpose()}) {
+    EXPECT_EQ(ErrorReason(client_.Dot(wrong, "x").status()), "BAD_VIEW");
+    EXPECT_EQ(ErrorReason(client_.Map({"x", wrong}, Element(0) + Element(1)).status()), "BAD_VIEW");
+    EXPECT_EQ(ErrorReason(client_.Async().CopyBuffer(wrong, {.name = "y"}).Get().status()),
+              "BAD_VIEW");
+    Program program;
+    program.Dot(wrong, "x");
+    EXPECT_EQ(ErrorReason(client_.Execute(program).status()), "BAD_VIEW");
+  }
+  EXPECT_EQ(ErrorReason(client_.Dot(x.Select("a"), "x").status()), "BAD_OPERAND");
+  EXPECT_EQ(client_.traffic().sent_bytes, before.sent_bytes);
+  ASSERT_TRUE(PutFloats(client_, "x", {1}).ok());
+  EXPECT_EQ(ErrorReason(client_.Dot(x.At(0, 0), x.At(0, 0)).status()), "VERSION_MISMATCH");
 }
 
 // --- Moves ---------------------------------------------------------------------------------------
@@ -492,7 +571,7 @@ TEST(ClientTokenTest, EveryKindOfCallSendsTheToken) {
     ASSERT_TRUE(dot.ok()) << dot.status();
     EXPECT_EQ(dot->value().real(), 14);
     EXPECT_TRUE(client.Async().Dot("x", "x").Get().ok());
-    EXPECT_THAT(*Download<float>(client, "x"), ElementsAre(1, 2, 3));
+    EXPECT_THAT(*client.Download<float>("x"), ElementsAre(1, 2, 3));
   }
   Client without(FastOptions(server.address()));
   EXPECT_EQ(ErrorReason(without.Dot("x", "x").status()), "BAD_TOKEN");

@@ -82,7 +82,7 @@ TEST(Ring, ParseSaysWhichLineIsWrong) {
   }
 }
 
-// Records the route of each call, and gives no useful response.
+// Records the route and the trace of each call, and gives no useful response.
 class Listener final : public grpc::CallbackGenericService {
  public:
   Listener() {
@@ -96,6 +96,10 @@ class Listener final : public grpc::CallbackGenericService {
     const std::lock_guard lock(mutex_);
     return std::exchange(routes_, {});
   }
+  std::vector<std::string> TakeTraces() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(traces_, {});
+  }
 
  private:
   struct Reply final : grpc::ServerGenericBidiReactor {
@@ -104,17 +108,21 @@ class Listener final : public grpc::CallbackGenericService {
   };
   grpc::ServerGenericBidiReactor* CreateReactor(
       grpc::GenericCallbackServerContext* context) override {
-    const auto route = context->client_metadata().find("tessera-route");
+    const auto entry = [&](const char* key) {
+      const auto found = context->client_metadata().find(key);
+      if (found == context->client_metadata().end()) return std::string("none");
+      return std::string(found->second.data(), found->second.size());
+    };
     const std::lock_guard lock(mutex_);
-    routes_.push_back(route == context->client_metadata().end()
-                          ? "none"
-                          : std::string(route->second.data(), route->second.size()));
+    routes_.push_back(entry("tessera-route"));
+    traces_.push_back(entry("traceparent"));
     return new Reply;
   }
 
   int port_ = 0;
   std::mutex mutex_;
   std::vector<std::string> routes_;
+  std::vector<std::string> traces_;
   std::unique_ptr<grpc::Server> server_;
 };
 
@@ -148,6 +156,37 @@ TEST(Route, TravelsWithCallsThatNameABuffer) {
   Client plain({.server = listener.address(), .shared_memory = false});
   ignore(plain.GetBuffer("run7/x"));
   EXPECT_THAT(listener.Take(), ElementsAre("none"));
+}
+
+TEST(Metadata, TravelsWithEveryCallAndTransfer) {
+  Listener listener;
+  Client client({.server = listener.address(), .shared_memory = false});
+  const auto ignore = [](const auto& result) { result.status().IgnoreError(); };
+  const auto entry = [](const char* value) { return CallMetadata{{"traceparent", value}}; };
+  const std::vector<float> one = {1};
+  ignore(client.GetServerInfo({.metadata = entry("1")}));
+  ignore(client.Dot("x", "x", {.metadata = entry("2")}));
+  ignore(client.Async().Dot("x", "x", {.metadata = entry("3")}).Get());
+  ignore(client.Upload("x", one, {1}, {.metadata = entry("4")}));
+  ignore(client.Download<float>("x", {.metadata = entry("5")}));
+  ignore(client.Download<float>("x", {.streams = 2, .metadata = entry("6")}));
+  ignore(client.Async().Download<float>("x", {.metadata = entry("7")}).Get());
+  ignore(client.GetServerInfo());
+  EXPECT_THAT(listener.TakeTraces(), ElementsAre("1", "2", "3", "4", "5", "6", "7", "none"));
+  // gRPC would end the process.
+  for (const auto& [key, value] : CallMetadata{{"Upper", "x"},
+                                               {"", "x"},
+                                               {"a b", "x"},
+                                               {"grpc-timeout", "1S"},
+                                               {"data-bin", "x"},
+                                               {"traceparent", "line\nline"}}) {
+    const absl::Status status = client.GetServerInfo({.metadata = {{key, value}}}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << key;
+    EXPECT_EQ(ErrorReason(status), "BAD_OPTION") << key;
+    EXPECT_EQ(ErrorReason(client.Download<float>("x", {.metadata = {{key, value}}}).status()),
+              "BAD_OPTION");
+  }
+  EXPECT_TRUE(listener.TakeTraces().empty());
 }
 
 TEST(RingClient, CallsTheHome) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -59,6 +60,26 @@ std::optional<absl::Duration> RetryDelay(const absl::Status& status) {
   std::int64_t ms = 0;
   if (it == metadata.end() || !absl::SimpleAtoi(it->second, &ms)) return std::nullopt;
   return absl::Milliseconds(ms);
+}
+
+// gRPC ends the process if it is asked to send other keys or values than these.
+absl::Status CheckMetadata(const CallMetadata& metadata) {
+  for (const auto& [key, value] : metadata) {
+    const bool valid = !key.empty() && !absl::EndsWith(key, "-bin") &&
+                       !absl::StartsWith(key, "grpc-") &&
+                       std::all_of(key.begin(), key.end(),
+                                   [](unsigned char c) {
+                                     return absl::ascii_islower(c) || absl::ascii_isdigit(c) ||
+                                            c == '-' || c == '_' || c == '.';
+                                   }) &&
+                       std::all_of(value.begin(), value.end(), absl::ascii_isprint);
+    if (valid) continue;
+    return MakeError(
+        absl::StatusCode::kInvalidArgument, "BAD_OPTION",
+        absl::StrCat("the metadata entry '", absl::CHexEscape(key), "' cannot be sent"),
+        {{"key", absl::CHexEscape(key)}});
+  }
+  return absl::OkStatus();
 }
 
 // Whether the error is due to the connection or to damaged bytes, rather than to the request.
@@ -179,6 +200,13 @@ absl::Status MovedFrom() {
                    "the client has been moved from");
 }
 
+absl::Status VersionMismatch(const std::string& name, std::uint64_t expected,
+                             std::uint64_t actual) {
+  return MakeError(absl::StatusCode::kFailedPrecondition, "VERSION_MISMATCH",
+                   absl::StrCat("'", name, "' has version ", actual, " and not ", expected),
+                   {{"expected", absl::StrCat(expected)}, {"actual", absl::StrCat(actual)}});
+}
+
 absl::Time ToTime(const google::protobuf::Timestamp& time) {
   return absl::FromUnixSeconds(time.seconds()) + absl::Nanoseconds(time.nanos());
 }
@@ -210,6 +238,7 @@ absl::StatusOr<std::optional<Lease>> Attempts::Pick() {
   if (plan_.cancel.stop_requested()) return Cancelled();
   if (!plan_.refused.ok()) return plan_.refused;
   if (!connection_.refused().ok()) return connection_.refused();
+  if (absl::Status status = CheckMetadata(plan_.metadata); !status.ok()) return status;
   Channels& channels = connection_.channels();
   const gpr_timespec now = gpr_now(GPR_CLOCK_MONOTONIC);
   std::optional<Lease> channel = channels.Pick(route_, gpr_time_cmp(now, last_resort_) >= 0);
@@ -241,6 +270,7 @@ void Attempts::Begin(const PooledChannel& channel, grpc::ClientContext& context)
   ++route_.attempts;
   if (plan_.stay) Stay();
   connection_.Authorize(context);
+  for (const auto& [key, value] : plan_.metadata) context.AddMetadata(key, value);
   if (!plan_.buffer_route.empty()) context.AddMetadata("tessera-route", plan_.buffer_route);
   context.set_deadline(HasAlternative()
                            ? gpr_time_min(deadline_, After(connection_.options().attempt_timeout))
@@ -378,6 +408,25 @@ absl::Status Connection::ExplainMissing(const absl::Status& status, std::size_t 
   if (!MayHaveRestarted(status, server)) return status;
   const auto info = Call(v1::GetServerInfoRequest(), {.timeout = kExplainTimeout}, server);
   return info.ok() ? WithRestart(status, server, ToTime(info->start_time())) : status;
+}
+
+absl::Status Connection::Delete(const std::string& name, std::uint64_t version,
+                                const CallOptions& call, std::optional<std::size_t> only) {
+  if (version != 0) {
+    // A server that does not support versions would delete everything with this name.
+    const auto found = Call(BufferRequest<v1::GetBufferRequest>(name, version), call, only);
+    if (!found.ok()) return found.status();
+    if (const std::uint64_t actual = found->buffer().version(); actual != version)
+      return VersionMismatch(name, version, actual);
+  }
+  Route route;
+  absl::Status status =
+      Call(BufferRequest<v1::DeleteBufferRequest>(name, version), call, only, &route).status();
+  // The buffer existed before the call, so an earlier attempt, whose response was lost, has deleted
+  // it.
+  if (route.attempts > 1 && version != 0 && ErrorReason(status) == "BUFFER_NOT_FOUND")
+    return absl::OkStatus();
+  return status;
 }
 
 absl::Status Connection::WhyUnreachable(const Route& route) {

@@ -43,6 +43,8 @@ absl::Status WithDeadline(absl::Status status, absl::Duration timeout);
 absl::Status Stalled(absl::Duration timeout);
 // Returns FAILED_PRECONDITION / MOVED_FROM.
 absl::Status MovedFrom();
+// Returns FAILED_PRECONDITION / VERSION_MISMATCH {expected, actual}.
+absl::Status VersionMismatch(const std::string& name, std::uint64_t expected, std::uint64_t actual);
 
 absl::Time ToTime(const google::protobuf::Timestamp& time);
 
@@ -75,13 +77,14 @@ class Attempts {
     Route route = {};               // where attempts may go
     std::string buffer_route = {};  // from Connection::RouteOfBuffer
     std::stop_token cancel = {};    // used only by blocking calls
-    absl::Status refused = {};      // unless OK, the error that the call fails with
+    CallMetadata metadata = {};
+    absl::Status refused = {};  // unless OK, the error that the call fails with
   };
 
   Attempts(Connection& connection, Plan plan);
 
   // Returns a channel for the next attempt, or the error that ends the call: CANCELLED, the error
-  // of Plan::refused or Connection::refused, UNAVAILABLE / UNREACHABLE once connect_timeout or the
+  // of Plan::refused or Connection::refused, BAD_OPTION for metadata that gRPC cannot send, UNAVAILABLE / UNREACHABLE once connect_timeout or the
   // deadline has passed, or UNAVAILABLE / CERTIFICATE_REFUSED, immediately if there is only one
   // server. Returns nothing if there is neither a channel nor an error yet. The caller must then
   // wait until the state of Awaited() changes or WaitLimit() passes, and call Pick again.
@@ -160,8 +163,18 @@ class Connection {
             .idempotent = IsSafeToRepeat(request),
             .stay = Method<Request>::kRepeatable == Repeatable::kWithVersion,
             .route = {.only = only},
-            .buffer_route = RouteOfBuffer(BufferOf(request)),
-            .cancel = call.cancel};
+            .buffer_route = options_.send_route ? RouteOfBuffer(BufferOf(request)) : "",
+            .cancel = call.cancel,
+            .metadata = call.metadata};
+  }
+  // Returns the plan for the attempts of a transfer with the options.
+  template <class Options>
+  Attempts::Plan PlanOfTransfer(const std::string& name, const Options& transfer) const {
+    return {.timeout = transfer.timeout.value_or(absl::InfiniteDuration()),
+            .patience = options_.stall_timeout,
+            .buffer_route = RouteOfBuffer(name),
+            .cancel = transfer.cancel,
+            .metadata = transfer.metadata};
   }
 
   // Makes one unary call, which is repeated according to the table of client/rpc/methods.h. only:
@@ -195,6 +208,10 @@ class Connection {
     if (absl::Status wrong = CheckResponse(request, response); !wrong.ok()) return wrong;
     return response;
   }
+
+  // Deletes a buffer or draft, as Client::DeleteBuffer does.
+  absl::Status Delete(const std::string& name, std::uint64_t version, const CallOptions& call,
+                      std::optional<std::size_t> only = std::nullopt);
 
   // Whether the error is a BUFFER_NOT_FOUND that may be due to a restart of the server. The
   // server's start time shows whether it is.

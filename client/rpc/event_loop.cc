@@ -9,29 +9,49 @@ constexpr absl::Duration kGlance = absl::Milliseconds(50);
 
 }  // namespace
 
-void AsyncCallBase::Start() {
+void AsyncCallBase::SetAlarm(absl::Duration delay) {
+  alarm_.emplace();
+  alarm_->Set(loop_.queue(), After(delay), this);
+}
+
+void AsyncTask::Start() {
+  const auto run = [this] {
+    end_ = work_(cancel_.get_token());
+    SetAlarm(absl::ZeroDuration());
+  };
+  try {
+    thread_ = std::thread(run);
+  } catch (...) {
+    loop_.Remove(this);
+    throw;
+  }
+}
+
+void AsyncTask::Proceed() {
+  thread_.join();
+  Guarded(end_).IgnoreError();
+  end_ = nullptr;  // frees what the callback holds
+  loop_.Remove(this);
+}
+
+void AsyncAttempts::Start() {
   const std::lock_guard lock(mutex_);
   std::optional<absl::Status> end = Connect();
   if (!end) return;
   // The callback must run on the loop's thread, where all callbacks run.
   end_ = *std::move(end);
-  SetAlarm(State::kEnding, absl::ZeroDuration());
+  state_ = State::kEnding;
+  SetAlarm(absl::ZeroDuration());
 }
 
-void AsyncCallBase::Cancel() {
+void AsyncAttempts::Cancel() {
   const std::lock_guard lock(mutex_);
   cancelled_ = true;
   if (state_ == State::kCalling && context_) context_->TryCancel();
   if (state_ == State::kPausing) alarm_->Cancel();
 }
 
-void AsyncCallBase::SetAlarm(State state, absl::Duration delay) {
-  state_ = state;
-  alarm_.emplace();
-  alarm_->Set(loop_.queue(), After(delay), this);
-}
-
-std::optional<absl::Status> AsyncCallBase::Connect() {
+std::optional<absl::Status> AsyncAttempts::Connect() {
   if (cancelled_) return Cancelled();
   absl::StatusOr<std::optional<Lease>> channel = attempts_.Pick();
   if (!channel.ok()) return channel.status();
@@ -50,7 +70,7 @@ std::optional<absl::Status> AsyncCallBase::Connect() {
   return std::nullopt;
 }
 
-std::optional<absl::Status> AsyncCallBase::Answered() {
+std::optional<absl::Status> AsyncAttempts::Answered() {
   EndAttempt();
   channel_.reset();
   absl::Status status = FromGrpc(answer_);
@@ -59,11 +79,12 @@ std::optional<absl::Status> AsyncCallBase::Answered() {
   status = OfUncancelled(std::move(status));
   const std::optional<absl::Duration> pause = attempts_.Pause(status);
   if (!pause) return status;
-  SetAlarm(State::kPausing, *pause);
+  state_ = State::kPausing;
+  SetAlarm(*pause);
   return std::nullopt;
 }
 
-void AsyncCallBase::Proceed(bool) {
+void AsyncAttempts::Proceed() {
   std::optional<absl::Status> end;
   {
     const std::lock_guard lock(mutex_);
@@ -93,7 +114,7 @@ EventLoop::~EventLoop() {
 void EventLoop::Run() {
   void* tag = nullptr;
   bool ok = false;
-  while (queue_.Next(&tag, &ok)) static_cast<AsyncCallBase*>(tag)->Proceed(ok);
+  while (queue_.Next(&tag, &ok)) static_cast<AsyncCallBase*>(tag)->Proceed();
 }
 
 void EventLoop::Add(const std::shared_ptr<AsyncCallBase>& call) {

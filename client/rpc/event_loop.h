@@ -15,34 +15,66 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/guarded.h"
 #include "client/rpc/connection.h"
-#include "client/rpc/guarded.h"
 
 namespace tessera {
 
 class EventLoop;
 
-// A call under way. It makes the same attempts as a blocking call, but is advanced by events from a
-// completion queue. The loop keeps this object alive until the call has ended. Thread safe.
+// A call under way, which the loop keeps alive until it has ended. Thread safe.
 class AsyncCallBase : public std::enable_shared_from_this<AsyncCallBase> {
  public:
   // must_end: whether CancelAll waits for the call's response instead of cancelling the call.
-  AsyncCallBase(Connection& connection, Attempts::Plan plan, bool must_end)
-      : connection_(connection),
-        loop_(connection.events()),
-        must_end_(must_end),
-        attempts_(connection, std::move(plan)) {}
+  AsyncCallBase(EventLoop& loop, bool must_end) : loop_(loop), must_end_(must_end) {}
   virtual ~AsyncCallBase() = default;
 
-  void Start();
   // Ends the call with CANCELLED, unless it has just ended in another way.
-  void Cancel();
+  virtual void Cancel() = 0;
+  // Handles an event of the queue with the tag `this`. Runs on the loop's thread.
+  virtual void Proceed() = 0;
   bool must_end() const { return must_end_; }
-  // Handles an event of the queue. Runs on the loop's thread.
-  void Proceed(bool ok);
 
  protected:
-  // Begins an attempt. When the attempt ends, the queue delivers an event with the tag `this`.
+  // Makes the queue deliver an event after the delay.
+  void SetAlarm(absl::Duration delay);
+
+  EventLoop& loop_;
+  const bool must_end_;
+  std::optional<grpc::Alarm> alarm_;
+};
+
+// Work on a thread of its own. It returns a function that then runs on the loop's thread.
+class AsyncTask final : public AsyncCallBase {
+ public:
+  using Work = std::function<std::function<void()>(const std::stop_token& cancel)>;
+
+  AsyncTask(EventLoop& loop, Work work) : AsyncCallBase(loop, false), work_(std::move(work)) {}
+  void Start();
+  void Cancel() override { cancel_.request_stop(); }
+  void Proceed() override;
+
+ private:
+  const Work work_;
+  std::stop_source cancel_;
+  std::function<void()> end_;
+  std::thread thread_;
+};
+
+// A unary call. It makes the same attempts as a blocking call, but is advanced by events.
+class AsyncAttempts : public AsyncCallBase {
+ public:
+  AsyncAttempts(Connection& connection, Attempts::Plan plan, bool must_end)
+      : AsyncCallBase(connection.events(), must_end),
+        connection_(connection),
+        attempts_(connection, std::move(plan)) {}
+
+  void Start();
+  void Cancel() override;
+  void Proceed() override;
+
+ protected:
+  // Begins an attempt. When the attempt ends, the queue delivers an event.
   virtual void Send(grpc::ClientContext* context, PooledChannel& channel) = 0;
   // Runs after that event. Frees objects that gRPC allocated in the memory of the call, before the
   // context is destroyed.
@@ -51,8 +83,6 @@ class AsyncCallBase : public std::enable_shared_from_this<AsyncCallBase> {
   virtual void Done(absl::Status status) = 0;
 
   Connection& connection_;
-  EventLoop& loop_;
-  const bool must_end_;
   Attempts attempts_;
   grpc::Status answer_;  // the status of the last attempt
 
@@ -62,14 +92,12 @@ class AsyncCallBase : public std::enable_shared_from_this<AsyncCallBase> {
   // These advance the call, and return a status if the call has ended. mutex_ is held.
   std::optional<absl::Status> Connect();
   std::optional<absl::Status> Answered();
-  void SetAlarm(State state, absl::Duration delay);
 
   std::mutex mutex_;
   State state_ = State::kConnecting;            // guarded by mutex_
   bool cancelled_ = false;                      // guarded by mutex_
   std::optional<Lease> channel_;                // guarded by mutex_
   std::optional<grpc::ClientContext> context_;  // guarded by mutex_
-  std::optional<grpc::Alarm> alarm_;            // guarded by mutex_
   absl::Status end_;                            // for kEnding; guarded by mutex_
 };
 
@@ -98,13 +126,13 @@ class EventLoop {
 };
 
 template <class Request>
-class AsyncUnaryCall final : public AsyncCallBase {
+class AsyncUnaryCall final : public AsyncAttempts {
  public:
   using Callback = std::function<void(absl::StatusOr<ResponseOf<Request>>)>;
 
   AsyncUnaryCall(Connection& connection, Request request, Attempts::Plan plan, bool must_end,
                  Callback done)
-      : AsyncCallBase(connection, std::move(plan), must_end),
+      : AsyncAttempts(connection, std::move(plan), must_end),
         request_(std::move(request)),
         done_(std::move(done)) {}
 
@@ -151,10 +179,10 @@ class AsyncUnaryCall final : public AsyncCallBase {
 };
 
 struct AsyncOptions {
-  std::optional<absl::Duration> timeout;  // the client's timeout if absent
-  std::optional<std::size_t> only;        // the only server that may be called
-  bool must_end = false;                  // whether the call continues when the client is destroyed
-  absl::Status refused;  // unless OK, the call ends with this status and nothing is sent
+  CallOptions call = {};
+  std::optional<std::size_t> only = {};  // the only server that may be called
+  bool must_end = false;                 // whether the call continues when the client is destroyed
+  absl::Status refused = {};  // unless OK, the call ends with this status and nothing is sent
 };
 
 // Starts a call. done runs on the loop's thread, exactly once.
@@ -162,8 +190,9 @@ template <class Request>
 std::weak_ptr<AsyncCallBase> StartCall(Connection& connection, Request request,
                                        const AsyncOptions& options,
                                        typename AsyncUnaryCall<Request>::Callback done) {
-  Attempts::Plan plan = connection.PlanOf(request, {.timeout = options.timeout}, options.only);
+  Attempts::Plan plan = connection.PlanOf(request, options.call, options.only);
   plan.refused = options.refused;
+  plan.cancel = {};
   auto call = std::make_shared<AsyncUnaryCall<Request>>(
       connection, std::move(request), std::move(plan), options.must_end, std::move(done));
   connection.events().Add(call);
@@ -173,7 +202,8 @@ std::weak_ptr<AsyncCallBase> StartCall(Connection& connection, Request request,
 
 template <class Request>
 void AsyncUnaryCall<Request>::Explain(absl::Status status, std::size_t server) {
-  StartCall(connection_, v1::GetServerInfoRequest(), {.timeout = kExplainTimeout, .only = server},
+  StartCall(connection_, v1::GetServerInfoRequest(),
+            {.call = {.timeout = kExplainTimeout}, .only = server},
             [&connection = connection_, done = std::move(done_), status = std::move(status),
              server](const absl::StatusOr<v1::GetServerInfoResponse>& info) {
               Tell(done, info.ok()

@@ -5,6 +5,7 @@
 #include <type_traits>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "kernels/base/error.h"
 
@@ -21,9 +22,16 @@ void SetResult(const std::optional<ResultBuffer>& buffer, bool scratch, const Fi
   }
 }
 
+// refused: receives the operand's error.
+void Set(const Operand& operand, v1::Operand* field, absl::Status& refused) {
+  *field = ToMessage(operand);
+  refused.Update(operand.refused);
+}
+
 // Sets the fields that every operation's request has.
 template <class Request>
-void SetOptions(const OperationOptions& options, Request& request) {
+void SetOptions(const OperationOptions& options, Prepared<Request>& prepared) {
+  Request& request = prepared.message;
   request.set_strategy(options.strategy);
   const Launch& launch = options.launch;
   if (launch.block_size != 0 || launch.grid_size != 0 || launch.items_per_thread != 0) {
@@ -41,7 +49,31 @@ void SetOptions(const OperationOptions& options, Request& request) {
   }
   if constexpr (requires { request.add_with(); }) {
     if (options.expression) *request.mutable_expression() = *options.expression;
-    for (const Operand& operand : options.with) *request.add_with() = ToMessage(operand);
+    for (const Operand& operand : options.with) Set(operand, request.add_with(), prepared.refused);
+  }
+}
+
+// Finds the first name of a buffer in an operand, and the first that stands elsewhere.
+void FindNames(const google::protobuf::Message& message, std::string& operand, std::string& other) {
+  const google::protobuf::Reflection& reflection = *message.GetReflection();
+  const bool copies = message.GetDescriptor() == v1::CopyBufferRequest::descriptor();
+  std::vector<const google::protobuf::FieldDescriptor*> fields;
+  reflection.ListFields(message, &fields);
+  for (const google::protobuf::FieldDescriptor* const field : fields) {
+    using Field = google::protobuf::FieldDescriptor;
+    if (field->cpp_type() == Field::CPPTYPE_MESSAGE) {
+      if (!field->is_repeated()) {
+        FindNames(reflection.GetMessage(message, field), operand, other);
+        continue;
+      }
+      for (int i = 0; i < reflection.FieldSize(message, field) && operand.empty(); ++i)
+        FindNames(reflection.GetRepeatedMessage(message, field, i), operand, other);
+    } else if (field->name() == "buffer" && operand.empty()) {
+      operand = reflection.GetString(message, field);
+    } else if ((field->name() == "name" || (copies && field->name() == "source")) &&
+               other.empty()) {
+      other = reflection.GetString(message, field);
+    }
   }
 }
 
@@ -70,33 +102,74 @@ v1::Operand ToMessage(const Operand& operand) {
 }
 
 template <class Request>
-Request NewRequest(const OperationOptions& options, const Operand& first, const Operand* second) {
-  Request request;
-  if constexpr (requires { request.mutable_x(); }) *request.mutable_x() = ToMessage(first);
-  if constexpr (requires { request.mutable_a(); }) {
-    *request.mutable_a() = ToMessage(first);
-    *request.mutable_b() = ToMessage(*second);
+Prepared<Request> NewRequest(const OperationOptions& options, const Operand& first,
+                             const Operand* second) {
+  Prepared<Request> request;
+  if constexpr (requires { request.message.mutable_x(); }) {
+    Set(first, request.message.mutable_x(), request.refused);
+  }
+  if constexpr (requires { request.message.mutable_a(); }) {
+    Set(first, request.message.mutable_a(), request.refused);
+    Set(*second, request.message.mutable_b(), request.refused);
   }
   SetOptions(options, request);
   return request;
 }
 
-v1::MapRequest NewMapRequest(const OperationOptions& options, absl::Span<const Operand> operands,
-                             const v1::Expression& expression) {
-  v1::MapRequest request;
-  for (const Operand& operand : operands) *request.add_operands() = ToMessage(operand);
-  *request.mutable_expression() = expression;
+Prepared<v1::MapRequest> NewMapRequest(const OperationOptions& options,
+                                       absl::Span<const Operand> operands,
+                                       const v1::Expression& expression) {
+  Prepared<v1::MapRequest> request;
+  for (const Operand& operand : operands)
+    Set(operand, request.message.add_operands(), request.refused);
+  *request.message.mutable_expression() = expression;
   SetOptions(options, request);
   return request;
 }
 
-absl::StatusOr<v1::CopyBufferRequest> CopyRequest(const Operand& source, const ResultBuffer& target,
-                                                  std::optional<DType> dtype,
-                                                  const std::string& device) {
+v1::BufferSpec SpecOf(DType dtype, absl::Span<const std::int64_t> shape,
+                      const UploadOptions& options) {
+  v1::BufferSpec spec;
+  spec.set_dtype(ToMessage(dtype));
+  spec.mutable_shape()->Add(shape.begin(), shape.end());
+  spec.set_device(options.device);
+  SetTarget(options, spec);
+  return spec;
+}
+
+v1::CreateBufferRequest CreateRequest(const std::string& name, const v1::BufferSpec& spec) {
+  v1::CreateBufferRequest request;
+  request.set_name(name);
+  *request.mutable_spec() = spec;
+  return request;
+}
+
+v1::UpdateBufferRequest UpdateRequest(const std::string& name, std::optional<absl::Duration> ttl) {
+  v1::UpdateBufferRequest request;
+  request.set_name(name);
+  if (ttl) *request.mutable_ttl() = ToMessage(*ttl);
+  return request;
+}
+
+v1::ImportBufferRequest ImportRequest(const std::string& server, const std::string& source,
+                                      const ResultBuffer& target, std::uint64_t version,
+                                      const std::string& device) {
+  v1::ImportBufferRequest request;
+  request.set_source(server);
+  request.set_source_name(source);
+  request.set_source_version(version);
+  SetTarget(target, request);
+  request.set_device(device);
+  return request;
+}
+
+Prepared<v1::CopyBufferRequest> CopyRequest(const Operand& source, const ResultBuffer& target,
+                                            std::optional<DType> dtype, const std::string& device,
+                                            bool link) {
   const std::string* name = std::get_if<std::string>(&source.source);
   if (name == nullptr) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_OPERAND",
-                     "only a resident buffer can be copied");
+    return {.refused = MakeError(absl::StatusCode::kInvalidArgument, "BAD_OPERAND",
+                                 "only a resident buffer can be copied")};
   }
   v1::CopyBufferRequest request;
   request.set_source(*name);
@@ -105,7 +178,8 @@ absl::StatusOr<v1::CopyBufferRequest> CopyRequest(const Operand& source, const R
   SetTarget(target, request);
   if (dtype) request.set_dtype(ToMessage(*dtype));
   request.set_device(device);
-  return request;
+  request.set_link(link);
+  return {std::move(request), source.refused};
 }
 
 bool Stores(const v1::ExecuteRequest& request) {
@@ -115,31 +189,38 @@ bool Stores(const v1::ExecuteRequest& request) {
   });
 }
 
-std::string_view BufferOf(const v1::ExecuteRequest& request) {
-  for (const v1::Step& step : request.steps()) {
-    const std::string_view name = VisitOperation(
-        step, [](const auto& operation) { return BufferOf(operation); },
-        [] { return std::string_view(); });
-    if (!name.empty()) return name;
-  }
-  return {};
+std::string BufferOf(const google::protobuf::Message& request) {
+  std::string operand, other;
+  FindNames(request, operand, other);
+  return operand.empty() ? other : operand;
+}
+
+absl::Status CheckDType(DType expected, v1::Dtype dtype) {
+  const auto actual = static_cast<DType>(dtype);
+  if (actual == expected) return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kInvalidArgument, "BAD_DTYPE",
+      absl::StrCat("the elements are ", Absl(Name(actual)), " and not ", Absl(Name(expected))),
+      {{"expected", std::string(Name(expected))}, {"actual", std::string(Name(actual))}});
 }
 
 // --- Programs ---
 
 template <class Request>
-ProgramStep Program::Send(Request request, const OperationOptions&) {
+ProgramStep Program::Send(Prepared<Request> request, const OperationOptions&) {
+  refused_.Update(request.refused);
   v1::Step& step = *request_.add_steps();
 #define TESSERA_SET(Name, field)                            \
   if constexpr (std::is_same_v<Request, v1::Name##Request>) \
-    *step.mutable_##field() = std::move(request);
+    *step.mutable_##field() = std::move(request.message);
   TESSERA_OPERATION_METHODS(TESSERA_SET)
 #undef TESSERA_SET
   return {static_cast<std::uint32_t>(request_.steps_size() - 1)};
 }
-#define TESSERA_SEND(Name, field)                                                                 \
-  template v1::Name##Request NewRequest(const OperationOptions&, const Operand&, const Operand*); \
-  template ProgramStep Program::Send(v1::Name##Request request, const OperationOptions& options);
+#define TESSERA_SEND(Name, field)                                                          \
+  template Prepared<v1::Name##Request> NewRequest(const OperationOptions&, const Operand&, \
+                                                  const Operand*);                         \
+  template ProgramStep Program::Send(Prepared<v1::Name##Request>, const OperationOptions&);
 TESSERA_OPERATION_METHODS(TESSERA_SEND)
 #undef TESSERA_SEND
 

@@ -12,6 +12,7 @@
 #include "absl/types/span.h"
 #include "client/client.h"
 #include "google/protobuf/duration.pb.h"
+#include "google/protobuf/message.h"
 #include "kernels/base/error.h"
 
 namespace tessera {
@@ -37,6 +38,10 @@ absl::StatusOr<v1::Buffer> TakeBuffer(absl::StatusOr<Response> response) {
   return std::move(*response->mutable_buffer());
 }
 
+// Returns the specification of a new array.
+v1::BufferSpec SpecOf(DType dtype, absl::Span<const std::int64_t> shape,
+                      const UploadOptions& options);
+
 // Returns the error that a message describes. details: has a reason and metadata.
 template <class Details>
 absl::Status ErrorOf(absl::StatusCode code, std::string_view message, const Details& details) {
@@ -55,37 +60,9 @@ absl::Status CheckResponse(const Request& request, const Response& response) {
   return absl::OkStatus();
 }
 
-// Returns the first buffer name in a request's operands or, if there is none, in its results.
-// Returns "" if there is no name at all.
-template <class Request>
-std::string_view BufferOf(const Request& request) {
-  std::string_view name;
-  const auto look = [&name](const std::string& found) {
-    if (name.empty()) name = found;
-  };
-  if constexpr (requires {
-                  request.source();
-                  request.link();
-                }) {
-    look(request.source());
-  } else if constexpr (requires { request.name().size(); }) {
-    look(request.name());
-  }
-  if constexpr (requires { request.a().buffer(); }) {
-    look(request.a().buffer());
-    look(request.b().buffer());
-  }
-  if constexpr (requires { request.x().buffer(); }) look(request.x().buffer());
-  if constexpr (requires { request.with(); })
-    for (const v1::Operand& operand : request.with()) look(operand.buffer());
-  if constexpr (requires { request.operands(); })
-    for (const v1::Operand& operand : request.operands()) look(operand.buffer());
-  if constexpr (requires { request.result().buffer().name(); })
-    look(request.result().buffer().name());
-  return name;
-}
-// Returns the first buffer name in the first step that has one.
-std::string_view BufferOf(const v1::ExecuteRequest& request);
+// Returns the first buffer name in a request's operands or, if there is none, in the rest of the
+// request. Returns "" if there is no name at all.
+std::string BufferOf(const google::protobuf::Message& request);
 
 // Whether the call creates a buffer.
 bool Stores(const v1::ExecuteRequest& request);

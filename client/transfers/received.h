@@ -8,9 +8,10 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "client/client.h"
-#include "client/rpc/guarded.h"
+#include "client/guarded.h"
 #include "kernels/base/error.h"
 #include "kernels/client_and_server/crc32c.h"
 
@@ -33,6 +34,21 @@ inline std::uint64_t WantedBytes(const v1::Buffer& buffer, const DownloadOptions
   return options.limit > 0 ? std::min(options.limit, rest) : rest;
 }
 
+inline absl::Status Changed(const std::string& name) {
+  return MakeError(absl::StatusCode::kAborted, "BUFFER_CHANGED",
+                   absl::StrCat("'", name, "' was replaced during its download"));
+}
+
+// Compares the checksum of the bytes with the buffer's, if all of the buffer has been downloaded and
+// the server knows its checksum.
+inline absl::Status CheckWhole(const v1::Buffer& buffer, const DownloadOptions& options,
+                               std::uint64_t bytes, std::uint32_t checksum) {
+  if (!options.checksums || bytes != buffer.size_bytes() || !buffer.has_crc32c() ||
+      checksum == buffer.crc32c())
+    return absl::OkStatus();
+  return BadChecksum(buffer.name(), "buffer.crc32c", buffer.crc32c(), checksum);
+}
+
 class Received {
  public:
   // All arguments must outlive this object.
@@ -40,14 +56,13 @@ class Received {
       : name_(name), sink_(sink), options_(options) {}
 
   // The buffer as described by the first message.
-  std::optional<v1::Buffer>& buffer() { return buffer_; }
+  const std::optional<v1::Buffer>& buffer() const { return buffer_; }
   std::uint64_t bytes() const { return bytes_; }
-  std::uint32_t checksum() const { return checksum_; }
   bool IsAll() const { return buffer_ && bytes_ == WantedBytes(*buffer_, options_); }
 
   // Takes the description of the buffer, which must precede the first bytes.
   absl::Status Take(const v1::Buffer& buffer) {
-    if (buffer_) return buffer_->version() == buffer.version() ? absl::OkStatus() : Changed();
+    if (buffer_) return buffer_->version() == buffer.version() ? absl::OkStatus() : Changed(name_);
     buffer_ = buffer;
     return Guarded([&] { return sink_(buffer, options_.offset, {}); });
   }
@@ -66,24 +81,21 @@ class Received {
     return Guarded([&] { return sink_(*buffer_, offset, bytes); });
   }
 
-  // Must be called when the download has ended. Returns an error if bytes are missing or damaged.
-  absl::Status Check() const {
+  // Must be called when the download has ended. Returns the buffer, or an error if bytes are missing
+  // or damaged. checksum: unless null, receives the checksum of the bytes.
+  absl::StatusOr<v1::Buffer> Finish(std::uint32_t* checksum) {
     if (!buffer_) return absl::InternalError("the download ended without a response");
     if (!IsAll()) return absl::InternalError("the download ended early");
-    if (options_.checksums && bytes_ == buffer_->size_bytes() && buffer_->has_crc32c() &&
-        checksum_ != buffer_->crc32c())
-      return BadChecksum(name_, "buffer.crc32c", buffer_->crc32c(), checksum_);
-    return absl::OkStatus();
+    absl::Status wrong = CheckWhole(*buffer_, options_, bytes_, checksum_);
+    if (!wrong.ok()) return wrong;
+    if (checksum != nullptr) *checksum = checksum_;
+    return *std::move(buffer_);
   }
 
   // Whether the error means that the buffer was replaced between two parts of the download. If the
   // caller specified a version, the server's error says what is wrong.
   bool IsChange(const absl::Status& error) const {
     return buffer_ && options_.version == 0 && ErrorReason(error) == "VERSION_MISMATCH";
-  }
-  absl::Status Changed() const {
-    return MakeError(absl::StatusCode::kAborted, "BUFFER_CHANGED",
-                     absl::StrCat("'", name_, "' was replaced during its download"));
   }
 
  private:

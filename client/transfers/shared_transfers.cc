@@ -10,8 +10,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "client/guarded.h"
 #include "client/rpc/address.h"
-#include "client/rpc/guarded.h"
+#include "client/transfers/parallel.h"
 #include "client/transfers/received.h"
 #include "kernels/base/error.h"
 
@@ -149,7 +150,7 @@ bool SharedTransfers::Lost(const absl::Status& status, const Slots& slots) {
 std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryUpload(
     const v1::CreateBufferRequest& create, std::uint64_t size, const Source& source,
     const UploadOptions& options) {
-  const TransferLimit limit(connection_, options.timeout, options.cancel);
+  const TransferLimit limit(connection_, CallOptionsOf(options));
   const auto slots = Take(size, limit);
   if (!slots.ok()) {
     if (IsEnd(slots.status())) return slots.status();
@@ -180,49 +181,41 @@ absl::StatusOr<v1::Buffer> SharedTransfers::Fill(const v1::CreateBufferRequest& 
   const std::uint64_t version = created->buffer().version();
 
   std::mutex mutex;         // guards the variables below and the calls to the source
-  std::uint64_t begin = 0;  // the first byte that no thread has taken
+  std::uint64_t begin = 0;  // the first byte that no thread has taken; `size` after a failure
   std::uint64_t sent = 0;
-  absl::Status failure;
-  const auto lane = [&](std::size_t i) {
-    for (;;) {
-      auto request = BufferRequest<v1::UploadSharedRequest>(create.name(), version);
-      std::uint64_t part = 0;
-      {
-        const std::lock_guard lock(mutex);
-        if (!failure.ok() || begin == size) return;
-        part = std::min<std::uint64_t>(kSlotBytes, size - begin);
-        failure = source(begin, slots.Bytes(i, part));
-        if (!failure.ok()) return;
-        request.set_offset(begin);
-        begin += part;
-      }
-      *request.mutable_source() = slots.Range(i, part);
-      const absl::Status status = limit.Call(request).status();
-      const std::lock_guard lock(mutex);
-      if (!status.ok()) {
-        if (failure.ok()) failure = status;
-        return;
-      }
-      sent += part;
-      if (options.progress) failure.Update(Guarded([&] { options.progress(sent); }));
-    }
-  };
-  {
-    std::vector<std::jthread> threads;
-    for (std::size_t i = 1; i < slots.count(); ++i) threads.emplace_back(lane, i);
-    lane(0);
-  }
+  absl::Status failure = InParallel(
+      slots.count(),
+      [&](std::size_t i) {
+        for (;;) {
+          auto request = BufferRequest<v1::UploadSharedRequest>(create.name(), version);
+          std::uint64_t part = 0;
+          {
+            const std::lock_guard lock(mutex);
+            if (begin == size) return absl::OkStatus();
+            part = std::min<std::uint64_t>(kSlotBytes, size - begin);
+            absl::Status status = source(begin, slots.Bytes(i, part));
+            request.set_offset(begin);
+            begin = status.ok() ? begin + part : size;
+            if (!status.ok()) return status;
+          }
+          *request.mutable_source() = slots.Range(i, part);
+          absl::Status status = limit.Call(request).status();
+          const std::lock_guard lock(mutex);
+          sent += part;
+          if (status.ok() && options.progress) status = Guarded([&] { options.progress(sent); });
+          if (status.ok()) continue;
+          begin = size;
+          return status;
+        }
+      },
+      [] {});
   if (failure.ok()) {
     auto sealed =
         TakeBuffer(limit.Call(BufferRequest<v1::SealBufferRequest>(create.name(), version)));
     if (sealed.ok()) return sealed;
     failure = sealed.status();
   }
-  connection_
-      .Call(BufferRequest<v1::DeleteBufferRequest>(create.name(), version),
-            {.timeout = absl::Seconds(5)})
-      .status()
-      .IgnoreError();
+  connection_.Delete(create.name(), version, {.timeout = absl::Seconds(5)}).IgnoreError();
   return failure;
 }
 
@@ -236,7 +229,7 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryDownload(
     const std::lock_guard lock(mutex_);
     if (memory_ == nullptr && absl::Now() < next_attempt_) return std::nullopt;
   }
-  const TransferLimit limit(connection_, options.timeout, options.cancel);
+  const TransferLimit limit(connection_, CallOptionsOf(options));
   const auto found = limit.Call(BufferRequest<v1::GetBufferRequest>(name, options.version));
   if (IsEnd(found.status())) return found.status();
   // The download over a stream will report what is wrong.
@@ -279,11 +272,9 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryDownload(
       return status;  // waits for `next` first
     if (end == size) break;
     part = ahead ? next.get() : fetch(0, end);
-    if (!part.ok()) return received.IsChange(part.status()) ? received.Changed() : part.status();
+    if (!part.ok()) return received.IsChange(part.status()) ? Changed(name) : part.status();
   }
-  if (absl::Status wrong = received.Check(); !wrong.ok()) return wrong;
-  if (checksum != nullptr) *checksum = received.checksum();
-  return *std::move(received.buffer());
+  return received.Finish(checksum);
 }
 
 }  // namespace tessera

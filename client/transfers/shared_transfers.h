@@ -28,11 +28,11 @@ inline absl::Status SharedMemoryUnavailable(std::string_view why) {
 class TransferLimit {
  public:
   // timeout: if absent, only the duration of each call is limited, by stall_timeout.
-  TransferLimit(Connection& connection, std::optional<absl::Duration> timeout,
-                const std::stop_token& cancel)
+  TransferLimit(Connection& connection, const CallOptions& call)
       : connection_(connection),
-        timeout_(timeout.value_or(absl::InfiniteDuration())),
-        cancel_(cancel) {}
+        timeout_(call.timeout.value_or(absl::InfiniteDuration())),
+        cancel_(call.cancel),
+        metadata_(call.metadata) {}
 
   absl::Duration Left() const { return timeout_ - absl::FromChrono(Clock::now() - since_); }
   // Returns why the transfer has to end now, or OK.
@@ -51,8 +51,7 @@ class TransferLimit {
     Attempts attempts(connection_, {.timeout = Left(), .patience = Left(), .cancel = cancel_});
     if (const auto channel = connection_.Connect(attempts); !channel.ok()) return channel.status();
     const absl::Duration left = Left(), stall = connection_.options().stall_timeout;
-    auto response =
-        connection_.Call(request, {.timeout = std::min({left, stall, most}), .cancel = cancel_});
+    auto response = connection_.Call(request, {std::min({left, stall, most}), cancel_, metadata_});
     const absl::Status& status = response.status();
     if (!absl::IsDeadlineExceeded(status) || !ErrorReason(status).empty()) return response;
     if (most < std::min(left, stall)) return SharedMemoryUnavailable(std::string(status.message()));
@@ -65,6 +64,7 @@ class TransferLimit {
   Connection& connection_;
   const absl::Duration timeout_;
   const std::stop_token cancel_;
+  const CallMetadata metadata_;
   const Clock::time_point since_ = Clock::now();
 };
 
@@ -117,6 +117,18 @@ class SharedTransfers {
   absl::Time next_attempt_ = absl::InfinitePast();
   std::shared_ptr<SharedMemory> memory_;
   std::vector<std::size_t> free_;  // offsets of the free slots in memory_
+};
+
+// A client's connection. client/transfers/upload.cc and client/transfers/download.cc implement its
+// transfers.
+class ClientConnection : public Connection {
+ public:
+  using Connection::Connection;
+
+  SharedTransfers& shared() { return shared_; }
+
+ private:
+  SharedTransfers shared_{*this};
 };
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Calls functions that users of the library have supplied. Internal to the library.
+// Calls functions that users of the library have supplied.
 #pragma once
 
 #include <exception>
@@ -11,12 +11,13 @@
 
 namespace tessera {
 
-// Calls the function and returns its status, or INTERNAL / CALLER_EXCEPTION if the function throws.
-template <class F>
-absl::Status Guarded(F&& function) {
+// Returns what the function returns (a Status or a StatusOr; OK for void), or INTERNAL /
+// CALLER_EXCEPTION if it throws.
+template <class F, class Result = std::invoke_result_t<F>>
+std::conditional_t<std::is_void_v<Result>, absl::Status, Result> Guarded(F&& function) {
   std::string what;
   try {
-    if constexpr (std::is_void_v<std::invoke_result_t<F>>) {
+    if constexpr (std::is_void_v<Result>) {
       function();
       return absl::OkStatus();
     } else {
