@@ -1,5 +1,5 @@
-// Asynchronous versions of the client's calls and transfers (Client::Async). Lists and shared memory
-// are only in Client.
+// Asynchronous versions of the client's calls and transfers (Client::Async). Lists and shared
+// memory are only in Client.
 //
 //   tessera::Future<tessera::v1::DotResponse> dot = client.Async().Dot("x", "y");
 //   tessera::Future<std::vector<float>> x = client.Async().Download<float>("x");
@@ -10,8 +10,9 @@
 // ignored; Future::Cancel takes its place. While a transfer runs, it has a thread of its own, on
 // which its source or sink is called.
 //
-// Thread safe. Must not be used after the client has been destroyed. The client's destructor cancels
-// the calls and waits for the functions that were passed to Future::Then, so it must not run in one.
+// Thread safe. Must not be used after the client has been destroyed. The client's destructor
+// cancels the calls and waits for the functions that were passed to Future::Then, so it must not
+// run in one.
 #pragma once
 
 #include <algorithm>
@@ -106,23 +107,23 @@ class Future {
   }
   bool IsReady() const { return WaitFor(absl::ZeroDuration()); }
   // Calls f with the answer, an absl::StatusOr<Answer>, exactly once. If the answer has already
-  // arrived, f runs in Then. Otherwise, it runs on a thread that belongs to the client, one function
-  // at a time and without a lock held. It may begin other calls but should not block, because
-  // meanwhile no other asynchronous call can end. If f returns an absl::StatusOr, Then returns a
-  // Future of f's result, which is INTERNAL / CALLER_EXCEPTION if f throws. If f returns nothing, so
-  // does Then, and exceptions are discarded.
+  // arrived, f runs in Then. Otherwise, it runs on a thread that belongs to the client, one
+  // function at a time and without a lock held. It may begin other calls but should not block,
+  // because meanwhile no other asynchronous call can end. If f returns an absl::StatusOr, Then
+  // returns a Future of f's result, which is INTERNAL / CALLER_EXCEPTION if f throws. If f returns
+  // nothing, so does Then, and exceptions are discarded.
   template <class F>
   auto Then(F f) {
     using Result = std::invoke_result_t<F, absl::StatusOr<Answer>>;
     if constexpr (std::is_void_v<Result>) {
       Chain([f = std::move(f)](absl::StatusOr<Answer> answer) mutable {
-        Guarded([&] { f(std::move(answer)); }).IgnoreError();
+        CallGuarded([&] { f(std::move(answer)); }).IgnoreError();
       });
     } else {
       using Next = Future<typename Result::value_type>;
       const auto next = std::make_shared<typename Next::State>();
       Chain([next, f = std::move(f)](absl::StatusOr<Answer> answer) mutable {
-        next->Set(Guarded([&] { return f(std::move(answer)); }));
+        next->Set(CallGuarded([&] { return f(std::move(answer)); }));
       });
       return Next(next, call_);
     }

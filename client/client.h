@@ -327,8 +327,8 @@ class ServiceCalls : public Operations<Self> {
   }
   // Fills a range of elements (client/arrays.h), or of char, which takes the bytes of any type. The
   // range must stay valid until the download has ended. Before any data is fetched, fails with
-  // INVALID_ARGUMENT / BAD_DTYPE {expected, actual} if the elements have another type, and BAD_RANGE
-  // unless the buffer, or its byte range in the options, fills `out` exactly.
+  // INVALID_ARGUMENT / BAD_DTYPE {expected, actual} if the elements have another type, and with
+  // BAD_RANGE unless the buffer, or its byte range in the options, fills `out` exactly.
   template <ElementRange T>
   auto Download(const BufferRef& buffer, T&& out, const DownloadOptions& options = {}) {
     const absl::Span<char> bytes = MutableBytesOf(out);
@@ -339,7 +339,7 @@ class ServiceCalls : public Operations<Self> {
                           [bytes](std::uint64_t) { return bytes; }, with);
                     });
   }
-  // Returns the elements of the buffer, or of a byte range of whole elements. Makes the same checks.
+  // Returns the elements of the buffer, or of a byte range of whole elements (same checks).
   template <class T>
   auto Download(const BufferRef& buffer, const DownloadOptions& options = {}) {
     static_assert(!std::is_same_v<T, bool>, "a vector of bool has no bytes; download into a span");

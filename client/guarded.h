@@ -14,7 +14,7 @@ namespace tessera {
 // Returns what the function returns (a Status or a StatusOr; OK for void), or INTERNAL /
 // CALLER_EXCEPTION if it throws.
 template <class F, class Result = std::invoke_result_t<F>>
-std::conditional_t<std::is_void_v<Result>, absl::Status, Result> Guarded(F&& function) {
+std::conditional_t<std::is_void_v<Result>, absl::Status, Result> CallGuarded(F&& function) {
   std::string what;
   try {
     if constexpr (std::is_void_v<Result>) {

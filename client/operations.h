@@ -62,7 +62,7 @@ using CallMetadata = std::vector<std::pair<std::string, std::string>>;
 struct CallOptions {
   std::optional<absl::Duration> timeout = {};  // the client's timeout if absent
   // Ends a blocking call with CANCELLED once a stop is requested. Asynchronous calls ignore this
-  // token and have AsyncCall::Cancel instead.
+  // token and have Future::Cancel instead.
   std::stop_token cancel = {};
   // A key must consist of lower-case letters, digits and -_. and a value of printable ASCII.
   // Otherwise, the call fails with INVALID_ARGUMENT / BAD_OPTION {key}.

@@ -266,7 +266,7 @@ ArrayView ArrayView::Select(std::string_view subscripts) const {
 ArrayView::operator Operand() const {
   Operand operand = operand_;
   operand.view.emplace();
-  // A view without elements may begin anywhere; the server accepts every beginning within the array.
+  // A view without elements may begin anywhere within the array.
   const bool empty = std::count(spec_.shape.begin(), spec_.shape.end(), 0) > 0;
   operand.view->set_offset(empty ? 0 : spec_.offset);
   operand.view->mutable_shape()->Add(spec_.shape.begin(), spec_.shape.end());

@@ -84,10 +84,11 @@ class Attempts {
   Attempts(Connection& connection, Plan plan);
 
   // Returns a channel for the next attempt, or the error that ends the call: CANCELLED, the error
-  // of Plan::refused or Connection::refused, BAD_OPTION for metadata that gRPC cannot send, UNAVAILABLE / UNREACHABLE once connect_timeout or the
-  // deadline has passed, or UNAVAILABLE / CERTIFICATE_REFUSED, immediately if there is only one
-  // server. Returns nothing if there is neither a channel nor an error yet. The caller must then
-  // wait until the state of Awaited() changes or WaitLimit() passes, and call Pick again.
+  // of Plan::refused or Connection::refused, BAD_OPTION for metadata that gRPC cannot send,
+  // UNAVAILABLE / UNREACHABLE once connect_timeout or the deadline has passed, or UNAVAILABLE /
+  // CERTIFICATE_REFUSED, immediately if there is only one server. Returns nothing if there is
+  // neither a channel nor an error yet. The caller must then wait until the state of Awaited()
+  // changes or WaitLimit() passes, and call Pick again.
   absl::StatusOr<std::optional<Lease>> Pick();
   std::shared_ptr<grpc::Channel> Awaited();
   gpr_timespec WaitLimit() const;

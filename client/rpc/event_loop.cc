@@ -29,7 +29,7 @@ void AsyncTask::Start() {
 
 void AsyncTask::Proceed() {
   thread_.join();
-  Guarded(end_).IgnoreError();
+  CallGuarded(end_).IgnoreError();
   end_ = nullptr;  // frees what the callback holds
   loop_.Remove(this);
 }

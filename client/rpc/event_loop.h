@@ -167,7 +167,7 @@ class AsyncUnaryCall final : public AsyncAttempts {
   // Runs the callback. Discards an exception, since the event loop has no caller to which it could
   // be reported.
   static void Tell(const Callback& done, absl::StatusOr<ResponseOf<Request>> answer) {
-    if (done) Guarded([&] { done(std::move(answer)); }).IgnoreError();
+    if (done) CallGuarded([&] { done(std::move(answer)); }).IgnoreError();
   }
   // Does the work of Connection::ExplainMissing without waiting.
   void Explain(absl::Status status, std::size_t server);

@@ -96,7 +96,7 @@ absl::StatusOr<v1::Buffer> DownloadTo(ClientConnection& connection, const Buffer
   const std::uint64_t streams = std::min(StreamsOf(options.streams), bytes / kLeast);
   if (streams <= 1 || buffer.state() != v1::Buffer::STATE_READY)
     return InOrder(connection, name, sink, options);
-  if (absl::Status status = Guarded([&] { return sink(buffer, begin, {}); }); !status.ok())
+  if (absl::Status status = CallGuarded([&] { return sink(buffer, begin, {}); }); !status.ok())
     return status;
 
   // Ends all streams when the caller cancels the download or one of them fails.

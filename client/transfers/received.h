@@ -39,8 +39,8 @@ inline absl::Status Changed(const std::string& name) {
                    absl::StrCat("'", name, "' was replaced during its download"));
 }
 
-// Compares the checksum of the bytes with the buffer's, if all of the buffer has been downloaded and
-// the server knows its checksum.
+// Compares the checksum of the bytes with the buffer's, if all of the buffer has been downloaded
+// and the server knows its checksum.
 inline absl::Status CheckWhole(const v1::Buffer& buffer, const DownloadOptions& options,
                                std::uint64_t bytes, std::uint32_t checksum) {
   if (!options.checksums || bytes != buffer.size_bytes() || !buffer.has_crc32c() ||
@@ -64,7 +64,7 @@ class Received {
   absl::Status Take(const v1::Buffer& buffer) {
     if (buffer_) return buffer_->version() == buffer.version() ? absl::OkStatus() : Changed(name_);
     buffer_ = buffer;
-    return Guarded([&] { return sink_(buffer, options_.offset, {}); });
+    return CallGuarded([&] { return sink_(buffer, options_.offset, {}); });
   }
 
   // Takes the next bytes, which have this offset in the buffer. expected: their checksum.
@@ -78,11 +78,11 @@ class Received {
       checksum_ = Crc32cCombine(checksum_, crc, bytes.size());
     }
     bytes_ += bytes.size();
-    return Guarded([&] { return sink_(*buffer_, offset, bytes); });
+    return CallGuarded([&] { return sink_(*buffer_, offset, bytes); });
   }
 
-  // Must be called when the download has ended. Returns the buffer, or an error if bytes are missing
-  // or damaged. checksum: unless null, receives the checksum of the bytes.
+  // Must be called when the download has ended. Returns the buffer, or an error if bytes are
+  // missing or damaged. checksum: unless null, receives the checksum of the bytes.
   absl::StatusOr<v1::Buffer> Finish(std::uint32_t* checksum) {
     if (!buffer_) return absl::InternalError("the download ended without a response");
     if (!IsAll()) return absl::InternalError("the download ended early");

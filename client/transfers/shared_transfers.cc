@@ -202,7 +202,8 @@ absl::StatusOr<v1::Buffer> SharedTransfers::Fill(const v1::CreateBufferRequest& 
           absl::Status status = limit.Call(request).status();
           const std::lock_guard lock(mutex);
           sent += part;
-          if (status.ok() && options.progress) status = Guarded([&] { options.progress(sent); });
+          if (status.ok() && options.progress)
+            status = CallGuarded([&] { options.progress(sent); });
           if (status.ok()) continue;
           begin = size;
           return status;

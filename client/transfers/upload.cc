@@ -48,7 +48,7 @@ class UploadTransfer {
     const std::lock_guard lock(mutex_);
     sent_ += static_cast<std::uint64_t>(bytes);
     if (!options_.progress) return absl::OkStatus();
-    return Guarded([&] { options_.progress(sent_); });
+    return CallGuarded([&] { options_.progress(sent_); });
   }
   // Returns the checksum of the whole array. Every chunk must have been sent.
   std::uint32_t Checksum() const {
@@ -283,7 +283,7 @@ absl::Status Source::Check(std::uint64_t array_bytes) const {
 }
 
 absl::Status Source::operator()(std::uint64_t offset, absl::Span<char> out) const {
-  return Guarded([&] { return function_(offset, out); });
+  return CallGuarded([&] { return function_(offset, out); });
 }
 
 Source FromMemory(std::string_view bytes) {
