@@ -8,8 +8,10 @@
 // its flag in one 64-bit store, so value and flag arrive together and neither side needs a fence
 // (the LL protocol of NVIDIA's NCCL). The usual scheme is to store, fence and count, and the last
 // block to count loads the values. Compared with that, the mailbox saves two trips to the L2 cache,
-// about a microsecond. The receiver zeroes the slots that it has received, so the next launch on
-// the stream finds the mailbox empty.
+// about a microsecond.
+//
+// Invariant: between two folds on a stream, all slots are zero and no ticket is taken. The receiver
+// zeroes the slots that it has received.
 //
 //   block 0 ---- chunk 0 ----> slot 0 --.
 //   block 1 ---- chunk 1 ----> slot 1 ---+--> the last block to start: fold, finish, zero
