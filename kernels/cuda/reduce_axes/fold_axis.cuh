@@ -20,7 +20,7 @@ namespace tessera::axes {
 // the time. Four blocks fit only with whole vectors and at most four chains per thread. With
 // Moments and WideSquares, not even three fit.
 template <class F, class T, bool kWhole>
-inline inline constexpr int kResident = (sizeof(typename F::Wide) > 16) ? 2
+inline constexpr int kResident = (sizeof(typename F::Wide) > 16) ? 2
                                         : kWhole && sizeof(T) >= 4      ? 4
                                                                         : 3;
 
