@@ -21,8 +21,8 @@ namespace tessera::axes {
 // Moments and WideSquares, not even three fit.
 template <class F, class T, bool kWhole>
 inline constexpr int kResident = (sizeof(typename F::Wide) > 16) ? 2
-                                        : kWhole && sizeof(T) >= 4      ? 4
-                                                                        : 3;
+                                 : kWhole && sizeof(T) >= 4      ? 4
+                                                                 : 3;
 
 // Folds values[0, kCount) of the threads that differ only in their position along the axis into the
 // values of the thread at position 0. cells: kBlock / 2 * kCount cells in shared memory. Every
