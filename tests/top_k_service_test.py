@@ -137,7 +137,7 @@ def test_refusals(server, client):
     outcome = client.attempt("TopK", x=rows, k=4096)
     assert outcome.reason == "RESULT_TOO_LARGE", outcome
     assert outcome.metadata["size"] == str(100 * 4096 * (4 + 8)), outcome
-    assert "together" in outcome.text, outcome
+    assert "do not fit in one response" in outcome.text, outcome
 
 
 def program(client, *steps):

@@ -301,12 +301,16 @@ void ProgramRun::FetchBuffers(Stream& stream) {
 std::uint64_t ProgramRun::answer_memory() const {
   // Of a result's objects and their encoded form; an array has a copy in each, and one that has
   // come from the device.
-  constexpr std::uint64_t kObjects = 256, kStats = 512;
+  constexpr std::uint64_t kObjects = 256, kStats = 512, kError = 1024;
   std::uint64_t bytes = layout_.response_end;
   for (const PlannedStep& step : program_.steps) {
+    if (!step.status.ok()) {
+      bytes += kError + 4 * step.status.message().size();
+      continue;
+    }
     bytes += kObjects + (request_.stats() ? kStats + 32 * step.operands.size() : 0);
     for (std::size_t a = 0; a < step.destinations.size() && !step.result.scalar; ++a) {
-      if (step.destinations[a] == Destination::kResponse && step.status.ok())
+      if (step.destinations[a] == Destination::kResponse)
         bytes += 2 * step.result.arrays[a].bytes();
       if (step.destinations[a] == Destination::kBuffer)
         bytes += DescriptionBytes(core_.devices().size());
