@@ -572,9 +572,12 @@ TEST_P(FixedScanTest, HasTheBitsOfItsOrder) {
     using R = ReduceOp;
     for (std::int64_t n : Sizes({1, 16, 17, 100, 511, 512, 513, 4095, 4096, 4097, 9001, 131073,
                                  140'000, (1 << 22) + 140'001, (1 << 25) + 9001})) {
-      // Only the last length has more than one region. The reference takes long for it.
-      if (n > 1 << 24 && !(std::is_same_v<T, float> && GetParam().backend == Backend::kCuda))
+      // The reference takes long for these lengths. Sums of f32, which are rounded only once,
+      // hardly show the order. Only the last length has more than one region.
+      const bool cuda = GetParam().backend == Backend::kCuda;
+      if (n > 1'000'000 && !cuda && !std::is_same_v<T, double> && !std::is_same_v<T, Half>)
         continue;
+      if (n > 1 << 24 && !(cuda && std::is_same_v<T, double>)) continue;
       check(std::integral_constant<R, R::kSum>(), n, n % 2 == 0);
       if (n > 1'000'000) continue;
       check(std::integral_constant<R, R::kProduct>(), n, n % 2 == 0);
