@@ -275,7 +275,7 @@ TEST_P(ScanTest, Columns) {
   });
 }
 
-// So many columns of several chunks that no strategy has to divide a column.
+// There are enough columns of several chunks to keep a GPU busy, so no column is divided.
 TEST_P(ScanTest, ManyLongColumns) {
   if (Watched()) return;
   ForType([&]<class T>(T) {
