@@ -275,7 +275,7 @@ TEST_P(ScanTest, Columns) {
   });
 }
 
-// There are enough columns of several chunks to keep a GPU busy, so no column is divided.
+// Columns of several chunks: enough of them to keep a GPU busy, and too few.
 TEST_P(ScanTest, ManyLongColumns) {
   if (Watched()) return;
   ForType([&]<class T>(T) {
