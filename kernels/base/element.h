@@ -126,24 +126,38 @@ constexpr DType DTypeOf() {
   }
 }
 
+// Calls f(T{}). A build that only checks CUDA code (TESSERA_CUDA_CHECK in CMakeLists.txt) compiles
+// kernels for one type of each kind, f32, f16, i64 and u8, and stops if it is asked for another.
+template <class T, class F>
+constexpr decltype(auto) CallForType(F&& f) {
+#if defined(__CUDACC__) && defined(TESSERA_CUDA_CHECK)
+  constexpr bool kCompiled = std::is_same_v<T, float> || std::is_same_v<T, Half> ||
+                             std::is_same_v<T, std::int64_t> || std::is_same_v<T, std::uint8_t>;
+  if constexpr (!kCompiled) __builtin_trap();
+  return f(std::conditional_t<kCompiled, T, float>{});
+#else
+  return f(T{});
+#endif
+}
+
 // Calls f(T{}), where T is the C++ type of `dtype`. REQUIRES: IsComputed(dtype).
 template <class F>
 constexpr decltype(auto) DispatchDType(DType dtype, F&& f) {
   switch (dtype) {
     case DType::kF32:
-      return f(float{});
+      return CallForType<float>(f);
     case DType::kF64:
-      return f(double{});
+      return CallForType<double>(f);
     case DType::kF16:
-      return f(Half{});
+      return CallForType<Half>(f);
     case DType::kBF16:
-      return f(BFloat16{});
+      return CallForType<BFloat16>(f);
     case DType::kI32:
-      return f(std::int32_t{});
+      return CallForType<std::int32_t>(f);
     default:
       break;
   }
-  return f(std::int64_t{});
+  return CallForType<std::int64_t>(f);
 }
 
 // Like DispatchDType, but for any dtype that an array may have.
@@ -151,11 +165,11 @@ template <class F>
 constexpr decltype(auto) DispatchElement(DType dtype, F&& f) {
   switch (dtype) {
     case DType::kBool:
-      return f(bool{});
+      return CallForType<bool>(f);
     case DType::kU8:
-      return f(std::uint8_t{});
+      return CallForType<std::uint8_t>(f);
     case DType::kI8:
-      return f(std::int8_t{});
+      return CallForType<std::int8_t>(f);
     default:
       return DispatchDType(dtype, f);
   }

@@ -161,12 +161,13 @@ run_suites() {
 }
 
 # long_checks: runs the checks that take too long for each change: every suite under the sanitizers
-# that can run it, random inputs for minutes, and a separate compilation of each source file. All of
-# them run, even if some fail.
+# that can run it, random inputs for minutes, clang-tidy's slow checks, and a separate compilation of
+# each source file. All of them run, even if some fail.
 long_checks() {
   local name status=0
   export TESSERA_LONG=ON TESSERA_UNITY=OFF
   for name in "$(preset_here)" asan tsan; do (run_suites "$name") || status=1; done
+  (lint) || status=1
   for name in tests/fuzz/*_fuzz.cc; do
     (fuzz "$(basename "$name" _fuzz.cc)" 300) || status=1
   done
