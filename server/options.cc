@@ -452,13 +452,8 @@ std::string Conflict(const Options& options) {
   return "";
 }
 
-}  // namespace
-
-std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostream& out,
-                                    std::ostream& err, int* exit_code) {
-  Options options;
-  CLI::App app("Keeps arrays in GPU memory and computes on them for gRPC clients.",
-               "tessera-server");
+// Sets the text around the options in the help.
+void Describe(CLI::App& app) {
   app.get_formatter()->column_width(36);
   app.option_defaults()->always_capture_default();
   app.set_version_flag("--version", "tessera-server " TESSERA_VERSION);
@@ -472,7 +467,27 @@ also checks them every second. On SIGUSR1 an attached profiler begins to record
 (cudaProfilerStart), and on the next one it ends (cudaProfilerStop).
 Exit codes: 0 stopped, 1 could not start, 70 all devices failed for good or hang, 75 calls were
 cut off by --drain-timeout, 128 + N a second signal N.)");
+}
 
+// Sets the values that depend on other options and on the host.
+void SetDefaults(const CLI::App& app, Options& options) {
+  options.watchdog =
+      std::max(options.watchdog, absl::Seconds(kMostOfEstimate * options.max_operation_seconds));
+  // A small host or cgroup lowers these two defaults.
+  const std::uint64_t quarter = std::max(ReadHostMemory().total / 4, kLeastHostMemory);
+  if (app.count("--host-memory") == 0) options.host_memory = std::min(options.host_memory, quarter);
+  if (app.count("--shared-memory-limit") == 0)
+    options.shared_memory_limit = std::min(options.shared_memory_limit, quarter);
+}
+
+}  // namespace
+
+std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostream& out,
+                                    std::ostream& err, int* exit_code) {
+  Options options;
+  CLI::App app("Keeps arrays in GPU memory and computes on them for gRPC clients.",
+               "tessera-server");
+  Describe(app);
   const char* file = std::getenv("TESSERA_CONFIG");
   const bool has_file = file != nullptr && *file != '\0';
   app.set_config("--config", has_file ? file : "", "TOML file with these options", has_file)
@@ -509,13 +524,7 @@ cut off by --drain-timeout, 128 + N a second signal N.)");
     *exit_code = 1;
     return std::nullopt;
   }
-  options.watchdog =
-      std::max(options.watchdog, absl::Seconds(kMostOfEstimate * options.max_operation_seconds));
-  // A small host or cgroup lowers these two defaults.
-  const std::uint64_t quarter = std::max(ReadHostMemory().total / 4, kLeastHostMemory);
-  if (app.count("--host-memory") == 0) options.host_memory = std::min(options.host_memory, quarter);
-  if (app.count("--shared-memory-limit") == 0)
-    options.shared_memory_limit = std::min(options.shared_memory_limit, quarter);
+  SetDefaults(app, options);
   options.unknown_variables = UnknownVariables(app);
   options.warm_up = !no_warm_up;
   return options;

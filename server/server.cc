@@ -14,6 +14,7 @@
 #include "grpc/grpc.h"
 #include "grpc/health/v1/health.pb.h"
 #include "kernels/base/error.h"
+#include "kernels/base/status_macros.h"
 #include "server/observe/log.h"
 #include "server/status/metrics_text.h"
 #include "server/status/status_page.h"
@@ -125,24 +126,24 @@ void LogOptions(const Options& options) {
 
 Server::Server(std::unique_ptr<Core> core)
     : core_(std::move(core)),
-      buffer_service_(*core_),
-      compute_service_(*core_),
-      filled_(core_->options().ready_file.empty()) {}
+      buffer_service_(core_->call_parts(), *core_->devices, core_->options),
+      compute_service_(core_->call_parts(), *core_->devices, core_->tenants, core_->options,
+                       core_->start_time),
+      filled_(core_->options.ready_file.empty()) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(
     const Options& options, std::vector<std::unique_ptr<Device>> devices) {
   const absl::Time start = absl::Now();
-  absl::StatusOr<std::unique_ptr<Core>> core = Core::Make(options, std::move(devices));
-  if (!core.ok()) return core.status();
+  ASSIGN_OR_RETURN(std::unique_ptr<Core> core, Core::Make(options, std::move(devices)));
   LogOptions(options);
-  for (const std::unique_ptr<Device>& device : (*core)->devices()) {
+  for (const std::unique_ptr<Device>& device : core->device_list) {
     spdlog::info("device {} ({}): {} MiB for buffers, {} workers, queue of {}", device->info().name,
-                 device->info().model, (*core)->tenants().budget(*device).limit() >> 20,
-                 options.workers, options.queue);
+                 device->info().model, core->tenants.budget(*device).limit() >> 20, options.workers,
+                 options.queue);
   }
-  std::unique_ptr<Server> server(new Server(*std::move(core)));
+  std::unique_ptr<Server> server(new Server(std::move(core)));
   server->start_ = start;
-  if (absl::Status status = server->Listen(); !status.ok()) return status;
+  RETURN_IF_ERROR(server->Listen());
   if (!server->filled_) spdlog::info("not ready until {} is created", options.ready_file);
   server->SetHealth();
   if (server->http_ != nullptr) {
@@ -157,14 +158,14 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
 }
 
 absl::Status Server::Register(grpc::ServerBuilder& builder) {
-  const Options& options = core_->options();
+  const Options& options = core_->options;
   builder.RegisterService(&buffer_service_);
   builder.RegisterService(&compute_service_);
   builder.RegisterService(&health_);
   if (!options.shared_memory.empty()) {
-    absl::StatusOr<std::unique_ptr<SharedMemoryService>> shared = SharedMemoryService::Open(*core_);
-    if (!shared.ok()) return shared.status();
-    shared_memory_service_ = *std::move(shared);
+    ASSIGN_OR_RETURN(shared_memory_service_,
+                     SharedMemoryService::Open(core_->call_parts(), *core_->devices, core_->tenants,
+                                               core_->regions, options));
     builder.RegisterService(shared_memory_service_.get());
   }
   // Links the descriptor of the health service, which nothing else refers to: clients such as
@@ -181,27 +182,23 @@ absl::Status Server::Register(grpc::ServerBuilder& builder) {
 }
 
 absl::Status Server::Listen() {
-  const Options& options = core_->options();
+  const Options& options = core_->options;
   grpc::ServerBuilder builder;
-  if (absl::Status status = Register(builder); !status.ok()) return status;
+  RETURN_IF_ERROR(Register(builder));
   SetLimits(options, builder);
   if (!options.metrics_listen.empty()) {
-    gpus_ = std::make_unique<GpuMonitor>(core_->devices());
+    gpus_ = std::make_unique<GpuMonitor>(core_->device_list);
     absl::StatusOr<std::unique_ptr<HttpListener>> http = HttpListener::Open(
         options.metrics_listen, [this](std::string_view path) { return ServeHttp(path); });
     if (!http.ok()) return http.status();
     http_ = *std::move(http);
   }
-  absl::StatusOr<std::unique_ptr<Listener>> listener =
-      Listener::Open(options.listen, options.max_connections, options.socket_group);
-  if (!listener.ok()) return listener.status();
-  listener_ = *std::move(listener);
-  if (absl::Status status = CheckCredentials(); !status.ok()) return status;
+  ASSIGN_OR_RETURN(listener_,
+                   Listener::Open(options.listen, options.max_connections, options.socket_group));
+  RETURN_IF_ERROR(CheckCredentials());
   if (!options.tls_cert.empty()) {
-    absl::StatusOr<std::shared_ptr<ServerTls>> tls =
-        ServerTls::Open({options.tls_cert, options.tls_key, options.tls_client_ca});
-    if (!tls.ok()) return tls.status();
-    tls_ = *std::move(tls);
+    ASSIGN_OR_RETURN(tls_,
+                     ServerTls::Open({options.tls_cert, options.tls_key, options.tls_client_ca}));
   }
   const auto add_acceptor = [&](UserMark* mark) -> std::unique_ptr<Listener::Acceptor> {
     credentials_.push_back(MakeCredentials(mark));
@@ -211,7 +208,7 @@ absl::Status Server::Listen() {
   };
   std::unique_ptr<Listener::Acceptor> acceptor = add_acceptor(nullptr);
   std::vector<Listener::User> users;
-  while (core_->access().restricted() && listener_->has_unix() && users.size() < kMostUsers) {
+  while (core_->access->restricted() && listener_->has_unix() && users.size() < kMostUsers) {
     auto mark = std::make_unique<UserMark>();
     std::unique_ptr<Listener::Acceptor> theirs = add_acceptor(mark.get());
     users.push_back({std::move(mark), std::move(theirs)});
@@ -229,21 +226,18 @@ absl::Status Server::Listen() {
   buffer_service_.Serve(*queues_);
   compute_service_.Serve(*queues_);
   if (shared_memory_service_ != nullptr) shared_memory_service_->Serve(*queues_);
-  health_.Serve(*queues_, std::max<std::size_t>(1, listener_->connections().limit() / 4),
-                core_->answers());
-  queues_->Accept([this](CallQueue& queue) {
-    new StreamExchange(streams_, queue, serve_stream_, core_->answers());
-  });
-  core_->WatchConnections(listener_->connections());
+  health_.Serve(*queues_, std::max<std::size_t>(1, listener_->connections().limit() / 4));
+  queues_->Accept([this](CallQueue& queue) { new StreamExchange(streams_, queue, serve_stream_); });
+  core_->limits.WatchConnections(listener_->connections());
   stream_watch_.emplace(listener_->connections(), options.max_streams);
   listener_->Start(std::move(acceptor), std::move(users),
-                   [this](uid_t user) { return core_->access().NamesUser(user); });
+                   [this](uid_t user) { return core_->access->NamesUser(user); });
   return absl::OkStatus();
 }
 
 absl::Status Server::CheckCredentials() {
-  const Options& options = core_->options();
-  const Access& access = core_->access();
+  const Options& options = core_->options;
+  const Access& access = *core_->access;
   if (access.names_certificates() && options.tls_client_ca.empty())
     spdlog::warn(
         "tokens: some lines name certificates, but no client is asked for one without "
@@ -273,7 +267,7 @@ void Server::ServeStream(StreamExchange& exchange) {
   if (buffer_service_.ServeStream(method, exchange) || health_.ServeStream(method, exchange) ||
       reflection_->Serve(method, exchange))
     return;
-  core_->metrics().Count({.rpc = "other"}, absl::UnimplementedError(""));
+  core_->records.metrics().Count({.rpc = "other"}, absl::UnimplementedError(""));
   exchange.Refuse({grpc::StatusCode::UNIMPLEMENTED, "the server has no such method"});
 }
 
@@ -282,9 +276,7 @@ HttpAnswer Server::ServeHttp(std::string_view path) {
     return {.type = "text/plain; version=0.0.4; charset=utf-8",
             .body = MetricsText(*core_, ready_, tls_.get(), gpus_->Read(kGpuFigures))};
   }
-  if (path == "/") {
-    return {.type = "text/html; charset=utf-8", .body = std::string(kStatusPage)};
-  }
+  if (path == "/") return {.type = "text/html; charset=utf-8", .body = std::string(kStatusPage)};
   if (path == "/healthz") {
     return ready_ ? HttpAnswer{.body = "ready\n"} : HttpAnswer{.code = 503, .body = "not ready\n"};
   }
@@ -327,11 +319,11 @@ void Server::RequestReload() {
 }
 
 void Server::Reload(bool asked) {
-  Home* const home = core_->home();
-  if (asked && tls_ == nullptr && !core_->access().restricted() && home == nullptr)
+  Home* const home = core_->home.get();
+  if (asked && tls_ == nullptr && !core_->access->restricted() && home == nullptr)
     spdlog::info("SIGHUP: there are no files for TLS, tokens or a ring to read again");
   if (tls_ != nullptr) tls_->Reload(asked);
-  core_->access().Reload(asked);
+  core_->access->Reload(asked);
   if (home != nullptr) home->Reload(asked);
 }
 
@@ -347,12 +339,12 @@ bool Server::devices_lost() const {
 }
 
 void Server::SetProfiling(bool on) {
-  for (const std::unique_ptr<Device>& device : core_->devices()) device->SetProfiling(on);
+  for (const std::unique_ptr<Device>& device : core_->device_list) device->SetProfiling(on);
 }
 
 bool Server::Drain() {
   if (std::exchange(drained_, true)) return true;
-  const Options& options = core_->options();
+  const Options& options = core_->options;
   {
     std::unique_lock lock(mutex_);
     draining_ = true;
@@ -362,14 +354,15 @@ bool Server::Drain() {
   }
   listener_->Close();
   if (shared_memory_service_ != nullptr) shared_memory_service_->Close();
-  core_->admission().Close();
+  core_->limits.admission().Close();
   // gRPC cancels calls that arrive during its shutdown, so their clients do not learn the reason.
   // During this pause, clients that call continually get DRAINING instead.
   absl::SleepFor(std::min(kRefusal, options.drain_timeout));
   // Closes the listeners and sends GOAWAY, then waits for calls in progress. gRPC gets no deadline,
   // because calls that gRPC cut off could end unnoticed before WaitIdle returns.
   begin_shutdown_.set_value();
-  const bool idle = core_->admission().WaitIdle(std::min(options.drain_timeout, kLongestDrain));
+  const bool idle =
+      core_->limits.admission().WaitIdle(std::min(options.drain_timeout, kLongestDrain));
   if (!idle) {
     spdlog::warn("cancelling the calls that are still in progress after the drain timeout");
     grpc_server_cancel_all_calls(server_->c_server());
@@ -377,7 +370,7 @@ bool Server::Drain() {
   // Watch calls of the health service never end by themselves.
   while (shutdown_.wait_for(absl::ToChronoNanoseconds(kFlush)) != std::future_status::ready)
     grpc_server_cancel_all_calls(server_->c_server());
-  core_->FlushSpans(kFlush);
+  core_->records.FlushSpans(kFlush);
   return idle;
 }
 
@@ -407,12 +400,12 @@ absl::Duration Server::Without(absl::Duration wait, absl::Time now) const {
 void Server::EndIdle(absl::Time now) {
   buffer_service_.EndIdleStreams(now);
   reflection_->EndIdleStreams(now);
-  core_->answers().CancelUnread(now, core_->Patience(core_->options().transfer_timeout));
+  queues_->answers().CancelUnread(now, core_->limits.Patience());
 }
 
 Server::Verdict Server::Judge() {
-  const auto& devices = core_->devices();
-  const Options& options = core_->options();
+  const auto& devices = core_->device_list;
+  const Options& options = core_->options;
   const absl::Duration limit = options.HangLimit(devices.size());
   bool spans_absence = false, stuck = false;
   const auto present = [&](absl::Duration wait) {
@@ -427,7 +420,7 @@ Server::Verdict Server::Judge() {
     return wait > limit;
   };
   for (const std::unique_ptr<Device>& device : devices) {
-    if (hangs(core_->LongestWait(*device, present))) {
+    if (hangs(core_->devices->LongestWait(*device, present))) {
       spdlog::critical("device {} hangs: it has not answered for {}", device->info().name,
                        absl::FormatDuration(limit));
       device->MarkLost();
@@ -438,7 +431,7 @@ Server::Verdict Server::Judge() {
   }
   bool lost = lost_devices_.size() == devices.size();
   // A chore may hang because of a device that is already known to be lost.
-  if (lost_devices_.empty() && hangs(present(absl::FromChrono(core_->chores().LongestRun())))) {
+  if (lost_devices_.empty() && hangs(present(absl::FromChrono(core_->chores.LongestRun())))) {
     spdlog::critical("allocating or freeing memory has taken {}: the driver hangs",
                      absl::FormatDuration(limit));
     lost = true;
@@ -451,10 +444,11 @@ void Server::ClearLostDevices() {
   // This is done every time Tend runs, because a call that began before the loss may still create a
   // buffer or wait for the device.
   for (const auto& [device, refusing] : lost_devices_) {
-    core_->chores().Release(core_->tenants().Evict(*device));
-    Executor &compute = core_->compute(*device), &transfers = core_->transfers(*device);
+    core_->chores.Release(core_->tenants.Evict(*device));
+    Executor& compute = core_->devices->compute(*device);
+    Executor& transfers = core_->devices->transfers(*device);
     if (compute.waiting() + transfers.waiting() == 0) continue;
-    SubmitOnce(core_->chores(), refusing, [&compute, &transfers] {
+    SubmitOnce(core_->chores, refusing, [&compute, &transfers] {
       compute.RefuseWaiting();
       transfers.RefuseWaiting();
     });
@@ -469,10 +463,10 @@ void Server::WatchFiles() {
     const bool filled = filled_;
     lock.unlock();
     Reload(asked);
-    const bool made = !filled && IsMade(core_->options().ready_file, start_);
+    const bool made = !filled && IsMade(core_->options.ready_file, start_);
     lock.lock();
     if (!made) continue;
-    spdlog::info("{} was created: ready", core_->options().ready_file);
+    spdlog::info("{} was created: ready", core_->options.ready_file);
     filled_ = true;
     SetHealth();
   }
@@ -489,16 +483,16 @@ void Server::Tend() {
     NoteAbsence(now);
     const bool forbearing = now < forbearance_end_;
     stream_watch_->Look(now, forbearing);
-    core_->chores().Relieve();
-    core_->chores().Release(core_->tenants().Sweep(now));
+    core_->chores.Relieve();
+    core_->chores.Release(core_->tenants.Sweep(now));
     if (!forbearing) EndIdle(now);
     LogDroppedLines();
     if (now >= next_trim) {
       next_trim = now + kTrimInterval;
       // The core waits for its chores after the rest of the server is destroyed, so they use only
       // the core.
-      SubmitOnce(core_->chores(), trimming, [&core = *core_] {
-        core.TrimSlots();
+      SubmitOnce(core_->chores, trimming, [&devices = *core_->devices] {
+        devices.TrimSlots();
         TrimHostMemory();
       });
     }
@@ -513,7 +507,7 @@ void Server::Tend() {
     if (stuck != stuck_) {
       if (stuck) {
         spdlog::error("a worker has been busy, or a device silent, for longer than {}: not ready",
-                      absl::FormatDuration(core_->options().watchdog));
+                      absl::FormatDuration(core_->options.watchdog));
       } else {
         spdlog::info("workers and devices respond in time again");
       }

@@ -28,9 +28,8 @@ class HealthTest : public testing::Test {
     builder.RegisterAsyncGenericService(&streams_);
     queues_ = std::make_unique<CallQueues>(builder);
     server_ = builder.BuildAndStart();
-    health_.Serve(*queues_, /*most_watches=*/2, answers_);
-    queues_->Accept(
-        [this](CallQueue& queue) { new StreamExchange(streams_, queue, serve_, answers_); });
+    health_.Serve(*queues_, /*most_watches=*/2);
+    queues_->Accept([this](CallQueue& queue) { new StreamExchange(streams_, queue, serve_); });
     stub_ = grpc::health::v1::Health::NewStub(server_->InProcessChannel({}));
   }
   ~HealthTest() override {
@@ -50,7 +49,6 @@ class HealthTest : public testing::Test {
     return reader->Read(&response) ? response.status() : HealthCheckResponse::UNKNOWN;
   }
 
-  Answers answers_;
   Health health_;
   grpc::AsyncGenericService streams_;
   const StreamExchange::Handle serve_ = [this](StreamExchange& exchange) {

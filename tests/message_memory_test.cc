@@ -228,7 +228,7 @@ class ProgramMemoryTest : public testing::Test {
     std::vector<std::unique_ptr<Device>> devices;
     devices.push_back(*OpenDevice("cpu"));
     core_ = *Core::Make(options, std::move(devices));
-    caller_.tenant = &core_->tenants().unnamed();
+    caller_.tenant = &core_->tenants.unnamed();
   }
   // Returns a program in which each step is the text, in which # stands for the step's number.
   static v1::ExecuteRequest Program(int steps, const std::string& step) {
@@ -257,11 +257,11 @@ TEST_F(ProgramMemoryTest, ThePlanIsWithinWhatIsCharged) {
   for (const int operands : {1, 2, 3, 8}) {
     for (const int nodes : {1, 64}) {
       const v1::ExecuteRequest request = Program(500, Map(operands, nodes, "scratch: true"));
-      ProgramRun program(*core_, caller_, request);
+      ProgramRun program(*core_->devices, core_->records.metrics(), caller_, request);
       const std::size_t before = heap_bytes;
       most_heap_bytes = before;
       ASSERT_TRUE(program.Prepare().ok());
-      program.LeastMicroseconds(core_->FirstDevice());
+      program.LeastMicroseconds(core_->devices->First());
       const std::size_t taken = most_heap_bytes - before;
       constexpr std::size_t kOneStep = 4096;  // Allocated while a step is checked.
       EXPECT_LE(taken, program.memory() + kOneStep) << operands << " operands, " << nodes;
@@ -280,9 +280,9 @@ TEST_F(ProgramMemoryTest, TheResponseIsWithinWhatIsCharged) {
     for (const bool stats : {false, true}) {
       v1::ExecuteRequest request = Program(300, step);
       request.set_stats(stats);
-      ProgramRun program(*core_, caller_, request);
+      ProgramRun program(*core_->devices, core_->records.metrics(), caller_, request);
       ASSERT_TRUE(program.Prepare().ok());
-      const auto stream = *MakeStream(core_->FirstDevice());
+      const auto stream = *MakeStream(core_->devices->First());
       ASSERT_TRUE(program.Plan(*stream).ok());
       ASSERT_TRUE(program.Run(*stream).ok());
       const std::size_t before = heap_bytes;

@@ -44,8 +44,7 @@ class ReflectionTest : public testing::Test {
     builder.RegisterAsyncGenericService(&streams_);
     queues_ = std::make_unique<CallQueues>(builder);
     server_ = builder.BuildAndStart();
-    queues_->Accept(
-        [this](CallQueue& queue) { new StreamExchange(streams_, queue, serve_, answers_); });
+    queues_->Accept([this](CallQueue& queue) { new StreamExchange(streams_, queue, serve_); });
     stub_ = Version::Service::NewStub(server_->InProcessChannel({}));
   }
   ~ReflectionTest() override {
@@ -100,7 +99,6 @@ class ReflectionTest : public testing::Test {
     return names;
   }
 
-  Answers answers_;
   Reflection reflection_{{"a.First", "b.Second"}};
   grpc::AsyncGenericService streams_;
   const StreamExchange::Handle serve_ = [this](StreamExchange& exchange) {

@@ -51,9 +51,8 @@ bool OnCuda(const Stream& stream) { return stream.device().info().backend == Bac
 }  // namespace
 
 void LaunchRead(Stream& stream, const void* data, std::size_t bytes, void* sink) {
-  if constexpr (kWithCuda) {
+  if constexpr (kWithCuda)
     if (OnCuda(stream)) return LaunchReadCuda(stream, data, bytes, sink);
-  }
   const auto* words = static_cast<const std::uint64_t*>(data);
   const std::size_t n = bytes / sizeof *words;
   const auto chunks = static_cast<std::int64_t>((n + kChunk - 1) / kChunk);
@@ -67,9 +66,8 @@ void LaunchRead(Stream& stream, const void* data, std::size_t bytes, void* sink)
 }
 
 void LaunchCopy(Stream& stream, void* to, const void* from, std::size_t bytes) {
-  if constexpr (kWithCuda) {
+  if constexpr (kWithCuda)
     if (OnCuda(stream)) return LaunchCopyCuda(stream, to, from, bytes);
-  }
   const auto chunks = static_cast<std::int64_t>((bytes + kChunk - 1) / kChunk);
 #pragma omp parallel for schedule(static)
   for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
@@ -80,9 +78,8 @@ void LaunchCopy(Stream& stream, void* to, const void* from, std::size_t bytes) {
 }
 
 double LaunchFma(Stream& stream, bool double_precision, void* sink) {
-  if constexpr (kWithCuda) {
+  if constexpr (kWithCuda)
     if (OnCuda(stream)) return LaunchFmaCuda(stream, double_precision, sink);
-  }
   const int threads = stream.device().info().multiprocessors;
   double sum = 0;
 #pragma omp parallel for reduction(+ : sum) num_threads(threads) schedule(static, 1)

@@ -7,7 +7,6 @@
 #include <initializer_list>
 #include <random>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "kernels/bench/rig.h"

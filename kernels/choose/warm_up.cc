@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "kernels/base/status_macros.h"
 #include "kernels/choose/pace.h"
 #include "kernels/compute.h"
 #include "kernels/device/guard.h"
@@ -112,16 +113,12 @@ class WarmUpRun {
     const std::size_t bytes = static_cast<std::size_t>(most) * sizeof(double);
     std::vector<unsigned char> zeros(std::min<std::size_t>(bytes, 1 << 20));
     for (Memory* memory : {&arena_.a, &arena_.b, &arena_.out}) {
-      absl::StatusOr<Memory> allocated = Allocate(stream_.device(), bytes);
-      if (!allocated.ok()) return allocated.status();
-      *memory = *std::move(allocated);
+      ASSIGN_OR_RETURN(*memory, Allocate(stream_.device(), bytes));
     }
     for (const Memory* memory : {&arena_.a, &arena_.b}) {
       for (std::size_t at = 0; at < bytes; at += zeros.size()) {
-        absl::Status status =
-            CopyToDevice(stream_, static_cast<unsigned char*>(memory->data()) + at, zeros.data(),
-                         std::min(zeros.size(), bytes - at));
-        if (!status.ok()) return status;
+        RETURN_IF_ERROR(CopyToDevice(stream_, static_cast<unsigned char*>(memory->data()) + at,
+                                     zeros.data(), std::min(zeros.size(), bytes - at)));
       }
     }
     return CopyToHost(stream_, zeros.data(), arena_.a.data(), zeros.size());
@@ -193,7 +190,7 @@ class WarmUpRun {
   // Runs the strategy in a separate request, and returns the seconds that it takes.
   template <class Problem>
   absl::StatusOr<double> Run(const Strategy<Problem>& strategy, Problem p) {
-    if (absl::Status status = BeginRequest(stream_); !status.ok()) return status;
+    RETURN_IF_ERROR(BeginRequest(stream_));
     const double start = Now();
     absl::Status status = Guard(stream_.device(), [&] {
       if constexpr (requires { p.result; }) p.result = stream_.result();

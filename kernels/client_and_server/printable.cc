@@ -17,9 +17,8 @@ std::size_t SequenceLength(std::string_view text) {
                              : lead >= 0xf0 && lead < 0xf5 ? 4
                                                            : 0;
   if (length == 0 || length > text.size()) return 0;
-  for (std::size_t i = 1; i < length; ++i) {
+  for (std::size_t i = 1; i < length; ++i)
     if ((byte(i) & 0xc0) != 0x80) return 0;
-  }
   // These are the beginnings of overlong forms, surrogates, and code points above U+10FFFF.
   if ((lead == 0xe0 && byte(1) < 0xa0) || (lead == 0xed && byte(1) >= 0xa0) ||
       (lead == 0xf0 && byte(1) < 0x90) || (lead == 0xf4 && byte(1) >= 0x90)) {

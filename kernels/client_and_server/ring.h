@@ -10,7 +10,6 @@
 //   weight(server, route) mix(hash(server) ^ mix(hash(route))), with the mix function of SplitMix64
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>

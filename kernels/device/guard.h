@@ -4,8 +4,10 @@
 #include <cstdint>
 #include <exception>
 #include <new>
+#include <type_traits>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "kernels/base/error.h"
 #include "kernels/device/device.h"
 
@@ -19,12 +21,18 @@ absl::Status ScratchExhausted(const Device& device, std::uint64_t requested, std
 // names another one. If its kind is kLost, marks the device that it concerns as lost.
 absl::Status CurrentExceptionStatus(Device& at);
 
-// Calls f(), which may throw DeviceError, and returns the outcome as a Status.
-template <class F>
-absl::Status Guard(Device& device, F&& f) {
+// Calls f(), which may throw DeviceError, and returns the outcome as a Status, or as a StatusOr if
+// f returns a value.
+template <class F, class Value = std::invoke_result_t<F>>
+std::conditional_t<std::is_void_v<Value>, absl::Status, absl::StatusOr<Value>> Guard(Device& device,
+                                                                                     const F& f) {
   try {
-    f();
-    return absl::OkStatus();
+    if constexpr (!std::is_void_v<Value>) {
+      return f();
+    } else {
+      f();
+      return absl::OkStatus();
+    }
   } catch (...) {
     return CurrentExceptionStatus(device);
   }

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/expression/map_math.h"
 
 namespace tessera {
@@ -118,9 +119,8 @@ class Compiler {
       : nodes_(nodes), operands_(operands), cast_(cast) {}
 
   absl::StatusOr<MapProgram> Compile() {
-    if (absl::Status status = CheckCounts(); !status.ok()) return status;
-    for (std::size_t i = 0; i < nodes_.size(); ++i)
-      if (absl::Status status = Check(i); !status.ok()) return status;
+    RETURN_IF_ERROR(CheckCounts());
+    for (std::size_t i = 0; i < nodes_.size(); ++i) RETURN_IF_ERROR(Check(i));
     program_.operands = static_cast<int>(operands_.size());
     std::copy(operands_.begin(), operands_.end(), program_.operand_dtypes.begin());
     program_.dtype = types_[nodes_.size() - 1].settled();
@@ -270,8 +270,7 @@ class Compiler {
     }
     for (std::size_t a = 0; a < args.size(); ++a) {
       if (!args[a].is_free()) continue;
-      if (absl::Status status = CheckFits(nodes_[i].args[a], common, i); !status.ok())
-        return status;
+      RETURN_IF_ERROR(CheckFits(nodes_[i].args[a], common, i));
     }
     return absl::OkStatus();
   }
@@ -436,9 +435,8 @@ absl::StatusOr<const MapProgram*> Expression::Compile(absl::Span<const DType> op
                     absl::MakeSpan(compiled->operand_dtypes)
                             .first(static_cast<std::size_t>(compiled->operands)) == operands;
   if (!fits) {
-    absl::StatusOr<MapProgram> program = CompileExpression(nodes_, operands, cast);
-    if (!program.ok()) return program.status();
-    compiled = std::make_unique<const MapProgram>(*program);
+    ASSIGN_OR_RETURN(MapProgram program, CompileExpression(nodes_, operands, cast));
+    compiled = std::make_unique<const MapProgram>(program);
   }
   return compiled.get();
 }

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/base/status_macros.h"
 #include "kernels/program/program.h"
 
 namespace tessera {
@@ -50,8 +51,7 @@ absl::Status StoreScalar(const PlannedStep& step, Stream& stream) {
     return CopyToDevice(stream, memory, &integer, SizeOf(dtype));
   }
   char* const unrounded = static_cast<char*>(memory) + kUnrounded;
-  absl::Status status = CopyToDevice(stream, unrounded, &value.real, sizeof value.real);
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(CopyToDevice(stream, unrounded, &value.real, sizeof value.real));
   return RunCopy(stream, WholeView({DType::kF64, {}}, unrounded), dtype, memory);
 }
 
@@ -61,10 +61,10 @@ absl::StatusOr<ScalarResult> RunStep(const ProgramPlan& program, const PlannedSt
                                      Stream& stream, const RunOptions& options) {
   const Output outputs[kMostResults] = {step.memory[0], step.memory[1]};
   if (step.selection == nullptr) return Run(step.spec, stream, step.views, outputs, options);
-  const absl::StatusOr<Stats> stats = RunProductTopK(
-      stream, SelectionOf(program, step), *step.selection, outputs[0], outputs[1], options);
-  if (!stats.ok()) return stats.status();
-  return ScalarResult{.stats = *stats};
+  ASSIGN_OR_RETURN(const Stats stats,
+                   RunProductTopK(stream, SelectionOf(program, step), *step.selection, outputs[0],
+                                  outputs[1], options));
+  return ScalarResult{.stats = stats};
 }
 
 absl::Status RunSteps(ProgramPlan& program, Stream& stream, StepRunner run) {
@@ -80,8 +80,7 @@ absl::Status RunSteps(ProgramPlan& program, Stream& stream, StepRunner run) {
     std::size_t end = i + 1;
     while (step.batched && end < steps.size() && Joins(program, i, steps[end])) ++end;
     if (end - i > 1) {
-      absl::Status status = RunTogether(absl::MakeSpan(steps).subspan(i, end - i), stream);
-      if (!status.ok()) return status;
+      RETURN_IF_ERROR(RunTogether(absl::MakeSpan(steps).subspan(i, end - i), stream));
     } else {
       const ScratchMark before = stream.MarkScratch();
       absl::StatusOr<ScalarResult> outcome = run(step);

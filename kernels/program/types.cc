@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/program/program.h"
 
 namespace tessera {
@@ -32,9 +33,7 @@ absl::Status FindTypes(const ProgramPlan& program, PlannedStep& step) {
     operand.view = *view;
     step.views.push_back(*view);
   }
-  absl::StatusOr<ResultType> result = TypeOf(step.spec, step.views);
-  if (!result.ok()) return result.status();
-  step.result = *std::move(result);
+  ASSIGN_OR_RETURN(step.result, TypeOf(step.spec, step.views));
   return absl::OkStatus();
 }
 

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/compute.h"
 
 namespace tessera {
@@ -73,10 +74,9 @@ absl::StatusOr<ArrayType> MakeArrayType(DType dtype, absl::Span<const std::int64
     return MakeError(absl::StatusCode::kInvalidArgument, "BAD_DTYPE", "the dtype is unknown",
                      {{"field", "dtype"}, {"value", absl::StrCat(static_cast<int>(dtype))}});
   }
-  absl::StatusOr<Shape> checked =
-      CheckedShape(shape, kMaxBytes / static_cast<std::int64_t>(SizeOf(dtype)));
-  if (!checked.ok()) return checked.status();
-  return ArrayType{dtype, *checked};
+  ASSIGN_OR_RETURN(Shape checked,
+                   CheckedShape(shape, kMaxBytes / static_cast<std::int64_t>(SizeOf(dtype))));
+  return ArrayType{dtype, checked};
 }
 
 View WholeView(const ArrayType& type, const void* data) {

@@ -5,7 +5,7 @@
 #include <initializer_list>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/choose/map_range.h"
 #include "kernels/compute.h"
 #include "kernels/run/execute.h"
@@ -42,11 +42,8 @@ void ConvertOn(Stream& stream, const void* in, DType from, void* out, DType to, 
 
 absl::Status RunCopy(Stream& stream, const View& view, DType dtype, const Output& to,
                      const RunOptions& options) {
-  if (absl::Status status = CheckCopySeconds({&stream}, view, dtype, options); !status.ok())
-    return status;
-  const absl::StatusOr<void*> memory = to.Get();
-  if (!memory.ok()) return memory.status();
-  void* const out = *memory;
+  RETURN_IF_ERROR(CheckCopySeconds({&stream}, view, dtype, options));
+  ASSIGN_OR_RETURN(void* const out, to.Get());
   const Stopwatch watch;
   absl::Status status = Finished(stream, [&] {
     if (dtype == view.dtype) return stream.Gather(view, out);
@@ -68,12 +65,9 @@ absl::Status RunCopy(Stream& stream, const View& view, DType dtype, const Output
 
 absl::Status RunCopyAcross(Stream& from, const View& view, DType dtype, Stream& to, void* out,
                            const RunOptions& options) {
-  if (absl::Status status = CheckCopySeconds({&from, &to}, view, dtype, options); !status.ok())
-    return status;
+  RETURN_IF_ERROR(CheckCopySeconds({&from, &to}, view, dtype, options));
   if (view.elements() == 0) return absl::OkStatus();
-  bool direct = false;
-  absl::Status found = Guard(from.device(), [&] { direct = from.ReachesPeer(to); });
-  if (!found.ok()) return found;
+  ASSIGN_OR_RETURN(const bool direct, Guard(from.device(), [&] { return from.ReachesPeer(to); }));
   const bool converts = dtype != view.dtype, gathers = HasGaps(view);
   const std::size_t size = std::max(SizeOf(view.dtype), SizeOf(dtype));
   // The number of bytes copied between two checks of whether to stop. At each check, the link

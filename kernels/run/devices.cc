@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/compute.h"
 #include "kernels/cpu/runtime/cpu_device.h"
 #include "kernels/cpu/runtime/host_threads.h"
@@ -149,10 +150,7 @@ absl::StatusOr<std::unique_ptr<Device>> OpenDevice(std::string_view name) {
 }
 
 absl::StatusOr<std::unique_ptr<Stream>> MakeStream(Device& device) {
-  std::unique_ptr<Stream> stream;
-  absl::Status status = Guard(device, [&] { stream = device.MakeStream(); });
-  if (!status.ok()) return status;
-  return stream;
+  return Guard(device, [&] { return device.MakeStream(); });
 }
 
 absl::Status KeepRoom(Device& device) {
@@ -160,10 +158,7 @@ absl::Status KeepRoom(Device& device) {
 }
 
 absl::StatusOr<std::unique_ptr<Stream>> MakeLargeStream(Device& device) {
-  std::unique_ptr<Stream> stream;
-  absl::Status status = Guard(device, [&] { stream = device.MakeLargeStream(); });
-  if (!status.ok()) return status;
-  return stream;
+  return Guard(device, [&] { return device.MakeLargeStream(); });
 }
 
 std::vector<Shard> MakeShards(absl::Span<Device* const> devices, std::uint64_t bytes) {
@@ -210,35 +205,26 @@ Memory::~Memory() {
 
 absl::StatusOr<Memory> Allocate(Device& device, std::size_t bytes) {
   if (bytes == 0) return Memory();
-  void* data = nullptr;
-  absl::Status status = Guard(device, [&] { data = device.Allocate(bytes); });
-  if (!status.ok()) return status;
+  ASSIGN_OR_RETURN(void* const data, Guard(device, [&] { return device.Allocate(bytes); }));
   return Memory(&device, data, bytes);
 }
 
 absl::StatusOr<Memory> Allocate(absl::Span<const Shard> shards) {
   const Shard& last = shards.back();
   if (shards.size() == 1) return Allocate(*last.device, last.end);
-  std::unique_ptr<ShardedMemory> sharded;
-  absl::Status status = Guard(*shards.front().device, [&] {
-    sharded = shards.front().device->AllocateShards(std::span(shards.data(), shards.size()));
-  });
-  if (!status.ok()) return status;
+  Device& first = *shards.front().device;
+  ASSIGN_OR_RETURN(std::unique_ptr<ShardedMemory> sharded, Guard(first, [&] {
+                     return first.AllocateShards(std::span(shards.data(), shards.size()));
+                   }));
   return Memory(std::move(sharded), last.end);
 }
 
 absl::StatusOr<StagingMemory> MakeStaging(Device& device, std::size_t bytes) {
-  StagingMemory memory(nullptr, nullptr);
-  absl::Status status = Guard(device, [&] { memory = device.MakeStaging(bytes); });
-  if (!status.ok()) return status;
-  return memory;
+  return Guard(device, [&] { return device.MakeStaging(bytes); });
 }
 
 absl::StatusOr<HostRegistration> RegisterHost(Device& device, void* memory, std::size_t bytes) {
-  HostRegistration registration(nullptr, nullptr);
-  absl::Status status = Guard(device, [&] { registration = device.RegisterHost(memory, bytes); });
-  if (!status.ok()) return status;
-  return registration;
+  return Guard(device, [&] { return device.RegisterHost(memory, bytes); });
 }
 
 int LoopThreads(const Device& device) {
@@ -265,11 +251,8 @@ absl::Status EndRequest(Stream& stream) {
 }
 
 absl::StatusOr<void*> Scratch(Stream& stream, std::size_t bytes) {
-  void* data = nullptr;
-  if (bytes == 0) return data;
-  absl::Status status = Guard(stream.device(), [&] { data = stream.Scratch(bytes); });
-  if (!status.ok()) return status;
-  return data;
+  if (bytes == 0) return nullptr;
+  return Guard(stream.device(), [&] { return stream.Scratch(bytes); });
 }
 
 absl::Status CopyToDevice(Stream& stream, void* device, const void* host, std::size_t bytes) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/choose/map_range.h"
 #include "kernels/compute.h"
 #include "kernels/run/execute.h"
@@ -33,9 +34,8 @@ absl::Status CheckFolds(ReduceOp op, DType dtype, std::int64_t n) {
 
 absl::StatusOr<ArrayType> FoldedType(const View& x, const MapStage* in) {
   if (!IsMapped(x, in)) return ArrayType{x.dtype, x.shape};
-  absl::StatusOr<std::unique_ptr<StagedMap>> staged = StageReduce(x, in);
-  if (!staged.ok()) return staged.status();
-  return (*staged)->type();
+  ASSIGN_OR_RETURN(std::unique_ptr<StagedMap> staged, StageReduce(x, in));
+  return staged->type();
 }
 
 namespace {
@@ -101,7 +101,7 @@ absl::Status ExecuteBatch(Stream& stream, bool integer, absl::Span<ScalarResult>
 
 absl::StatusOr<ScalarResult> RunDot(Stream& stream, const View& a, const View& b,
                                     const RunOptions& options) {
-  if (absl::Status status = CheckSame(a, b); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckSame(a, b));
   DotProblem problem{.dtype = a.dtype, .n = a.elements()};
   const OperandSlot operands[] = {{a, HasGaps(a), &problem.a, &problem.a_view},
                                   {b, HasGaps(b), &problem.b, &problem.b_view}};
@@ -112,16 +112,15 @@ absl::StatusOr<ScalarResult> RunDot(Stream& stream, const View& a, const View& b
 absl::StatusOr<ScalarResult> RunReduce(Stream& stream, const View& x, ReduceOp op,
                                        const RunOptions& options, const MapStage* in) {
   if (IsMapped(x, in)) {
-    absl::StatusOr<std::unique_ptr<StagedMap>> staged = StageReduce(x, in);
-    if (!staged.ok()) return staged.status();
-    const MapProblem& map = (*staged)->problem();
-    const DType dtype = (*staged)->type().dtype;
-    if (absl::Status status = CheckFolds(op, dtype, map.n); !status.ok()) return status;
+    ASSIGN_OR_RETURN(std::unique_ptr<StagedMap> staged, StageReduce(x, in));
+    const MapProblem& map = staged->problem();
+    const DType dtype = staged->type().dtype;
+    RETURN_IF_ERROR(CheckFolds(op, dtype, map.n));
     ReduceProblem problem{.dtype = map.dtype, .op = op, .n = map.n, .map = &map};
     return ExecuteScalar(stream, problem, IsInteger(ScalarDType(op, dtype)), options,
                          FoldMap(map, stream));
   }
-  if (absl::Status status = CheckFolds(op, x.dtype, x.elements()); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckFolds(op, x.dtype, x.elements()));
   ReduceProblem problem{.dtype = x.dtype, .op = op, .n = x.elements()};
   const OperandSlot operands[] = {{x, HasGaps(x), &problem.x, &problem.x_view}};
   return ExecuteScalar(stream, problem, IsInteger(ScalarDType(op, x.dtype)), options,
@@ -129,11 +128,9 @@ absl::StatusOr<ScalarResult> RunReduce(Stream& stream, const View& x, ReduceOp o
 }
 
 absl::StatusOr<ArrayType> ReduceType(const View& x, ReduceOp op, const MapStage* in) {
-  const absl::StatusOr<ArrayType> folded = FoldedType(x, in);
-  if (!folded.ok()) return folded.status();
-  absl::Status status = CheckFolds(op, folded->dtype, folded->shape.elements());
-  if (!status.ok()) return status;
-  return ArrayType{ResultDType(op, folded->dtype), {}};
+  ASSIGN_OR_RETURN(const ArrayType folded, FoldedType(x, in));
+  RETURN_IF_ERROR(CheckFolds(op, folded.dtype, folded.shape.elements()));
+  return ArrayType{ResultDType(op, folded.dtype), {}};
 }
 
 void LaunchBatch(DType dtype, std::span<const DotItem> items, Scalar* results, Stream& stream) {
@@ -166,7 +163,7 @@ absl::Status RunDotBatch(Stream& stream, BatchOperand operand, absl::Span<Scalar
   std::vector<DotItem> items(results.size());
   for (std::size_t i = 0; i < items.size(); ++i) {
     const View &a = operand(i, 0), &b = operand(i, 1);
-    if (absl::Status status = CheckSame(a, b); !status.ok()) return status;
+    RETURN_IF_ERROR(CheckSame(a, b));
     items[i] = {{a.data, b.data}, a.elements()};
   }
   return ExecuteBatch(

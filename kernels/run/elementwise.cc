@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/compute.h"
 #include "kernels/run/execute.h"
 #include "kernels/run/pieces.h"
@@ -69,7 +69,7 @@ class AddInPieces final : public Work<AddProblem> {
 }  // namespace
 
 absl::StatusOr<ArrayType> AddType(const View& a, const View& b) {
-  if (absl::Status status = CheckSame(a, b); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckSame(a, b));
   return ArrayType{a.dtype, a.shape};
 }
 
@@ -82,24 +82,20 @@ absl::StatusOr<Stats> RunAdd(Stream& stream, const View& a, const View& b, const
 }
 
 absl::StatusOr<ArrayType> MapType(absl::Span<const View> operands, const Expression& expression) {
-  const absl::StatusOr<const MapProgram*> program = CompileFor(operands, expression);
-  if (!program.ok()) return program.status();
-  const absl::StatusOr<Shape> shape = BroadcastShape(operands, NameOfMapOperand);
-  if (!shape.ok()) return shape.status();
-  return MakeArrayType((*program)->dtype,
-                       {shape->dims.data(), static_cast<std::size_t>(shape->rank)});
+  ASSIGN_OR_RETURN(const MapProgram* const program, CompileFor(operands, expression));
+  ASSIGN_OR_RETURN(const Shape shape, BroadcastShape(operands, NameOfMapOperand));
+  return MakeArrayType(program->dtype, {shape.dims.data(), static_cast<std::size_t>(shape.rank)});
 }
 
 absl::StatusOr<Stats> RunMap(Stream& stream, absl::Span<const View> operands,
                              const Expression& expression, const Output& out,
                              const RunOptions& options) {
-  const absl::StatusOr<ArrayType> type = MapType(operands, expression);
-  if (!type.ok()) return type.status();
-  MapProblem problem{.dtype = type->dtype,
-                     .n = type->shape.elements(),
+  ASSIGN_OR_RETURN(const ArrayType type, MapType(operands, expression));
+  MapProblem problem{.dtype = type.dtype,
+                     .n = type.shape.elements(),
                      .program = *CompileFor(operands, expression)};
   for (std::size_t i = 0; i < operands.size(); ++i)
-    problem.operands[i] = Broadcast(operands[i], type->shape);
+    problem.operands[i] = Broadcast(operands[i], type.shape);
   return ExecuteTo(out, &problem.out, stream, problem, options, WholeLaunch<MapProblem>({}));
 }
 

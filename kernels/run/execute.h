@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/types/span.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/choose/pace.h"
 #include "kernels/compute.h"
 #include "kernels/device/guard.h"
@@ -90,8 +91,7 @@ template <class Problem>
 absl::StatusOr<const Strategy<Problem>*> Find(std::string_view name, const Problem& problem,
                                               const Device& device) {
   if (!std::is_same_v<Problem, MapProblem>) {
-    absl::Status status = CheckComputed(Problem::kOperation, problem.dtype);
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(CheckComputed(Problem::kOperation, problem.dtype));
   }
   const Strategy<Problem>* found = nullptr;
   if (name.empty()) {
@@ -130,7 +130,7 @@ absl::StatusOr<const Strategy<Problem>*> Find(std::string_view name, const Probl
     if (std::string needs = Refusal(*found, problem); !needs.empty())
       return Unsupported(name, problem, device, needs);
   }
-  if (absl::Status status = CheckLaunch(*found, problem.launch); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckLaunch(*found, problem.launch));
   return found;
 }
 
@@ -458,24 +458,19 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
   double gather_seconds = 0;
   if (options.pace != nullptr && !trivial) {
     gather_seconds = work.GatherSeconds(*options.pace);
-    absl::StatusOr<double> estimate =
-        CheckSeconds(**strategy, problem, stream.device(), gather_seconds, options);
-    if (!estimate.ok()) return estimate.status();
-    stats.estimate_seconds = *estimate;
+    ASSIGN_OR_RETURN(stats.estimate_seconds,
+                     CheckSeconds(**strategy, problem, stream.device(), gather_seconds, options));
   }
   if (options.check_only) {
     stats.scratch_bytes = ScratchBytes(**strategy, problem, stream, work);
     return stats;
   }
   stream.Expect(stats.estimate_seconds);
-  if (absl::Status status = place(problem); !status.ok()) return status;
+  RETURN_IF_ERROR(place(problem));
 
   std::vector<TeamShare> shares;
   if (options.team != nullptr && !trivial) {
-    absl::StatusOr<std::vector<TeamShare>> found =
-        SharesOf(stream, problem, **strategy, *options.team, work);
-    if (!found.ok()) return found.status();
-    shares = *std::move(found);
+    ASSIGN_OR_RETURN(shares, SharesOf(stream, problem, **strategy, *options.team, work));
   }
   stats.devices = std::max<int>(1, static_cast<int>(shares.size()));
   const std::uint64_t found = stream.prepared_found();
@@ -517,9 +512,8 @@ absl::StatusOr<ScalarResult> ExecuteScalar(Stream& stream, Problem& problem, boo
     p.result = stream.result();
     return absl::OkStatus();
   };
-  absl::StatusOr<Stats> stats = Execute<Problem>(stream, problem, options, place, work);
-  if (!stats.ok()) return stats.status();
-  return ScalarResult{options.check_only ? Scalar{} : *problem.result, integer, *stats};
+  ASSIGN_OR_RETURN(Stats stats, Execute<Problem>(stream, problem, options, place, work));
+  return ScalarResult{options.check_only ? Scalar{} : *problem.result, integer, stats};
 }
 
 }  // namespace tessera

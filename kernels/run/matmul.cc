@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/choose/map_range.h"
 #include "kernels/compute.h"
 #include "kernels/problem/matmul.h"
@@ -67,7 +68,7 @@ absl::StatusOr<ArrayType> ProductType(const View& a, const View& b, bool transpo
   if (a_k != b_k) {
     return ShapesDiffer(absl::StrCat("the inner extents ", a_k, " and ", b_k, " must agree"), a, b);
   }
-  if (absl::Status status = CheckComputed("matmul", a.dtype); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckComputed("matmul", a.dtype));
   if (!IsMatmulPair(a.dtype, out_dtype)) {
     return Invalid(
         "BAD_DTYPE",
@@ -109,22 +110,20 @@ absl::StatusOr<ArrayType> MatmulType(const View& a, const View& b, bool transpos
                                      bool transpose_b, DType out_dtype, const MapStage* out_of) {
   absl::StatusOr<ArrayType> product = ProductType(a, b, transpose_a, transpose_b, out_dtype);
   if (!product.ok() || out_of == nullptr) return product;
-  absl::StatusOr<std::unique_ptr<StagedMap>> staged = StageMatmul(*product, *out_of);
-  if (!staged.ok()) return staged.status();
-  return (*staged)->type();
+  ASSIGN_OR_RETURN(std::unique_ptr<StagedMap> staged, StageMatmul(*product, *out_of));
+  return staged->type();
 }
 
 absl::StatusOr<Stats> RunMatmul(Stream& stream, const View& a, const View& b, bool transpose_a,
                                 bool transpose_b, DType out_dtype, const Output& out,
                                 const RunOptions& options, const MapStage* out_of) {
-  absl::StatusOr<ArrayType> type = ProductType(a, b, transpose_a, transpose_b, out_dtype);
-  if (!type.ok()) return type.status();
+  ASSIGN_OR_RETURN(ArrayType type, ProductType(a, b, transpose_a, transpose_b, out_dtype));
   const MatrixOperand left = MakeMatrixOperand(a, transpose_a);
   const MatrixOperand right = MakeMatrixOperand(b, transpose_b);
   MatmulProblem problem{.dtype = a.dtype,
                         .out_dtype = out_dtype,
-                        .m = type->shape[0],
-                        .n = type->shape[1],
+                        .m = type.shape[0],
+                        .n = type.shape[1],
                         .k = a.shape[transpose_a ? 0 : 1],
                         .lda = left.pitch,
                         .transpose_a = left.transpose,
@@ -135,11 +134,10 @@ absl::StatusOr<Stats> RunMatmul(Stream& stream, const View& a, const View& b, bo
                                   {b, right.gather && HasGaps(b), &problem.b}};
   const WholeLaunch<MatmulProblem> product(operands);
   if (out_of == nullptr) return ExecuteTo(out, &problem.c, stream, problem, options, product);
-  absl::StatusOr<std::unique_ptr<StagedMap>> staged = StageMatmul(*type, *out_of);
-  if (!staged.ok()) return staged.status();
-  MapProblem& map = (*staged)->problem();
+  ASSIGN_OR_RETURN(std::unique_ptr<StagedMap> staged, StageMatmul(type, *out_of));
+  MapProblem& map = staged->problem();
   return ExecuteTo(out, &map.out, stream, problem, options,
-                   MatmulThenMap(product, map, stream, type->bytes()));
+                   MatmulThenMap(product, map, stream, type.bytes()));
 }
 
 }  // namespace tessera

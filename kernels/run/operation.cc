@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
+#include "kernels/base/status_macros.h"
 
 namespace tessera {
 namespace {
@@ -43,9 +44,8 @@ absl::StatusOr<ResultType> TypeOf(const ReduceSpec& spec, absl::Span<const View>
   const std::optional<MapStage> in = StageOf(spec.expression, x.subspan(1));
   if (!spec.axes.empty())
     return ArrayOf(ReduceAxesType(x[0], spec.op, spec.axes, spec.keep_dims, Get(in)));
-  const absl::StatusOr<ArrayType> type = ReduceType(x[0], spec.op, Get(in));
-  if (!type.ok()) return type.status();
-  return ResultType{.scalar = true, .is_index = IsArg(spec.op), .arrays = {*type}};
+  ASSIGN_OR_RETURN(const ArrayType type, ReduceType(x[0], spec.op, Get(in)));
+  return ResultType{.scalar = true, .is_index = IsArg(spec.op), .arrays = {type}};
 }
 
 absl::StatusOr<ResultType> TypeOf(const MatmulSpec& spec, absl::Span<const View> x) {
@@ -63,12 +63,11 @@ absl::StatusOr<ResultType> TypeOf(const MapSpec& spec, absl::Span<const View> x)
 }
 
 absl::StatusOr<ResultType> TypeOf(const TopKSpec& spec, absl::Span<const View> x) {
-  const absl::StatusOr<ArrayType> values = TopKType(x[0], spec.k, spec.axis);
-  if (!values.ok()) return values.status();
-  const absl::StatusOr<ArrayType> indices = MakeArrayType(
-      DType::kI64, {values->shape.dims.data(), static_cast<std::size_t>(values->shape.rank)});
-  if (!indices.ok()) return indices.status();
-  return ResultType{.arrays = {*values, *indices}};
+  ASSIGN_OR_RETURN(const ArrayType values, TopKType(x[0], spec.k, spec.axis));
+  ASSIGN_OR_RETURN(const ArrayType indices,
+                   MakeArrayType(DType::kI64, {values.shape.dims.data(),
+                                               static_cast<std::size_t>(values.shape.rank)}));
+  return ResultType{.arrays = {values, indices}};
 }
 
 // --- Runs ---

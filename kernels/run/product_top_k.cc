@@ -1,9 +1,9 @@
 #include "kernels/run/product_top_k.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <optional>
 
+#include "kernels/base/status_macros.h"
 #include "kernels/run/execute.h"
 #include "kernels/run/matrix_operand.h"
 #include "kernels/run/stage.h"
@@ -111,12 +111,9 @@ absl::StatusOr<Stats> RunProductTopK(Stream& stream, const ProductTopK& request,
                                      const Output& indices, const RunOptions& options) {
   std::optional<ProductTopKProblem> problem = ProblemOf(request);
   if (!problem.has_value()) return absl::InternalError("no product that selects");
-  const absl::StatusOr<void*> first = values.Get();
-  if (!first.ok()) return first.status();
-  const absl::StatusOr<void*> second = indices.Get();
-  if (!second.ok()) return second.status();
-  problem->values = *first;
-  problem->indices = static_cast<std::int64_t*>(*second);
+  ASSIGN_OR_RETURN(problem->values, values.Get());
+  ASSIGN_OR_RETURN(void* const second, indices.Get());
+  problem->indices = static_cast<std::int64_t*>(second);
   const Cost cost = strategy.cost(*problem);
   Stats stats{.strategy = strategy.name, .bytes = cost.bytes, .flops = cost.flops};
   absl::Status status = Finished(

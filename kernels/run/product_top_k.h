@@ -7,7 +7,6 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "kernels/compute.h"
 #include "kernels/problem/product_top_k.h"
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/compute.h"
 #include "kernels/run/axes.h"
 #include "kernels/run/execute.h"
@@ -65,33 +65,29 @@ Folding MakeFolding(const Shape& shape, const std::array<bool, kMaxRank>& folded
 
 absl::StatusOr<ArrayType> ReduceAxesType(const View& x, ReduceOp op, absl::Span<const int> axes,
                                          bool keep_dims, const MapStage* in) {
-  const absl::StatusOr<ArrayType> of = FoldedType(x, in);
-  if (!of.ok()) return of.status();
-  absl::StatusOr<std::array<bool, kMaxRank>> folded = FoldedAxes(of->shape, axes);
-  if (!folded.ok()) return folded.status();
+  ASSIGN_OR_RETURN(const ArrayType of, FoldedType(x, in));
+  ASSIGN_OR_RETURN(auto folded, FoldedAxes(of.shape, axes));
   std::vector<std::int64_t> shape;
   bool nothing_to_fold = false;
-  for (int i = 0; i < of->shape.rank; ++i) {
-    if (!(*folded)[static_cast<std::size_t>(i)]) {
-      shape.push_back(of->shape[i]);
+  for (int i = 0; i < of.shape.rank; ++i) {
+    if (!folded[static_cast<std::size_t>(i)]) {
+      shape.push_back(of.shape[i]);
     } else {
-      nothing_to_fold |= of->shape[i] == 0;
+      nothing_to_fold |= of.shape[i] == 0;
       if (keep_dims) shape.push_back(1);
     }
   }
-  absl::StatusOr<ArrayType> type = MakeArrayType(ResultDType(op, of->dtype), shape);
+  absl::StatusOr<ArrayType> type = MakeArrayType(ResultDType(op, of.dtype), shape);
   if (!type.ok()) return type;
   const bool empty = nothing_to_fold && type->shape.elements() > 0;
-  absl::Status status = CheckFolds(op, of->dtype, empty ? 0 : 1);
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(CheckFolds(op, of.dtype, empty ? 0 : 1));
   return type;
 }
 
 absl::StatusOr<Stats> RunReduceAxes(Stream& stream, const View& x, ReduceOp op,
                                     absl::Span<const int> axes, const Output& out,
                                     const RunOptions& options, const MapStage* in) {
-  if (absl::Status status = ReduceAxesType(x, op, axes, false, in).status(); !status.ok())
-    return status;
+  RETURN_IF_ERROR(ReduceAxesType(x, op, axes, false, in).status());
   const auto problem_of = [&](const Folding& folding, DType dtype) {
     return ReduceAxesProblem{.dtype = dtype,
                              .op = op,
@@ -102,10 +98,9 @@ absl::StatusOr<Stats> RunReduceAxes(Stream& stream, const View& x, ReduceOp op,
                              .out = nullptr};
   };
   if (IsMapped(x, in)) {
-    absl::StatusOr<std::unique_ptr<StagedMap>> staged = StageReduce(x, in);
-    if (!staged.ok()) return staged.status();
-    MapProblem& map = (*staged)->problem();
-    const Shape& shape = (*staged)->type().shape;
+    ASSIGN_OR_RETURN(std::unique_ptr<StagedMap> staged, StageReduce(x, in));
+    MapProblem& map = staged->problem();
+    const Shape& shape = staged->type().shape;
     const Folding folding = MakeFolding(shape, *FoldedAxes(shape, axes));
     for (int i = 0; i < map.program->operands; ++i) {
       View& view = map.operands[static_cast<std::size_t>(i)];

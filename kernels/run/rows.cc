@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/compute.h"
 #include "kernels/run/axes.h"
 #include "kernels/run/execute.h"
@@ -57,8 +58,7 @@ absl::StatusOr<ArrayType> TopKType(const View& x, std::int64_t k, int axis) {
 absl::StatusOr<Stats> RunTopK(Stream& stream, const View& x, std::int64_t k, int axis,
                               bool smallest, const Output& values, const Output& indices,
                               const RunOptions& options) {
-  const absl::StatusOr<ArrayType> type = TopKType(x, k, axis);
-  if (!type.ok()) return type.status();
+  ASSIGN_OR_RETURN(const ArrayType type, TopKType(x, k, axis));
   // Strategies see the axis as the last one.
   const int rank = x.shape.rank, at = axis < 0 ? axis + rank : axis, last = rank - 1;
   View rows = x;
@@ -70,15 +70,12 @@ absl::StatusOr<Stats> RunTopK(Stream& stream, const View& x, std::int64_t k, int
   }
   rows.shape[last] = problem.n;
   rows.strides[static_cast<std::size_t>(last)] = x.strides[static_cast<std::size_t>(at)];
-  problem.rows = type->shape.elements() / k;
+  problem.rows = type.shape.elements() / k;
   const OperandSlot operands[] = {{rows, HasGaps(rows), &problem.x}};
   const auto place = [&](TopKProblem& p) -> absl::Status {
-    const absl::StatusOr<void*> first = values.Get();
-    if (!first.ok()) return first.status();
-    const absl::StatusOr<void*> second = indices.Get();
-    if (!second.ok()) return second.status();
-    p.values = *first;
-    p.indices = static_cast<std::int64_t*>(*second);
+    ASSIGN_OR_RETURN(p.values, values.Get());
+    ASSIGN_OR_RETURN(void* const second, indices.Get());
+    p.indices = static_cast<std::int64_t*>(second);
     return absl::OkStatus();
   };
   return Execute<TopKProblem>(stream, problem, options, place, WholeLaunch<TopKProblem>(operands));

@@ -1,10 +1,10 @@
 #include "kernels/run/stage.h"
 
 #include <algorithm>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/expression/map_cost.h"
 #include "kernels/run/execute.h"
 
@@ -75,12 +75,12 @@ absl::StatusOr<std::unique_ptr<StagedMap>> StagedMap::Make(const View& first, co
     return i == 0 ? std::string(first_name) : absl::StrCat("with[", i - 1, "]");
   });
   if (!shape.ok()) return shape.status();
-  const absl::StatusOr<ArrayType> type =
-      MakeArrayType((*program)->dtype, {shape->dims.data(), static_cast<std::size_t>(shape->rank)});
-  if (!type.ok()) return type.status();
+  ASSIGN_OR_RETURN(const ArrayType type,
+                   MakeArrayType((*program)->dtype,
+                                 {shape->dims.data(), static_cast<std::size_t>(shape->rank)}));
   staged->type_.shape = *shape;
   MapProblem& problem = staged->problem_;
-  problem.dtype = type->dtype;
+  problem.dtype = type.dtype;
   problem.n = shape->elements();
   problem.program = *program;
   for (std::size_t i = 0; i < operands.size(); ++i)

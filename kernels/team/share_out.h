@@ -20,6 +20,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/compute.h"
 #include "kernels/same_bits/fixed_tree.h"
 #include "kernels/team/axis_slabs.h"
@@ -348,9 +349,8 @@ inline absl::StatusOr<std::vector<TeamShare>> ShareOut(Team& team, const Divisio
     if (division.also_alone) shares.push_back({&own, 0, division.parts});
     return shares;
   }
-  absl::StatusOr<std::vector<Stream*>> streams = team.Assemble(own);
-  if (!streams.ok()) return streams.status();
-  for (std::size_t i = 0; i < shares.size(); ++i) shares[i].stream = (*streams)[i];
+  ASSIGN_OR_RETURN(std::vector<Stream*> streams, team.Assemble(own));
+  for (std::size_t i = 0; i < shares.size(); ++i) shares[i].stream = streams[i];
   std::erase_if(shares, [](const TeamShare& share) { return share.first >= share.end; });
   return shares;
 }
@@ -383,9 +383,8 @@ void LaunchShares(const Problem& problem, const Strategy<Problem>& strategy,
       });
     }
   }
-  for (const TeamShare& share : shares) {
+  for (const TeamShare& share : shares)
     if (share.stream != &own) own.WaitFor(*share.stream);
-  }
 }
 
 // Whether any share has left the range. REQUIRES: all shares have been synchronised.

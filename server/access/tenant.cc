@@ -4,8 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/base/error.h"
-
 namespace tessera {
 
 void Tenant::SetQuotas(const Quotas& quotas) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <deque>
-#include <new>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -10,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/error.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/client_and_server/crc32c.h"
 #include "kernels/client_and_server/printable.h"
 
@@ -201,8 +201,7 @@ std::unique_ptr<BufferStore> BufferStore::MakeAnother() const {
 
 absl::Status BufferStore::NotFound(std::string_view name) const {
   const std::string shown(Beginning(name, kLongestName));  // no buffer has a longer name
-  if (limits_.foreign != nullptr)
-    if (absl::Status foreign = limits_.foreign(shown); !foreign.ok()) return foreign;
+  if (limits_.foreign != nullptr) RETURN_IF_ERROR(limits_.foreign(shown));
   return MakeError(absl::StatusCode::kNotFound, "BUFFER_NOT_FOUND",
                    absl::StrCat("there is no buffer '", shown, "'"), {{"name", shown}});
 }
@@ -225,28 +224,27 @@ void BufferStore::SetQuotas(std::uint64_t bytes, std::uint64_t buffers) {
 }
 
 absl::Status BufferStore::Check(const BufferSpec& spec) {
-  if (absl::Status status = CheckName(spec.name); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckName(spec.name));
   if (auto ttl = CheckTtl(spec.ttl); !ttl.ok()) return ttl.status();
   const std::lock_guard lock(mutex_);
   return CheckFree(spec, SteadyNow());
 }
 
 absl::StatusOr<std::shared_ptr<Draft>> BufferStore::Create(const BufferSpec& spec) {
-  if (absl::Status status = CheckName(spec.name); !status.ok()) return status;
-  absl::StatusOr<absl::Duration> ttl = CheckTtl(spec.ttl);
-  if (!ttl.ok()) return ttl.status();
+  RETURN_IF_ERROR(CheckName(spec.name));
+  ASSIGN_OR_RETURN(absl::Duration ttl, CheckTtl(spec.ttl));
 
   std::uint64_t version = 0;
   {
     const std::lock_guard lock(mutex_);
-    if (absl::Status status = CheckFree(spec, SteadyNow()); !status.ok()) return status;
+    RETURN_IF_ERROR(CheckFree(spec, SteadyNow()));
     version = ++last_version_;
   }
 
   // If Reserve fails, the buffer's destructor returns what Reserve has taken.
   const auto make = [&]() -> absl::StatusOr<std::shared_ptr<Buffer>> {
     std::shared_ptr<Buffer> made(new Buffer(spec.name, spec.type, ShardsOf(spec), version));
-    if (absl::Status status = Reserve(*made); !status.ok()) return status;
+    RETURN_IF_ERROR(Reserve(*made));
     return made;
   };
   const std::vector<Shard> shards = ShardsOf(spec);
@@ -260,12 +258,12 @@ absl::StatusOr<std::shared_ptr<Draft>> BufferStore::Create(const BufferSpec& spe
   draft->buffer_ = *std::move(buffer);
   draft->kind_ = spec.kind;
   draft->replace_ = spec.replace;
-  draft->ttl_ = *ttl;
+  draft->ttl_ = ttl;
 
   // Another call may have taken the name while memory was being allocated.
   const std::lock_guard lock(mutex_);
   const absl::Time now = SteadyNow();
-  if (absl::Status status = CheckFree(spec, now); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckFree(spec, now));
   drafts_[spec.name].emplace(version, draft);
   CountWriting(draft->buffer(), 1);
   if (draft->kind_ == Draft::Kind::kRanges) {
@@ -275,35 +273,35 @@ absl::StatusOr<std::shared_ptr<Draft>> BufferStore::Create(const BufferSpec& spe
   return draft;
 }
 
+absl::StatusOr<Charge> BufferStore::TakeOwnCount() {
+  return own_count_.Take(1, "TENANT_QUOTA_EXCEEDED", "buffers",
+                         "the tenant holds as many buffers as its quota of buffers allows");
+}
+
+absl::StatusOr<Charge> BufferStore::TakeCount() {
+  return Charge::TakeOne(shared_->count, "TOO_MANY_BUFFERS",
+                         "the server already holds the maximum number of buffers");
+}
+
 absl::Status BufferStore::Reserve(Buffer& buffer) {
   const auto for_shards = [&](std::vector<Charge>& charges, const auto& take) -> absl::Status {
     for (const Shard& shard : buffer.shards_) {
-      absl::StatusOr<Charge> charge =
-          take(shard.device, AllocationBytes(shard, buffer.shards_.size()));
-      if (!charge.ok()) return charge.status();
-      charges.push_back(*std::move(charge));
+      ASSIGN_OR_RETURN(Charge charge,
+                       take(shard.device, AllocationBytes(shard, buffer.shards_.size())));
+      charges.push_back(std::move(charge));
     }
     return absl::OkStatus();
   };
   // A store's own limits are checked first, so that a tenant that has reached them learns nothing
   // about other tenants.
-  absl::StatusOr<Charge> charge =
-      own_count_.Take(1, "TENANT_QUOTA_EXCEEDED", "buffers",
-                      "the tenant holds as many buffers as its quota of buffers allows");
-  if (!charge.ok()) return charge.status();
-  buffer.own_count_ = *std::move(charge);
-  absl::Status status =
-      for_shards(buffer.own_bytes_, [&](const Device* device, std::uint64_t bytes) {
-        return own_bytes_.at(device).Take(
-            bytes, "TENANT_QUOTA_EXCEEDED", "bytes",
-            "the tenant's buffers would take more than its quota of bytes allows");
-      });
-  if (!status.ok()) return status;
-  charge = Charge::TakeOne(shared_->count, "TOO_MANY_BUFFERS",
-                           "the server already holds the maximum number of buffers");
-  if (!charge.ok()) return charge.status();
-  buffer.count_ = *std::move(charge);
-  status = for_shards(buffer.bytes_, [&](const Device* device, std::uint64_t bytes) {
+  ASSIGN_OR_RETURN(buffer.own_count_, TakeOwnCount());
+  RETURN_IF_ERROR(for_shards(buffer.own_bytes_, [&](const Device* device, std::uint64_t bytes) {
+    return own_bytes_.at(device).Take(
+        bytes, "TENANT_QUOTA_EXCEEDED", "bytes",
+        "the tenant's buffers would take more than its quota of bytes allows");
+  }));
+  ASSIGN_OR_RETURN(buffer.count_, TakeCount());
+  RETURN_IF_ERROR(for_shards(buffer.bytes_, [&](const Device* device, std::uint64_t bytes) {
     absl::StatusOr<Charge> taken =
         Charge::Take(*shared_->bytes.at(device), bytes, "QUOTA_EXCEEDED",
                      "the buffers on this device would take more memory than the server allows");
@@ -311,11 +309,8 @@ absl::Status BufferStore::Reserve(Buffer& buffer) {
     absl::Status full = taken.status();
     SetErrorMetadata(full, "device", device->info().name);
     return absl::StatusOr<Charge>(full);
-  });
-  if (!status.ok()) return status;
-  absl::StatusOr<Memory> memory = Allocate(buffer.shards_);
-  if (!memory.ok()) return memory.status();
-  buffer.memory_ = *std::move(memory);
+  }));
+  ASSIGN_OR_RETURN(buffer.memory_, Allocate(buffer.shards_));
   return absl::OkStatus();
 }
 
@@ -384,7 +379,7 @@ absl::StatusOr<void*> BufferStore::BeginWrite(Draft& draft, std::uint64_t offset
                                               std::uint64_t size) {
   const Buffer& buffer = *draft.buffer_;
   const std::lock_guard lock(mutex_);
-  if (absl::Status status = CheckWriteLocked(draft, offset, size); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckWriteLocked(draft, offset, size));
   const std::size_t ranges =
       draft.written_.count() + static_cast<std::size_t>(draft.writes_in_flight_);
   if (ranges >= limits_.ranges && draft.written_.Separate({offset, offset + size})) {
@@ -401,7 +396,7 @@ absl::StatusOr<void*> BufferStore::BeginWrite(Draft& draft, std::uint64_t offset
 absl::StatusOr<void*> BufferStore::ExtendWrite(Draft& draft, std::uint64_t offset,
                                                std::uint64_t size) {
   const std::lock_guard lock(mutex_);
-  if (absl::Status status = CheckWriteLocked(draft, offset, size); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckWriteLocked(draft, offset, size));
   Touch(draft, SteadyNow());
   return static_cast<void*>(static_cast<char*>(draft.buffer_->data()) + offset);
 }
@@ -433,7 +428,7 @@ absl::StatusOr<BufferInfo> BufferStore::Seal(Draft& draft, std::optional<std::ui
   Doomed doomed;
   const absl::Time now = SteadyNow();
   const std::lock_guard lock(mutex_);
-  if (absl::Status status = CheckSealLocked(draft, checksum, now); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckSealLocked(draft, checksum, now));
   return SealLocked(draft, now, doomed);
 }
 
@@ -444,7 +439,7 @@ absl::StatusOr<std::vector<BufferInfo>> BufferStore::SealAll(absl::Span<Draft* c
   for (auto it = drafts.begin(); it != drafts.end(); ++it) {
     const Draft& draft = **it;
     const std::string& name = draft.buffer_->name();
-    if (absl::Status status = CheckSealLocked(draft, {}, now); !status.ok()) return status;
+    RETURN_IF_ERROR(CheckSealLocked(draft, {}, now));
     const auto same = [&](const Draft* other) { return other->buffer_->name() == name; };
     if (!draft.replace_ && std::any_of(drafts.begin(), it, same)) return Exists(name, "exists");
   }
@@ -473,7 +468,7 @@ absl::StatusOr<BufferInfo> BufferStore::Seal(std::string_view name, std::uint64_
     return ErrorReason(found.status()) == "BUFFER_SEALED" ? NotFound(name) : found.status();
   }
   draft = *std::move(found);
-  if (absl::Status status = CheckSealLocked(*draft, checksum, now); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckSealLocked(*draft, checksum, now));
   return SealLocked(*draft, now, doomed);
 }
 
@@ -486,12 +481,11 @@ std::optional<std::uint32_t> BufferStore::ChecksumOf(const Draft& draft) {
 absl::Status BufferStore::CheckSealLocked(const Draft& draft, std::optional<std::uint32_t> checksum,
                                           absl::Time now) {
   const Buffer& buffer = *draft.buffer_;
-  if (absl::Status status = CheckOpenLocked(draft); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckOpenLocked(draft));
   const std::uint64_t size = buffer.type().bytes();
   const std::vector<Range> missing = draft.written_.Missing(size, kMostMissing);
   if (!missing.empty() || draft.writes_in_flight_ > 0) return NotReady(buffer.name(), missing);
-  if (absl::Status status = CheckChecksum(buffer.name(), checksum, ChecksumOf(draft)); !status.ok())
-    return status;
+  RETURN_IF_ERROR(CheckChecksum(buffer.name(), checksum, ChecksumOf(draft)));
   if (!draft.replace_ && FindReady(buffer.name(), now) != nullptr)
     return Exists(buffer.name(), "exists");
   return absl::OkStatus();
@@ -524,14 +518,13 @@ void BufferStore::Discard(Draft& draft) {
 
 absl::StatusOr<BufferInfo> BufferStore::Link(std::string_view source, std::uint64_t version,
                                              const BufferSpec& link) {
-  if (absl::Status status = CheckName(link.name); !status.ok()) return status;
-  absl::StatusOr<absl::Duration> ttl = CheckTtl(link.ttl);
-  if (!ttl.ok()) return ttl.status();
-  absl::StatusOr<BufferInfo> made = LinkOnce(source, version, link, *ttl);
+  RETURN_IF_ERROR(CheckName(link.name));
+  ASSIGN_OR_RETURN(absl::Duration ttl, CheckTtl(link.ttl));
+  absl::StatusOr<BufferInfo> made = LinkOnce(source, version, link, ttl);
   // Expired buffers count toward the limits until they are swept.
   if (absl::IsResourceExhausted(made.status())) {
     Sweep(SteadyNow());
-    made = LinkOnce(source, version, link, *ttl);
+    made = LinkOnce(source, version, link, ttl);
   }
   return made;
 }
@@ -541,21 +534,14 @@ absl::StatusOr<BufferInfo> BufferStore::LinkOnce(std::string_view source, std::u
   Doomed doomed;
   const absl::Time now = SteadyNow();
   const std::lock_guard lock(mutex_);
-  if (absl::Status status = CheckFree(link, now); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckFree(link, now));
   absl::StatusOr<BufferInfo> found = FindLocked(source, version, now);
   if (!found.ok()) return found.status();
   const Buffer& origin = *found->buffer;
   std::shared_ptr<Buffer> buffer(
       new Buffer(link.name, origin.type(), origin.shards_, ++last_version_));
-  absl::StatusOr<Charge> charge =
-      own_count_.Take(1, "TENANT_QUOTA_EXCEEDED", "buffers",
-                      "the tenant holds as many buffers as its quota of buffers allows");
-  if (!charge.ok()) return charge.status();
-  buffer->own_count_ = *std::move(charge);
-  charge = Charge::TakeOne(shared_->count, "TOO_MANY_BUFFERS",
-                           "the server already holds the maximum number of buffers");
-  if (!charge.ok()) return charge.status();
-  buffer->count_ = *std::move(charge);
+  ASSIGN_OR_RETURN(buffer->own_count_, TakeOwnCount());
+  ASSIGN_OR_RETURN(buffer->count_, TakeCount());
   buffer->checksum_ = origin.checksum();
   buffer->origin_ = origin.origin_ != nullptr ? origin.origin_ : found->buffer;
 
@@ -587,10 +573,7 @@ void BufferStore::FindAll(absl::Span<Wanted> wanted) {
 absl::StatusOr<BufferInfo> BufferStore::Get(std::string_view name, std::uint64_t version) {
   const absl::Time now = SteadyNow();
   const std::lock_guard lock(mutex_);
-  const Ready* ready = FindReady(name, now);
-  if (ready != nullptr && (version == 0 || ready->buffer->version() == version)) {
-    return Info(*ready);
-  }
+  if (const Ready* ready = FindReady(name, now, version)) return Info(*ready);
   const std::shared_ptr<Draft> draft = FindVisible(name, version);
   if (draft == nullptr) return Absent(name, version, now);
   return Info(*draft);
@@ -647,18 +630,16 @@ std::vector<BufferInfo> BufferStore::List(std::string_view prefix, std::string_v
 
 absl::StatusOr<BufferInfo> BufferStore::SetTtl(std::string_view name, std::uint64_t version,
                                                std::optional<absl::Duration> asked) {
-  absl::StatusOr<absl::Duration> ttl = CheckTtl(asked.value_or(absl::InfiniteDuration()));
-  if (!ttl.ok()) return ttl.status();
+  ASSIGN_OR_RETURN(absl::Duration ttl, CheckTtl(asked.value_or(absl::InfiniteDuration())));
   const absl::Time now = SteadyNow();
   const std::lock_guard lock(mutex_);
-  Ready* ready = FindReady(name, now);
-  if (ready != nullptr && (version == 0 || ready->buffer->version() == version)) {
-    SetExpiry(ready->buffer->name(), *ready, Expiry(now, *ttl));
+  if (Ready* ready = FindReady(name, now, version)) {
+    SetExpiry(ready->buffer->name(), *ready, Expiry(now, ttl));
     return Info(*ready);
   }
   const std::shared_ptr<Draft> draft = FindVisible(name, version);
   if (draft == nullptr) return Absent(name, version, now);
-  draft->ttl_ = *ttl;
+  draft->ttl_ = ttl;
   return Info(*draft);
 }
 
@@ -666,8 +647,7 @@ absl::Status BufferStore::Delete(std::string_view name, std::uint64_t version) {
   Doomed doomed;
   const absl::Time now = SteadyNow();
   const std::lock_guard lock(mutex_);
-  const Ready* ready = FindReady(name, now);
-  bool found = ready != nullptr && (version == 0 || ready->buffer->version() == version);
+  bool found = FindReady(name, now, version) != nullptr;
   if (found) Unlink(ready_.find(name), doomed);
   while (const std::shared_ptr<Draft> draft = FindVisible(name, version)) {
     found = true;
@@ -725,9 +705,11 @@ std::vector<std::shared_ptr<const void>> BufferStore::Evict(const Device& device
   return doomed;
 }
 
-BufferStore::Ready* BufferStore::FindReady(std::string_view name, absl::Time now) {
+BufferStore::Ready* BufferStore::FindReady(std::string_view name, absl::Time now,
+                                           std::uint64_t version) {
   const auto it = ready_.find(name);
-  return it == ready_.end() || it->second.expire_time <= now ? nullptr : &it->second;
+  if (it == ready_.end() || it->second.expire_time <= now) return nullptr;
+  return version == 0 || version == it->second.buffer->version() ? &it->second : nullptr;
 }
 
 std::shared_ptr<Draft> BufferStore::FindVisible(std::string_view name, std::uint64_t version) {
@@ -775,11 +757,8 @@ absl::StatusOr<std::shared_ptr<Draft>> BufferStore::FindDraftLocked(std::string_
 
 absl::StatusOr<BufferInfo> BufferStore::FindLocked(std::string_view name, std::uint64_t version,
                                                    absl::Time now) {
-  const Ready* ready = FindReady(name, now);
-  if (ready != nullptr && (version == 0 || ready->buffer->version() == version)) {
-    return Info(*ready);
-  }
-  if (ready == nullptr || version != 0) {
+  if (const Ready* ready = FindReady(name, now, version)) return Info(*ready);
+  if (version != 0 || FindReady(name, now) == nullptr) {
     const std::shared_ptr<Draft> draft = FindVisible(name, version);
     if (draft != nullptr) return NotReady(*draft, draft->written_);
   }
@@ -897,9 +876,7 @@ absl::StatusOr<absl::Duration> BufferStore::CheckTtl(std::optional<absl::Duratio
 }
 
 absl::StatusOr<void*> ResultDraft::Open() {
-  absl::StatusOr<std::shared_ptr<Draft>> draft = store_.Create(spec_);
-  if (!draft.ok()) return draft.status();
-  draft_ = *std::move(draft);
+  ASSIGN_OR_RETURN(draft_, store_.Create(spec_));
   return store_.BeginWrite(*draft_, 0, spec_.type.bytes());
 }
 

@@ -6,7 +6,6 @@
 // wins. A reference to a buffer keeps the buffer's memory, even if the name is deleted or reused.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -326,7 +325,8 @@ class BufferStore {
   using Doomed = std::vector<std::shared_ptr<const void>>;  // freed after the lock is released
 
   // The caller of these functions holds the mutex.
-  Ready* FindReady(std::string_view name, absl::Time now);
+  // A version of 0 means any version.
+  Ready* FindReady(std::string_view name, absl::Time now, std::uint64_t version = 0);
   // Returns the newest visible draft, or the draft with the version if one is given. Returns null
   // if there is none.
   std::shared_ptr<Draft> FindVisible(std::string_view name, std::uint64_t version);
@@ -356,6 +356,9 @@ class BufferStore {
   // Adds `change`, which is 1 or -1, to the device's number of buffers.
   void CountReady(const Buffer& buffer, int change);
   void CountWriting(const Buffer& buffer, int change);
+  // Take one of the buffers that this store or all stores together may hold.
+  absl::StatusOr<Charge> TakeOwnCount();
+  absl::StatusOr<Charge> TakeCount();
   // Allocates the memory and charges it.
   absl::Status Reserve(Buffer& buffer);
   // Repeats make(), which has failed for lack of memory for the shards, for as long as forgetting

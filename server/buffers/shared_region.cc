@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/device/host_memory.h"
 
 namespace tessera {
@@ -120,22 +121,21 @@ absl::Status SharedRegions::TakeQuotas(uid_t sharer, SharedRegion& region) {
   }
   region.user_quotas_->count.SetLimit(std::max<std::uint64_t>(1, count_.limit() / 2));
   region.user_quotas_->bytes.SetLimit(bytes_.limit() / 2);
-  absl::StatusOr<Charge> count = region.user_quotas_->count.Take(
-      1, "TOO_MANY_REGIONS", "regions",
-      "the user shares half of the regions that the server accepts");
-  if (!count.ok()) return count.status();
-  region.own_count_ = *std::move(count);
-  absl::StatusOr<Charge> bytes = region.user_quotas_->bytes.Take(
-      region.size_, "SHARED_MEMORY_EXHAUSTED", "bytes",
-      "the user would share more than half of the memory that the server accepts");
-  if (!bytes.ok()) return bytes.status();
-  region.own_bytes_ = *std::move(bytes);
+  ASSIGN_OR_RETURN(region.own_count_,
+                   region.user_quotas_->count.Take(
+                       1, "TOO_MANY_REGIONS", "regions",
+                       "the user shares half of the regions that the server accepts"));
+  ASSIGN_OR_RETURN(
+      region.own_bytes_,
+      region.user_quotas_->bytes.Take(
+          region.size_, "SHARED_MEMORY_EXHAUSTED", "bytes",
+          "the user would share more than half of the memory that the server accepts"));
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::string> SharedRegions::Add(const Descriptor& file,
                                                std::optional<uid_t> sharer) {
-  if (absl::Status status = CheckFile(file); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckFile(file));
   // Huge pages come from a separate pool, which may be empty when a page is first touched.
   struct statfs system;
   if (fstatfs(file.get(), &system) != 0) return SystemError("fstatfs");
@@ -152,23 +152,17 @@ absl::StatusOr<std::string> SharedRegions::Add(const Descriptor& file,
   }
   std::shared_ptr<SharedRegion> region(new SharedRegion);
   region->size_ = size;
-  if (sharer.has_value()) {
-    if (absl::Status shared = TakeQuotas(*sharer, *region); !shared.ok()) return shared;
-  }
-  absl::StatusOr<Charge> count = Charge::TakeOne(
-      count_, "TOO_MANY_REGIONS", "clients share as many regions as the server accepts");
-  if (!count.ok()) return count.status();
-  region->count_ = *std::move(count);
-  absl::StatusOr<Charge> bytes =
-      Charge::Take(bytes_, size, "SHARED_MEMORY_EXHAUSTED",
-                   "clients would share more memory than the server accepts");
-  if (!bytes.ok()) return bytes.status();
-  region->bytes_ = *std::move(bytes);
-  if (absl::Status mapped = region->Map(file); !mapped.ok()) return mapped;
+  if (sharer.has_value()) RETURN_IF_ERROR(TakeQuotas(*sharer, *region));
+  ASSIGN_OR_RETURN(region->count_,
+                   Charge::TakeOne(count_, "TOO_MANY_REGIONS",
+                                   "clients share as many regions as the server accepts"));
+  ASSIGN_OR_RETURN(region->bytes_,
+                   Charge::Take(bytes_, size, "SHARED_MEMORY_EXHAUSTED",
+                                "clients would share more memory than the server accepts"));
+  RETURN_IF_ERROR(region->Map(file));
   for (Device* device : devices_) {
-    absl::StatusOr<HostRegistration> registration = RegisterHost(*device, region->memory_, size);
-    if (!registration.ok()) return registration.status();
-    region->registrations_.push_back(*std::move(registration));
+    ASSIGN_OR_RETURN(HostRegistration registration, RegisterHost(*device, region->memory_, size));
+    region->registrations_.push_back(std::move(registration));
   }
   absl::StatusOr<std::string> token = MakeToken();
   if (!token.ok()) return token.status();

@@ -1,4 +1,5 @@
 #include "server/buffers/slots.h"
+#include "kernels/base/status_macros.h"
 
 #include <algorithm>
 #include <utility>
@@ -14,9 +15,8 @@ Slot::~Slot() {
 absl::StatusOr<std::shared_ptr<SlotPool>> SlotPool::Make(Device& device, std::size_t least) {
   std::shared_ptr<SlotPool> pool(new SlotPool(device, least));
   for (std::size_t i = 0; i < least; ++i) {
-    absl::StatusOr<StagingMemory> memory = MakeStaging(device, Slot::kBytes);
-    if (!memory.ok()) return memory.status();
-    pool->free_.push_back(*std::move(memory));
+    ASSIGN_OR_RETURN(StagingMemory memory, MakeStaging(device, Slot::kBytes));
+    pool->free_.push_back(std::move(memory));
   }
   return pool;
 }
@@ -32,9 +32,8 @@ absl::StatusOr<Slot> SlotPool::Take() {
       return slot;
     }
   }
-  absl::StatusOr<StagingMemory> memory = MakeStaging(device_, Slot::kBytes);
-  if (!memory.ok()) return memory.status();
-  return Slot(shared_from_this(), *std::move(memory));
+  ASSIGN_OR_RETURN(StagingMemory memory, MakeStaging(device_, Slot::kBytes));
+  return Slot(shared_from_this(), std::move(memory));
 }
 
 void SlotPool::Trim() {

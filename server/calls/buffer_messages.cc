@@ -8,32 +8,33 @@
 
 #include "absl/strings/str_join.h"
 #include "kernels/base/error.h"
+#include "kernels/base/status_macros.h"
 #include "server/rpc/convert.h"
 
 namespace tessera {
 namespace {
 
-// Returns the devices of a placement, the errors of Core::FindDevice, or INVALID_ARGUMENT /
+// Returns the devices of a placement, the errors of Devices::Find, or INVALID_ARGUMENT /
 // BAD_PLACEMENT.
 absl::StatusOr<std::vector<Device*>> FindPlacement(
-    const google::protobuf::RepeatedPtrField<std::string>& names, const Core& core) {
+    const google::protobuf::RepeatedPtrField<std::string>& names, const Devices& all) {
   const auto bad = [](std::string_view message, const std::string& value) {
     return MakeError(absl::StatusCode::kInvalidArgument, "BAD_PLACEMENT", message,
                      {{"field", "placement"}, {"value", value}});
   };
   std::vector<Device*> devices;
   if (names.size() == 1 && names[0] == kAllDevices) {
-    const Backend kind = core.FirstDevice().info().backend;
-    for (const std::unique_ptr<Device>& device : core.devices()) {
+    const Backend kind = all.First().info().backend;
+    for (const std::unique_ptr<Device>& device : all.list()) {
       if (!device->lost() && device->info().backend == kind) devices.push_back(device.get());
     }
-    if (devices.empty()) return DeviceLostError(core.FirstDevice());
+    if (devices.empty()) return DeviceLostError(all.First());
     return devices;
   }
   for (const std::string& name : names) {
     if (name.empty() || name == kAllDevices)
       return bad("a placement must be a list of device names, or only \"all\"", name);
-    absl::StatusOr<Device*> device = core.FindDevice(name);
+    absl::StatusOr<Device*> device = all.Find(name);
     if (!device.ok()) {
       absl::Status status = device.status();
       SetErrorMetadata(status, "field", "placement");
@@ -52,11 +53,9 @@ absl::StatusOr<std::vector<Device*>> FindPlacement(
 
 absl::Status SetPlace(const std::string& device,
                       const google::protobuf::RepeatedPtrField<std::string>& placement,
-                      const Core& core, BufferSpec& spec) {
+                      const Devices& all, BufferSpec& spec) {
   if (placement.empty()) {
-    absl::StatusOr<Device*> found = core.FindDevice(device);
-    if (!found.ok()) return found.status();
-    spec.device = *found;
+    ASSIGN_OR_RETURN(spec.device, all.Find(device));
     spec.placement.clear();
     return absl::OkStatus();
   }
@@ -65,31 +64,26 @@ absl::Status SetPlace(const std::string& device,
                      "a buffer may have a device or a placement, but not both",
                      {{"field", "device"}, {"value", device}});
   }
-  absl::StatusOr<std::vector<Device*>> devices = FindPlacement(placement, core);
-  if (!devices.ok()) return devices.status();
-  spec.device = devices->front();
-  spec.placement = *std::move(devices);
+  ASSIGN_OR_RETURN(spec.placement, FindPlacement(placement, all));
+  spec.device = spec.placement.front();
   return absl::OkStatus();
 }
 
 absl::StatusOr<BufferSpec> MakeSpec(const std::string& name, const v1::BufferSpec& proto,
-                                    const Core& core) {
+                                    const Devices& all) {
   BufferSpec spec{.name = name, .replace = proto.replace()};
-  absl::StatusOr<ArrayType> type = MakeArrayType(proto.dtype(), proto.shape(), "spec");
-  if (!type.ok()) return type.status();
-  spec.type = *type;
-  if (absl::Status status = SetPlace(proto.device(), proto.placement(), core, spec); !status.ok())
-    return status;
-  if (absl::Status status = SetTtl(proto, spec.ttl); !status.ok()) return status;
+  ASSIGN_OR_RETURN(spec.type, MakeArrayType(proto.dtype(), proto.shape(), "spec"));
+  RETURN_IF_ERROR(SetPlace(proto.device(), proto.placement(), all, spec));
+  RETURN_IF_ERROR(SetTtl(proto, spec.ttl));
   return spec;
 }
 
 absl::StatusOr<BufferSpec> MakeSpec(const v1::BufferTarget& target, const ArrayType& type,
-                                    Device& device, const Core& core) {
+                                    Device& device, const Devices& all) {
   BufferSpec spec{
       .name = target.name(), .type = type, .device = &device, .replace = target.replace()};
   if (!target.placement().empty()) {
-    absl::StatusOr<std::vector<Device*>> placement = FindPlacement(target.placement(), core);
+    absl::StatusOr<std::vector<Device*>> placement = FindPlacement(target.placement(), all);
     if (!placement.ok()) return placement.status();
     if (std::find(placement->begin(), placement->end(), &device) == placement->end()) {
       return MakeError(absl::StatusCode::kInvalidArgument, "BAD_PLACEMENT",
@@ -101,7 +95,7 @@ absl::StatusOr<BufferSpec> MakeSpec(const v1::BufferTarget& target, const ArrayT
     spec.placement = *std::move(placement);
     spec.reached_by = &device;
   }
-  if (absl::Status status = SetTtl(target, spec.ttl); !status.ok()) return status;
+  RETURN_IF_ERROR(SetTtl(target, spec.ttl));
   return spec;
 }
 

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_format.h"
 #include "kernels/base/error.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/device/profiler_range.h"
 
 namespace tessera {
@@ -33,11 +34,10 @@ absl::Status CallerLeft() {
 
 void DeviceCall::Start() {
   const absl::Status status = Guarded([&]() -> absl::Status {
-    if (absl::Status accepted = Accept(); !accepted.ok()) return accepted;
-    absl::StatusOr<Device*> device = Prepare();
-    if (!device.ok()) return device.status();
-    Executor& executor = core().compute(**device);
-    const TaskSize size = SizeOn(**device);
+    RETURN_IF_ERROR(Accept());
+    ASSIGN_OR_RETURN(Device* const device, Prepare());
+    Executor& executor = devices_.compute(*device);
+    const TaskSize size = SizeOn(*device);
     executor_ = &executor;
     if (size == TaskSize::kTiny) {
       const CallQueue::Leave leave;
@@ -63,7 +63,7 @@ void DeviceCall::Run(Stream& stream) {
   if (status.ok()) status = Guarded([&] { return RunOn(stream); });
   // The stream was told to stop, but not because the client has left.
   if (!status.ok() && stream.stopped() && !left_ && !stream.device().lost())
-    status = TookTooLong(stream.expected_seconds(), core().options().max_operation_seconds);
+    status = TookTooLong(stream.expected_seconds(), devices_.max_operation_seconds());
   const absl::Status ended = EndRequest(stream);
   // The operands are released before the response is sent: once a client has its response, the
   // memory of buffers that it has deleted must be free.
@@ -72,7 +72,7 @@ void DeviceCall::Run(Stream& stream) {
 }
 
 void DeviceCall::Drop(const absl::Status& status) {
-  Release(&core().chores());
+  Release(&parts().chores);
   End(status);
 }
 

@@ -2,12 +2,11 @@
 #pragma once
 
 #include <atomic>
-#include <cstddef>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/calls/unary_call.h"
-#include "server/core.h"
+#include "server/devices/devices.h"
 
 namespace tessera {
 
@@ -15,13 +14,17 @@ namespace tessera {
 // running call tells its stream to stop.
 class DeviceCall : public UnaryCall, private Task {
  public:
-  DeviceCall(Core& core, std::string_view method, UnaryExchange& exchange)
-      : UnaryCall(core, method, exchange), Task(exchange.caller().tenant->number()) {}
+  DeviceCall(const CallParts& parts, const Devices& devices, std::string_view method,
+             UnaryExchange& exchange)
+      : UnaryCall(parts, method, exchange),
+        Task(exchange.caller().tenant->number()),
+        devices_(devices) {}
   // Called once, on the thread on which the call arrived. The request must exist until the call has
   // ended.
   void Start();
 
  protected:
+  const Devices& devices() const { return devices_; }
   // Returns the size of a task that takes a device at least `least` microseconds.
   TaskSize SizeOf(double least, bool may_be_tiny);
 
@@ -42,6 +45,7 @@ class DeviceCall : public UnaryCall, private Task {
   void Drop(const absl::Status& status);
   void OnCancel() final;
 
+  const Devices& devices_;
   std::atomic<Executor*> executor_{nullptr};
   std::atomic<bool> left_{false};  // whether the client has left
 };

@@ -2,37 +2,38 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <string_view>
-#include <utility>
 
 #include "absl/status/status.h"
+#include "kernels/base/status_macros.h"
+#include "server/calls/call_parts.h"
 #include "server/calls/unary_exchange.h"
-#include "server/core.h"
 
 namespace tessera {
 
 // Whether a call changes something or only reads.
 enum class Effect { kNone, kChange };
 
-// The maximum memory that the description of a buffer needs in a response: for a name of 128 bytes,
-// a shape with 8 axes, and a shard for each device.
-constexpr std::size_t DescriptionBytes(std::size_t devices) { return 1024 + 256 * devices; }
-
 // A unary call. It holds its ticket and the charge for its response until its exchange ends. If the
 // client does not read the response within --transfer-timeout, the call is cancelled.
 class UnaryCall {
  public:
   // REQUIRES: the exchange has been admitted.
-  UnaryCall(Core& core, std::string_view method, UnaryExchange& exchange)
-      : core_(core), method_(method), exchange_(exchange) {}
+  UnaryCall(const CallParts& parts, std::string_view method, UnaryExchange& exchange)
+      : parts_(parts),
+        exchange_(exchange),
+        record_{.method = method,
+                .strategy = "",
+                .tenant = exchange.caller().tenant,
+                .trace = exchange.trace(),
+                .accepted = SteadyNow()} {}
   virtual ~UnaryCall() = default;
   UnaryCall(const UnaryCall&) = delete;
   UnaryCall& operator=(const UnaryCall&) = delete;
 
   const Caller& caller() const { return exchange_.caller(); }
-  // Returns the errors of Core::Accept.
+  // Returns the errors of CallLimits::Accept.
   absl::Status Accept();
   // Takes host memory for another `bytes` bytes of a response or of its preparation. Returns
   // RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED if there is too little. message: the error's message
@@ -42,7 +43,7 @@ class UnaryCall {
       std::string_view message =
           "there is no memory for the response in addition to other calls' messages");
   // Takes host memory for the description of any one buffer.
-  absl::Status ChargeDescription();
+  absl::Status ChargeDescription() { return ChargeAnswer(parts_.limits.description_bytes()); }
   // Fills the response with body(), which returns a status, and takes host memory for the encoded
   // response and for its objects, which are larger. If there is too little memory for the response,
   // frees it immediately. The response to a change describes at most one buffer, whose description
@@ -67,89 +68,93 @@ class UnaryCall {
   virtual void OnCancel() {}
 
  protected:
-  Core& core() const { return core_; }
-  std::string_view method() const { return method_; }
+  const CallParts& parts() const { return parts_; }
+  std::string_view method() const { return record_.method; }
   // The buffers of the caller's tenant.
   BufferStore& store() const { return caller().tenant->store(); }
   // Checks the role of a caller whose request stores a result. Returns the errors of
   // Caller::Require.
   absl::Status RequireWrite() const {
-    return caller().Require(Role::kWrite, method_, "a result that is stored");
+    return caller().Require(Role::kWrite, method(), "a result that is stored");
   }
 
   // Notes the strategy, if any, that the call requests or that ran. The text must outlive the
   // call's End.
-  void NoteStrategy(std::string_view strategy) { strategy_ = strategy; }
+  void NoteStrategy(std::string_view strategy) { record_.strategy = strategy; }
   // Notes that a worker begins to run the call.
-  void NoteBegin() { begin_time_ = SteadyNow(); }
+  void NoteBegin() { record_.begun = SteadyNow(); }
   // Notes the kernels' time, as measured by the device's clock.
   void NoteKernel(double microseconds) {
-    kernel_ = absl::Microseconds(microseconds);
-    core_.metrics().CountKernel(method_, strategy_, microseconds);
+    record_.kernel = absl::Microseconds(microseconds);
+    parts_.records.metrics().CountKernel(method(), record_.strategy, microseconds);
   }
   // For a transfer: notes how long a piece has waited for a worker, or how long its copy has taken.
-  void NoteWait(absl::Duration wait) { waited_ += wait; }
-  void NoteCopy(absl::Duration copy) { copies_ += copy; }
+  void NoteWait(absl::Duration wait) { record_.waited += wait; }
+  void NoteCopy(absl::Duration copy) { record_.copies += copy; }
   // Returns the time from acceptance until a worker began to run the call, in microseconds.
-  double queue_us() const { return absl::ToDoubleMicroseconds(begin_time_ - accept_time_); }
+  double queue_us() const { return absl::ToDoubleMicroseconds(record_.queue()); }
   // Returns the time from acceptance to the first call of total_us or End, in microseconds.
-  double total_us() { return absl::ToDoubleMicroseconds(end_time() - accept_time_); }
-
- private:
-  absl::Time end_time() {
-    if (end_time_ == absl::InfinitePast()) end_time_ = SteadyNow();
-    return end_time_;
+  double total_us() {
+    NoteEnd();
+    return absl::ToDoubleMicroseconds(record_.total());
   }
 
-  Core& core_;
-  const std::string_view method_;
+ private:
+  void NoteEnd() {
+    if (record_.ended == absl::Time()) record_.ended = SteadyNow();
+  }
+
+  const CallParts& parts_;
   UnaryExchange& exchange_;
-  const absl::Time accept_time_ = SteadyNow();
-  absl::Time begin_time_ = absl::InfinitePast();  // InfinitePast until it begins
-  absl::Time end_time_ = absl::InfinitePast();    // InfinitePast until it ends
-  absl::Duration waited_ = absl::ZeroDuration();
-  absl::Duration copies_ = absl::ZeroDuration();
-  absl::Duration kernel_ = absl::ZeroDuration();
-  std::string_view strategy_;
-  Core::Accepted accepted_;
+  CallRecord record_;
+  CallLimits::Accepted accepted_;
   Charge answer_memory_;
 };
 
 // Returns the admission check for a method. It admits a call if the caller has the required role,
 // the request is not too large and there is enough host memory for it. It logs and counts the calls
 // that it does not admit.
-UnaryExchange::Admit AdmitTo(Core& core, std::string_view method);
+UnaryExchange::Admit AdmitTo(const CallParts& parts, std::string_view method);
 
-// Serves a unary call that neither allocates nor frees buffer memory. body(caller) runs
-// immediately, fills the response (UnaryCall::Fill) and returns a status.
+// The thread that handles a unary call: immediately the queue's or, if the call may allocate or
+// free buffer memory or call the operating system, one of the chores'.
+enum class Thread { kQueue, kChores };
+
+// Serves a unary call. body(caller, request, response) fills the response and returns a status. The
+// request and the response exist until the call is done.
 template <class Request, class Response, class Body>
-void Answer(Core& core, std::string_view method, Effect effect,
+void Answer(const CallParts& parts, std::string_view method, Effect effect, Thread thread,
             UnaryExchangeOf<Request, Response>& exchange, Body body) {
-  UnaryCall& call = exchange.Serve(std::make_unique<UnaryCall>(core, method, exchange));
-  call.End(Guarded([&]() -> absl::Status {
-    absl::Status status = call.Accept();
-    const auto fill = [&] { return body(call.caller()); };
-    return status.ok() ? call.Fill(effect, exchange.response(), fill) : status;
-  }));
+  UnaryCall& call = exchange.Serve(std::make_unique<UnaryCall>(parts, method, exchange));
+  const auto fill = [&call, &exchange, effect, body] {
+    Response& response = exchange.response();
+    return call.Fill(effect, response,
+                     [&] { return body(call.caller(), exchange.request(), response); });
+  };
+  const absl::Status status = Guarded([&]() -> absl::Status {
+    RETURN_IF_ERROR(call.Accept());
+    if (thread == Thread::kQueue) return fill();
+    return parts.chores.Submit([&call, fill] { call.End(Guarded(fill)); },
+                               call.caller().tenant->number());
+  });
+  if (thread == Thread::kQueue || !status.ok()) call.End(status);
 }
 
-// Serves a unary call that may allocate or free memory, or call the operating system. body(caller)
-// therefore runs on a thread of core.chores(). The request and the response exist until the call is
-// done.
-template <class Request, class Response, class Body>
-void AnswerLater(Core& core, std::string_view method, Effect effect,
-                 UnaryExchangeOf<Request, Response>& exchange, Body body) {
-  UnaryCall& call = exchange.Serve(std::make_unique<UnaryCall>(core, method, exchange));
-  const absl::Status status = Guarded([&]() -> absl::Status {
-    if (absl::Status accepted = call.Accept(); !accepted.ok()) return accepted;
-    return core.chores().Submit(
-        [&call, effect, &response = exchange.response(), body = std::move(body)]() mutable {
-          const auto fill = [&] { return body(call.caller()); };
-          call.End(Guarded([&] { return call.Fill(effect, response, fill); }));
-        },
-        call.caller().tenant->number());
-  });
-  if (!status.ok()) call.End(status);
+// Answers the calls of a method with service.handle(caller, request, response). ask: as for
+// AcceptUnary. The service and the parts must outlive the queues.
+template <class Service, class Asker, class Request, class Response>
+void AnswerCalls(CallQueues& queues, const CallParts& parts, Service& service, Asker ask,
+                 std::string_view method, Effect effect, Thread thread,
+                 absl::Status (Service::*handle)(const Caller&, const Request&, Response&)) {
+  AcceptUnary<Request, Response>(
+      queues, service, ask, AdmitTo(parts, method),
+      [=, &parts, &service](UnaryExchangeOf<Request, Response>& exchange) {
+        Answer(
+            parts, method, effect, thread, exchange,
+            [&service, handle](const Caller& caller, const Request& request, Response& response) {
+              return (service.*handle)(caller, request, response);
+            });
+      });
 }
 
 }  // namespace tessera

@@ -4,20 +4,15 @@
 
 namespace tessera {
 
-UnaryExchange::UnaryExchange() { context_.AsyncNotifyWhenDone(&done_); }
+UnaryExchange::UnaryExchange(Answers& answers) : answers_(answers) {
+  context_.AsyncNotifyWhenDone(&done_);
+}
 
 UnaryExchange::~UnaryExchange() {
-  if (answer_.call != nullptr) answers_->Remove(answer_);
+  if (answer_.call != nullptr) answers_.Remove(answer_);
 }
 
-UnaryCall& UnaryExchange::Serve(std::unique_ptr<UnaryCall> call) {
-  call_ = std::move(call);
-  return *call_;
-}
-
-void UnaryExchange::AwaitClient() {
-  if (answers_ != nullptr) answers_->Add(answer_, context_.c_call(), SteadyNow());
-}
+void UnaryExchange::AwaitClient() { answers_.Add(answer_, context_.c_call(), SteadyNow()); }
 
 void UnaryExchange::OnArrived(bool ok) {
   if (!ok) {

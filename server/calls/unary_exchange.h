@@ -15,8 +15,8 @@
 #include "grpcpp/support/proto_buffer_reader.h"
 #include "server/access/access.h"
 #include "server/buffers/charge.h"
-#include "server/core.h"
 #include "server/rpc/answers.h"
+#include "server/rpc/call_limits.h"
 #include "server/rpc/call_queues.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/message_memory.h"
@@ -47,11 +47,13 @@ class UnaryExchange {
   // The trace of the call; set when the call arrives.
   const Trace& trace() const { return trace_; }
   // Owns the call until the exchange ends, and calls its OnCancel if the client leaves before it
-  // has its response. A request that is answered immediately needs no call.
-  UnaryCall& Serve(std::unique_ptr<UnaryCall> call);
-  // Sets the list that cancels the call if its client does not read the response. The list must
-  // outlive the exchange.
-  void set_answers(Answers& answers) { answers_ = &answers; }
+  // has its response. A request that is answered immediately needs no call. Returns *call.
+  template <class Call>
+  Call& Serve(std::unique_ptr<Call> call) {
+    Call& served = *call;
+    call_ = std::move(call);
+    return served;
+  }
   // The size of the request before it is parsed.
   virtual std::size_t message_size() const = 0;
   // Returns a bound on the request's memory and repeated fields, or nothing if the request is not a
@@ -65,7 +67,8 @@ class UnaryExchange {
   virtual void Finish(const grpc::Status& status) = 0;
 
  protected:
-  UnaryExchange();
+  // answers: cancels the call if its client does not read the response; must outlive the exchange.
+  explicit UnaryExchange(Answers& answers);
   virtual ~UnaryExchange();
 
   // Called when the response is about to be sent.
@@ -90,7 +93,7 @@ class UnaryExchange {
   Caller caller_;
   Charge memory_;
   Trace trace_;
-  Answers* answers_ = nullptr;
+  Answers& answers_;
   Answers::Entry answer_;  // in the list while its `call` is set
   std::unique_ptr<UnaryCall> call_;
   std::atomic<int> events_left_{3};  // handled, sent and done
@@ -158,7 +161,7 @@ class UnaryExchangeOf final : public UnaryExchange {
   };
 
   UnaryExchangeOf(std::shared_ptr<const Method> method, CallQueue& queue)
-      : method_(std::move(method)), queue_(queue) {
+      : UnaryExchange(queue.answers()), method_(std::move(method)), queue_(queue) {
     method_->ask(&context(), &bytes_, &writer_, &queue_.events(), &arrived_);
   }
 

@@ -5,6 +5,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
+#include "kernels/base/status_macros.h"
 #include "spdlog/spdlog.h"
 
 namespace tessera {
@@ -22,7 +23,7 @@ absl::Status Bad(const std::string& file, absl::string_view why) {
 absl::StatusOr<std::unique_ptr<Home>> Home::Open(const std::string& file,
                                                  const std::string& server) {
   std::unique_ptr<Home> home(new Home(file, server));
-  if (absl::Status status = home->Load(); !status.ok()) return status;
+  RETURN_IF_ERROR(home->Load());
   return home;
 }
 

@@ -3,8 +3,9 @@
 #pragma once
 
 #include "server/access/methods.h"
+#include "server/calls/call_parts.h"
 #include "server/calls/unary_exchange.h"
-#include "server/core.h"
+#include "server/devices/devices.h"
 #include "tessera/v1/compute.grpc.pb.h"
 
 namespace tessera {
@@ -19,21 +20,37 @@ using ComputeServiceBase = TESSERA_OPERATION_METHODS(TESSERA_BEGIN)
 #undef TESSERA_BEGIN
 #undef TESSERA_END
 
-// Thread safe. The core must outlive the service.
+// Thread safe. The parts of the server must outlive the service.
 class ComputeService final : public ComputeServiceBase {
  public:
-  explicit ComputeService(Core& core) : core_(core) {}
+  ComputeService(const CallParts& parts, const Devices& devices, Tenants& tenants,
+                 const Options& options, absl::Time start_time)
+      : parts_(parts),
+        devices_(devices),
+        tenants_(tenants),
+        options_(options),
+        start_time_(start_time) {}
 
   // Called once the server has been built.
   void Serve(CallQueues& queues);
 
  private:
-  void ListStrategies(
-      UnaryExchangeOf<v1::ListStrategiesRequest, v1::ListStrategiesResponse>& exchange);
-  void GetServerInfo(
-      UnaryExchangeOf<v1::GetServerInfoRequest, v1::GetServerInfoResponse>& exchange);
+  absl::Status ListStrategies(const Caller& caller, const v1::ListStrategiesRequest& request,
+                              v1::ListStrategiesResponse& response);
+  absl::Status GetServerInfo(const Caller& caller, const v1::GetServerInfoRequest& request,
+                             v1::GetServerInfoResponse& response);
+  // These functions add the parts of the response of GetServerInfo. An admin sees what all tenants
+  // together use; others see only what their tenant uses.
+  void AddDevice(const Caller& caller, Device& device, v1::GetServerInfoResponse& response) const;
+  void AddBudgets(const Caller& caller, v1::GetServerInfoResponse& response) const;
+  void AddTenants(v1::GetServerInfoResponse& response) const;
+  void SetLimits(v1::Limits& limits) const;
 
-  Core& core_;
+  const CallParts parts_;
+  const Devices& devices_;
+  Tenants& tenants_;
+  const Options& options_;
+  const absl::Time start_time_;
 };
 
 }  // namespace tessera

@@ -12,10 +12,11 @@ class ExecuteCall final : public DeviceCall {
  public:
   using Exchange = UnaryExchangeOf<v1::ExecuteRequest, v1::ExecuteResponse>;
 
-  ExecuteCall(Core& core, std::string_view method, Exchange& exchange)
-      : DeviceCall(core, method, exchange),
+  ExecuteCall(const CallParts& parts, const Devices& devices, std::string_view method,
+              Exchange& exchange)
+      : DeviceCall(parts, devices, method, exchange),
         response_(exchange.response()),
-        program_(core, exchange.caller(), exchange.request()) {}
+        program_(devices, parts.records.metrics(), exchange.caller(), exchange.request()) {}
 
  private:
   absl::StatusOr<Device*> Prepare() override;

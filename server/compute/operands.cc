@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
-#include "server/core.h"
+#include "kernels/base/status_macros.h"
 #include "server/rpc/convert.h"
 
 namespace tessera {
@@ -43,8 +43,7 @@ absl::StatusOr<ArrayType> TensorType(const v1::Tensor& tensor) {
   if (!type.ok()) return type;
   if (tensor.data().size() == type->bytes()) {
     const HostBytes bytes{tensor.data().data(), tensor.data().size()};
-    const absl::Status status = CheckElements(type->dtype, bytes, 0);
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(CheckElements(type->dtype, bytes, 0));
     return type;
   }
   return MakeError(StatusCode::kInvalidArgument, "BAD_OPERAND",
@@ -138,7 +137,7 @@ Device* DeviceOf(absl::Span<const OperandSource> sources) {
   return bytes.Most();
 }
 
-absl::Status FetchElsewhere(Core& core, const Buffer& buffer, std::uint64_t offset,
+absl::Status FetchElsewhere(const Devices& devices, const Buffer& buffer, std::uint64_t offset,
                             std::uint64_t bytes, Stream& stream, void* out) {
   Device& device = buffer.device();
   const DType dtype = buffer.type().dtype;
@@ -146,37 +145,34 @@ absl::Status FetchElsewhere(Core& core, const Buffer& buffer, std::uint64_t offs
                   .dtype = dtype,
                   .shape = {.rank = 1, .dims = {static_cast<std::int64_t>(bytes / SizeOf(dtype))}},
                   .strides = {1}};
-  const RunOptions options{.pace = &core.pace(device),
-                           .max_seconds = core.options().max_operation_seconds};
-  const Core::Bridge bridge = core.BridgeTo(device);
+  RunOptions options;
+  devices.SetLimits(device, options);
+  const Devices::Bridge bridge = devices.BridgeTo(device);
   return RunCopyAcross(bridge.stream, view, dtype, stream, out, options);
 }
 
-absl::StatusOr<View> PlaceOnStream(Core& core, OperandSource& source, Stream& stream) {
+absl::StatusOr<View> PlaceOnStream(const Devices& devices, OperandSource& source, Stream& stream) {
   View view = source.view;
   const auto begin_at = [&](const void* begin) {
     view.data = static_cast<const char*>(begin) + reinterpret_cast<std::uintptr_t>(view.data);
   };
   if (source.IsElsewhere(stream.device())) {
     const Extent extent = ExtentOf(view);
-    absl::StatusOr<void*> memory = Scratch(stream, extent.bytes());
-    if (!memory.ok()) return memory.status();
+    ASSIGN_OR_RETURN(void* memory, Scratch(stream, extent.bytes()));
     absl::Status status =
-        FetchElsewhere(core, *source.buffer, extent.begin, extent.bytes(), stream, *memory);
+        FetchElsewhere(devices, *source.buffer, extent.begin, extent.bytes(), stream, memory);
     if (!status.ok()) return OfOperand(source.named.name, status);
     source.moved_bytes = extent.bytes();
     // The first element is not the lowest if a stride is negative.
     const std::uint64_t first = reinterpret_cast<std::uintptr_t>(view.data) - extent.begin;
-    view.data = *memory == nullptr ? nullptr : static_cast<const char*>(*memory) + first;
+    view.data = memory == nullptr ? nullptr : static_cast<const char*>(memory) + first;
   } else if (source.buffer != nullptr) {
     begin_at(source.buffer->data());
   } else {
     const std::string& data = source.named.operand->tensor().data();
-    absl::StatusOr<void*> memory = Scratch(stream, data.size());
-    if (!memory.ok()) return memory.status();
-    absl::Status status = CopyToDevice(stream, *memory, data.data(), data.size());
-    if (!status.ok()) return status;
-    begin_at(*memory);
+    ASSIGN_OR_RETURN(void* memory, Scratch(stream, data.size()));
+    RETURN_IF_ERROR(CopyToDevice(stream, memory, data.data(), data.size()));
+    begin_at(memory);
   }
   return view;
 }

@@ -3,8 +3,6 @@
 
 #include <memory>
 #include <string_view>
-#include <utility>
-#include <vector>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
@@ -13,11 +11,10 @@
 #include "kernels/compute.h"
 #include "kernels/run/operation.h"
 #include "server/buffers/buffer_store.h"
+#include "server/devices/devices.h"
 #include "tessera/v1/compute.pb.h"
 
 namespace tessera {
-
-class Core;
 
 // An operand of a request, with the name that errors use for it.
 struct Named {
@@ -92,12 +89,12 @@ Device* DeviceOf(absl::Span<const OperandSource> sources);
 // Copies a range of a buffer on another device to memory of the stream's device. The range must
 // begin and end at an element boundary. Returns the errors of RunCopyAcross, or DEVICE_LOST for
 // either device.
-absl::Status FetchElsewhere(Core& core, const Buffer& buffer, std::uint64_t offset,
+absl::Status FetchElsewhere(const Devices& devices, const Buffer& buffer, std::uint64_t offset,
                             std::uint64_t bytes, Stream& stream, void* out);
 
 // Returns the operand's view on the stream's device. Inline data is copied to scratch memory,
 // because its alignment in a message is arbitrary. An operand on another device is also copied
 // there, from its first element to its last, and source.moved_bytes is set to the number of bytes.
-absl::StatusOr<View> PlaceOnStream(Core& core, OperandSource& source, Stream& stream);
+absl::StatusOr<View> PlaceOnStream(const Devices& devices, OperandSource& source, Stream& stream);
 
 }  // namespace tessera

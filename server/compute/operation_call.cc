@@ -5,17 +5,15 @@
 #include <vector>
 
 #include "kernels/base/error.h"
+#include "kernels/base/status_macros.h"
 #include "server/calls/buffer_messages.h"
 #include "server/compute/shard_team.h"
 
 namespace tessera {
 
 absl::StatusOr<Device*> OperationCall::Prepare() {
-  if (Stores())
-    if (absl::Status status = RequireWrite(); !status.ok()) return status;
-  absl::StatusOr<Operation> made = Make();
-  if (!made.ok()) return made.status();
-  operation_ = *std::move(made);
+  if (Stores()) RETURN_IF_ERROR(RequireWrite());
+  ASSIGN_OR_RETURN(operation_, Make());
   NoteStrategy(operation_.options.strategy);
   for (const v1::Result* destination : operation_.destinations) {
     if (destination->has_scratch()) {
@@ -24,12 +22,10 @@ absl::StatusOr<Device*> OperationCall::Prepare() {
                        {{"field", "result"}});
     }
   }
-  absl::StatusOr<Sources> sources = FindSources(operation_.operands, store());
-  if (!sources.ok()) return sources.status();
-  sources_ = *std::move(sources);
+  ASSIGN_OR_RETURN(sources_, FindSources(operation_.operands, store()));
   MarkScattered(operation_.spec, absl::MakeSpan(sources_));
   Device* const device = DeviceOf(sources_);
-  return device != nullptr ? device : &core().FirstDevice();
+  return device != nullptr ? device : &devices().First();
 }
 
 TaskSize OperationCall::SizeOn(const Device& device) {
@@ -48,20 +44,17 @@ TaskSize OperationCall::SizeOn(const Device& device) {
 absl::Status OperationCall::RunOn(Stream& stream) {
   Views views;
   for (OperandSource& source : sources_) {
-    absl::StatusOr<View> view = PlaceOnStream(core(), source, stream);
-    if (!view.ok()) return view.status();
-    views.push_back(*view);
+    ASSIGN_OR_RETURN(View view, PlaceOnStream(devices(), source, stream));
+    views.push_back(view);
   }
-  absl::StatusOr<ResultType> type = TypeOf(operation_.spec, views);
-  if (!type.ok()) return type.status();
-  absl::StatusOr<ScalarResult> result =
-      type->scalar ? RunWith(stream, views, {}) : RunArrays(stream, views, type->arrays);
-  if (!result.ok()) return result.status();
-  if (type->scalar) response_.SetValue(*result, *type);
+  ASSIGN_OR_RETURN(ResultType type, TypeOf(operation_.spec, views));
+  ASSIGN_OR_RETURN(ScalarResult result, type.scalar ? RunWith(stream, views, {})
+                                                    : RunArrays(stream, views, type.arrays));
+  if (type.scalar) response_.SetValue(result, type);
   v1::ExecutionStats& stats = response_.stats();
-  SetStats(result->stats, stream.device(), sources_, stats);
-  NoteStrategy(result->stats.strategy);
-  if (operation_.options.timing) NoteKernel(result->stats.kernel_us);
+  SetStats(result.stats, stream.device(), sources_, stats);
+  NoteStrategy(result.stats.strategy);
+  if (operation_.options.timing) NoteKernel(result.stats.kernel_us);
   stats.set_queue_us(queue_us());
   stats.set_total_us(total_us());
   return absl::OkStatus();
@@ -70,12 +63,12 @@ absl::Status OperationCall::RunOn(Stream& stream) {
 absl::StatusOr<ScalarResult> OperationCall::RunWith(Stream& stream, const Views& views,
                                                     absl::Span<const Output> out) {
   RunOptions options = operation_.options;
-  SetLimits(core(), stream.device(), options);
+  devices().SetLimits(stream.device(), options);
   std::optional<ShardTeam> team =
-      ShardTeam::Of(core(), operation_.spec, operation_.destinations, sources_, stream.device());
+      ShardTeam::Of(devices(), operation_.spec, operation_.destinations, sources_, stream.device());
   if (team.has_value()) options.team = &*team;
   const auto find = [this](const void* address) { return BufferAt(sources_, address); };
-  PreparedOperands::Call prepared(core().tenants().prepared(stream.device()), stream, find);
+  PreparedOperands::Call prepared(store().prepared(stream.device()), stream, find);
   absl::StatusOr<ScalarResult> result = tessera::Run(operation_.spec, stream, views, out, options);
   if (result.ok()) {
     result->stats.prepared_bytes = prepared.EndOperation(/*done=*/true);
@@ -87,7 +80,7 @@ absl::StatusOr<ScalarResult> OperationCall::RunWith(Stream& stream, const Views&
 absl::StatusOr<ScalarResult> OperationCall::RunArrays(Stream& stream, const Views& views,
                                                       absl::Span<const ArrayType> types) {
   Drafts drafts;
-  if (absl::Status status = PlanArrays(stream.device(), types, drafts); !status.ok()) return status;
+  RETURN_IF_ERROR(PlanArrays(stream.device(), types, drafts));
   std::array<void*, kMostResults> memory{};
   const auto open = [&](std::size_t i) -> absl::StatusOr<void*> {
     if (stream.stopped()) return CallerLeft();
@@ -101,8 +94,7 @@ absl::StatusOr<ScalarResult> OperationCall::RunArrays(Stream& stream, const View
   const Output outputs[kMostResults] = {first, second};
   absl::StatusOr<ScalarResult> result = RunWith(stream, views, outputs);
   if (!result.ok()) return result;
-  absl::Status answered = AnswerArrays(stream, types, memory, drafts);
-  if (!answered.ok()) return answered;
+  RETURN_IF_ERROR(AnswerArrays(stream, types, memory, drafts));
   return result;
 }
 
@@ -112,12 +104,12 @@ absl::Status OperationCall::PlanArrays(Device& device, absl::Span<const ArrayTyp
   for (std::size_t i = 0; i < types.size(); ++i) {
     const v1::Result& destination = *operation_.destinations[i];
     if (destination.has_buffer()) {
-      absl::StatusOr<BufferSpec> spec = MakeSpec(destination.buffer(), types[i], device, core());
-      if (!spec.ok()) return spec.status();
-      drafts[i].emplace(store(), *std::move(spec));
+      ASSIGN_OR_RETURN(BufferSpec spec,
+                       MakeSpec(destination.buffer(), types[i], device, devices()));
+      drafts[i].emplace(store(), std::move(spec));
       continue;
     }
-    if (absl::Status status = CheckInline(types[i], inline_bytes); !status.ok()) return status;
+    RETURN_IF_ERROR(CheckInline(types[i], inline_bytes));
     inline_bytes += types[i].bytes();
   }
   return inline_bytes == 0 ? absl::OkStatus() : ChargeAnswer(inline_bytes);
@@ -135,13 +127,11 @@ absl::Status OperationCall::AnswerArrays(Stream& stream, absl::Span<const ArrayT
     SetType(types[i], tensor);
     std::string& data = *tensor.mutable_data();
     data.resize(types[i].bytes());
-    absl::Status copied = CopyToHost(stream, data.data(), memory[i], data.size());
-    if (!copied.ok()) return copied;
+    RETURN_IF_ERROR(CopyToHost(stream, data.data(), memory[i], data.size()));
   }
   if (!results.empty() && stream.stopped()) return CallerLeft();
-  absl::StatusOr<std::vector<BufferInfo>> sealed = ResultDraft::SealAll(results);
-  if (!sealed.ok()) return sealed.status();
-  auto info = sealed->begin();
+  ASSIGN_OR_RETURN(std::vector<BufferInfo> sealed, ResultDraft::SealAll(results));
+  auto info = sealed.begin();
   for (std::size_t i = 0; i < types.size(); ++i)
     if (drafts[i].has_value()) SetBuffer(*info++, &response_.buffer(i));
   return absl::OkStatus();

@@ -18,9 +18,9 @@ namespace tessera {
 // A call that holds its operands from its acceptance to its end, and fills in the response.
 class OperationCall : public DeviceCall {
  protected:
-  OperationCall(Core& core, std::string_view method, UnaryExchange& exchange,
-                OperationResponse response)
-      : DeviceCall(core, method, exchange), response_(response) {}
+  OperationCall(const CallParts& parts, const Devices& devices, std::string_view method,
+                UnaryExchange& exchange, OperationResponse response)
+      : DeviceCall(parts, devices, method, exchange), response_(response) {}
 
  private:
   // Whether the request stores a result.
@@ -55,8 +55,9 @@ class OperationCall : public DeviceCall {
 template <class Request, class Response>
 class OperationCallOf final : public OperationCall {
  public:
-  OperationCallOf(Core& core, std::string_view method, UnaryExchangeOf<Request, Response>& exchange)
-      : OperationCall(core, method, exchange, OperationResponse(exchange.response())),
+  OperationCallOf(const CallParts& parts, const Devices& devices, std::string_view method,
+                  UnaryExchangeOf<Request, Response>& exchange)
+      : OperationCall(parts, devices, method, exchange, OperationResponse(exchange.response())),
         request_(exchange.request()) {}
 
  private:

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
-#include <initializer_list>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -12,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/problem/map.h"
 #include "server/rpc/convert.h"
 
@@ -41,10 +41,8 @@ absl::StatusOr<std::optional<DType>> NodeDType(const v1::Expression::Node& node,
 
 absl::StatusOr<ExpressionNode> ToNode(const v1::Expression::Node& node, int index) {
   using Kind = ExpressionNode::Kind;
-  absl::StatusOr<std::optional<DType>> dtype = NodeDType(node, index);
-  if (!dtype.ok()) return dtype.status();
   ExpressionNode out;
-  out.dtype = *dtype;
+  ASSIGN_OR_RETURN(out.dtype, NodeDType(node, index));
   switch (node.value_case()) {
     case v1::Expression::Node::kOperand:
       out.kind = Kind::kOperand;
@@ -81,9 +79,8 @@ absl::StatusOr<Expression> ToExpression(const v1::Expression& expression) {
   std::vector<ExpressionNode> nodes;
   nodes.reserve(static_cast<std::size_t>(expression.nodes_size()));
   for (int i = 0; i < expression.nodes_size(); ++i) {
-    absl::StatusOr<ExpressionNode> node = ToNode(expression.nodes(i), i);
-    if (!node.ok()) return node.status();
-    nodes.push_back(*std::move(node));
+    ASSIGN_OR_RETURN(ExpressionNode node, ToNode(expression.nodes(i), i));
+    nodes.push_back(std::move(node));
   }
   return Expression(std::move(nodes));
 }
@@ -109,12 +106,9 @@ absl::Status CheckCounts(const v1::Expression& expression, std::string_view fiel
 template <class Request>
 absl::Status SetExpression(const Request& request, std::optional<Expression>& expression) {
   if (!request.has_expression() && request.with().empty()) return absl::OkStatus();
-  absl::Status status =
-      CheckCounts(request.expression(), "with", request.with_size(), 0, kMostOperands - 1);
-  if (!status.ok()) return status;
-  absl::StatusOr<Expression> made = ToExpression(request.expression());
-  if (!made.ok()) return made.status();
-  expression = *std::move(made);
+  RETURN_IF_ERROR(
+      CheckCounts(request.expression(), "with", request.with_size(), 0, kMostOperands - 1));
+  ASSIGN_OR_RETURN(expression, ToExpression(request.expression()));
   return absl::OkStatus();
 }
 
@@ -128,14 +122,12 @@ absl::Status Read(const Request&, Spec&) {
 }
 
 absl::Status Read(const v1::ReduceRequest& request, ReduceSpec& spec) {
-  const absl::StatusOr<ReduceOp> op = FromProto(request.op());
-  if (!op.ok()) return op.status();
+  ASSIGN_OR_RETURN(spec.op, FromProto(request.op()));
   if (request.axes().empty() && !IsInline(request.result())) {
     return MakeError(absl::StatusCode::kInvalidArgument, "BAD_AXES",
                      "a result buffer needs axes; to fold all axes, name all of them",
                      {{"field", "axes"}});
   }
-  spec.op = *op;
   spec.keep_dims = request.keep_dims();
   spec.axes.assign(request.axes().begin(), request.axes().end());
   return SetExpression(request, spec.expression);
@@ -145,9 +137,7 @@ absl::Status Read(const v1::MatmulRequest& request, MatmulSpec& spec) {
   spec.transpose_a = request.transpose_a();
   spec.transpose_b = request.transpose_b();
   if (request.out_dtype() != v1::DTYPE_UNSPECIFIED) {
-    const absl::StatusOr<DType> dtype = FromProto(request.out_dtype(), "out_dtype");
-    if (!dtype.ok()) return dtype.status();
-    spec.out_dtype = *dtype;
+    ASSIGN_OR_RETURN(spec.out_dtype, FromProto(request.out_dtype(), "out_dtype"));
   }
   return SetExpression(request, spec.expression);
 }
@@ -158,12 +148,9 @@ absl::Status Read(const v1::WindowSumRequest& request, WindowSumSpec& spec) {
 }
 
 absl::Status Read(const v1::MapRequest& request, MapSpec& spec) {
-  absl::Status status =
-      CheckCounts(request.expression(), "operands", request.operands_size(), 1, kMostOperands);
-  if (!status.ok()) return status;
-  absl::StatusOr<Expression> expression = ToExpression(request.expression());
-  if (!expression.ok()) return expression.status();
-  spec.expression = *std::move(expression);
+  RETURN_IF_ERROR(
+      CheckCounts(request.expression(), "operands", request.operands_size(), 1, kMostOperands));
+  ASSIGN_OR_RETURN(spec.expression, ToExpression(request.expression()));
   return absl::OkStatus();
 }
 
@@ -195,7 +182,7 @@ absl::Status Read(const v1::TopKRequest& request, TopKSpec& spec) {
 template <class Spec, class Request>
 absl::StatusOr<Operation> Make(const Request& request) {
   Spec spec;
-  if (absl::Status status = Read(request, spec); !status.ok()) return status;
+  RETURN_IF_ERROR(Read(request, spec));
   Operation operation{.spec = std::move(spec),
                       .options = {.strategy = request.strategy(),
                                   .launch = FromProto(request.launch()),
@@ -269,12 +256,6 @@ OperationSize SizeOf(const v1::Step& step) {
   return VisitOperation(
       step, [](const auto& request) { return SizeOfRequest(request); },
       [] { return OperationSize(); });
-}
-
-void SetLimits(Core& core, const Device& device, RunOptions& options) {
-  options.pace = &core.pace(device);
-  options.max_seconds = core.options().max_operation_seconds;
-  options.max_slow_seconds = core.options().MaxSlowSeconds();
 }
 
 double TravelMicroseconds(absl::Span<const OperandSource> sources, const Destinations& destinations,

@@ -4,8 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
-#include <string_view>
 #include <type_traits>
 
 #include "absl/container/inlined_vector.h"
@@ -16,7 +14,6 @@
 #include "kernels/run/operation.h"
 #include "server/access/methods.h"
 #include "server/compute/operands.h"
-#include "server/core.h"
 #include "tessera/v1/compute.pb.h"
 
 namespace tessera {
@@ -33,8 +30,6 @@ struct Operation {
   Destinations destinations;
   RunOptions options;  // the strategy, the launch and the timing
 };
-// Sets the limits on the time that an operation may take on the device.
-void SetLimits(Core& core, const Device& device, RunOptions& options);
 
 // Converts a request, and checks everything that can be checked without the operands. Errors:
 // INVALID_ARGUMENT / BAD_EXPRESSION, BAD_DTYPE, BAD_OPERATION, BAD_AXES or BAD_RESULT.

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
+#include "kernels/base/status_macros.h"
 #include "server/calls/buffer_messages.h"
 #include "server/calls/device_call.h"
 #include "server/compute/shard_team.h"
@@ -64,10 +65,10 @@ absl::StatusOr<Device*> ProgramRun::Prepare() {
       if (source.buffer != nullptr && seen.insert(source.buffer.get()).second)
         bytes.Add(*source.buffer, 0, source.type.bytes());
   Device* const most = bytes.Most();
-  Device& device = most != nullptr ? *most : core_.FirstDevice();
+  Device& device = most != nullptr ? *most : devices_.First();
   for (std::size_t i = 0; i < count; ++i) {
     PlannedStep& step = program_.steps[i];
-    SetLimits(core_, device, step.options);
+    devices_.SetLimits(device, step.options);
     for (std::size_t o = 0; o < step.operands.size(); ++o) {
       const OperandSource& source = steps_[i].sources[o];
       PlannedOperand& operand = step.operands[o];
@@ -83,25 +84,24 @@ absl::StatusOr<Device*> ProgramRun::Prepare() {
 }
 
 absl::Status ProgramRun::Read(const v1::Step& message, std::uint32_t index) {
-  absl::StatusOr<Operation> operation = MakeOperation(message);
-  if (!operation.ok()) return operation.status();
+  ASSIGN_OR_RETURN(Operation operation, MakeOperation(message));
   PlannedStep& step = program_.steps[index];
   Step& own = steps_[index];
-  step.spec = std::move(operation->spec);
-  step.options = operation->options;
-  own.destinations = operation->destinations;
+  step.spec = std::move(operation.spec);
+  step.options = operation.options;
+  own.destinations = operation.destinations;
   for (const v1::Result* destination : own.destinations) {
     step.destinations.push_back(destination->has_buffer()    ? Destination::kBuffer
                                 : destination->has_scratch() ? Destination::kScratch
                                                              : Destination::kResponse);
   }
-  const std::size_t operands = operation->operands.size();
+  const std::size_t operands = operation.operands.size();
   step.operands.resize(operands);
   step.views.reserve(operands);
   own.sources.resize(operands);
   absl::Status status;
   for (std::size_t o = 0; o < operands; ++o) {
-    own.sources[o].named = operation->operands[o];
+    own.sources[o].named = operation.operands[o];
     const Named& named = own.sources[o].named;
     absl::Status read = Read(named, index, step.operands[o], own.sources[o].type);
     if (!read.ok()) status.Update(OfOperand(named.name, read));
@@ -127,9 +127,7 @@ absl::Status ProgramRun::Read(const Named& named, std::uint32_t index, PlannedOp
     return absl::OkStatus();
   }
   if (message.has_tensor()) {
-    const absl::StatusOr<ArrayType> found = TensorType(message.tensor());
-    if (!found.ok()) return found.status();
-    type = *found;
+    ASSIGN_OR_RETURN(type, TensorType(message.tensor()));
   } else if (message.buffer().empty()) {
     return MakeError(absl::StatusCode::kInvalidArgument, "BAD_OPERAND",
                      "an operand must name a buffer or a step, or carry a tensor",
@@ -204,8 +202,7 @@ void ProgramRun::Release(Chores* chores) {
 
 absl::Status ProgramRun::Plan(Stream& stream) {
   FindTypesOnce();
-  absl::Status status = CheckSteps(program_, stream, core_.options().max_operation_seconds);
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(CheckSteps(program_, stream, devices_.max_operation_seconds()));
   FuseSelections(program_, stream.device());
   return TakeMemory(stream);
 }
@@ -231,10 +228,9 @@ absl::Status ProgramRun::TakeMemory(Stream& stream) {
   PlaceResults(program_);
   // Inline results are copied to the host together, including the gaps between them.
   if (layout_.response_arrays > 1) {
-    absl::Status status = Zero(stream, program_.block, layout_.response_end);
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(Zero(stream, program_.block, layout_.response_end));
   }
-  if (absl::Status status = SendTensors(stream); !status.ok()) return status;
+  RETURN_IF_ERROR(SendTensors(stream));
   FetchBuffers(stream);
   return absl::OkStatus();
 }
@@ -246,16 +242,14 @@ absl::Status ProgramRun::OpenResults(std::size_t index, Device& device, std::uin
   for (std::size_t a = 0; a < own.destinations.size() && !step.result.scalar; ++a) {
     const ArrayType& type = step.result.arrays[a];
     if (step.destinations[a] == Destination::kResponse) {
-      if (absl::Status fits = CheckInline(type, bytes); !fits.ok()) return fits;
+      RETURN_IF_ERROR(CheckInline(type, bytes));
       bytes += type.bytes();
     }
     if (step.destinations[a] != Destination::kBuffer) continue;
-    absl::StatusOr<BufferSpec> spec = MakeSpec(own.destinations[a]->buffer(), type, device, core_);
-    if (!spec.ok()) return spec.status();
-    own.drafts[a] = std::make_unique<ResultDraft>(store_, *std::move(spec));
-    const absl::StatusOr<void*> memory = own.drafts[a]->Open();
-    if (!memory.ok()) return memory.status();
-    step.memory[a] = *memory;
+    ASSIGN_OR_RETURN(BufferSpec spec,
+                     MakeSpec(own.destinations[a]->buffer(), type, device, devices_));
+    own.drafts[a] = std::make_unique<ResultDraft>(store_, std::move(spec));
+    ASSIGN_OR_RETURN(step.memory[a], own.drafts[a]->Open());
   }
   *in_answer = bytes;
   return absl::OkStatus();
@@ -290,7 +284,7 @@ void ProgramRun::FetchBuffers(Stream& stream) {
       const auto [entry, is_new] = fetched.try_emplace(&buffer);
       if (is_new) {
         source.moved_bytes = buffer.type().bytes();
-        entry->second = FetchElsewhere(core_, buffer, 0, source.moved_bytes, stream,
+        entry->second = FetchElsewhere(devices_, buffer, 0, source.moved_bytes, stream,
                                        program_.block + step.operands[o].offset);
       }
       if (!entry->second.ok()) step.status = OfOperand(source.named.name, entry->second);
@@ -313,7 +307,7 @@ std::uint64_t ProgramRun::answer_memory() const {
       if (step.destinations[a] == Destination::kResponse)
         bytes += 2 * step.result.arrays[a].bytes();
       if (step.destinations[a] == Destination::kBuffer)
-        bytes += DescriptionBytes(core_.devices().size());
+        bytes += DescriptionBytes(devices_.list().size());
     }
   }
   return bytes;
@@ -327,13 +321,13 @@ absl::Status ProgramRun::Run(Stream& stream) {
       if (auto buffer = BufferAt(step.sources, address); buffer != nullptr) return buffer;
     return nullptr;
   };
-  PreparedOperands::Call prepared(core_.tenants().prepared(stream.device()), stream, find);
+  PreparedOperands::Call prepared(store_.prepared(stream.device()), stream, find);
   absl::Status status = RunSteps(program_, stream, [&](const PlannedStep& step) {
     const Step& own = steps_[static_cast<std::size_t>(&step - program_.steps.data())];
     RunOptions options = step.options;
     options.enqueue_only = true;
     std::optional<ShardTeam> team =
-        ShardTeam::Of(core_, step.spec, own.destinations, own.sources, stream.device());
+        ShardTeam::Of(devices_, step.spec, own.destinations, own.sources, stream.device());
     if (team.has_value()) options.team = &*team;
     absl::StatusOr<ScalarResult> result = RunStep(program_, step, stream, options);
     const std::uint64_t bytes = prepared.EndOperation(result.ok());
@@ -365,7 +359,7 @@ absl::Status ProgramRun::Answer(Stream& stream, v1::ExecuteResponse& response) {
   const auto failed = static_cast<std::uint64_t>(
       std::count_if(program_.steps.begin(), program_.steps.end(),
                     [](const PlannedStep& step) { return !step.status.ok(); }));
-  core_.metrics().CountSteps(steps_.size() - failed, failed);
+  metrics_.CountSteps(steps_.size() - failed, failed);
   return absl::OkStatus();
 }
 
@@ -406,9 +400,8 @@ absl::Status ProgramRun::AnswerStep(std::size_t index, const std::string& arrays
     SetType(type, tensor);
     tensor.mutable_data()->assign(arrays, step.offsets[a], type.bytes());
   }
-  absl::StatusOr<std::vector<BufferInfo>> sealed = ResultDraft::SealAll(results);
-  if (!sealed.ok()) return sealed.status();
-  auto info = sealed->begin();
+  ASSIGN_OR_RETURN(std::vector<BufferInfo> sealed, ResultDraft::SealAll(results));
+  auto info = sealed.begin();
   for (std::size_t a = 0; a < own.drafts.size(); ++a)
     if (own.drafts[a] != nullptr) SetBuffer(*info++, &response.buffer(a));
   if (request_.stats()) SetStats(step.outcome.stats, device, own.sources, response.stats());

@@ -10,22 +10,27 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/program/program.h"
+#include "server/access/access.h"
 #include "server/buffers/buffer_store.h"
 #include "server/compute/operands.h"
 #include "server/compute/operations.h"
-#include "server/core.h"
+#include "server/devices/chores.h"
+#include "server/devices/devices.h"
+#include "server/observe/metrics.h"
 #include "tessera/v1/compute.pb.h"
 
 namespace tessera {
 
 // Prepare, Plan, Run and Answer must be called in this order, each once. An error in a step affects
 // only that step and the steps that need its result; these functions return the errors that affect
-// the whole program. Not thread safe. The core, the caller's tenant and the request must outlive
-// this object.
+// the whole program. Not thread safe. The devices, the metrics, the caller's tenant and the
+// request must outlive this object.
 class ProgramRun {
  public:
-  ProgramRun(Core& core, const Caller& caller, const v1::ExecuteRequest& request)
-      : core_(core),
+  ProgramRun(const Devices& devices, Metrics& metrics, const Caller& caller,
+             const v1::ExecuteRequest& request)
+      : devices_(devices),
+        metrics_(metrics),
         store_(caller.tenant->store()),
         sees_all_(caller.sees_all()),
         request_(request) {}
@@ -90,7 +95,8 @@ class ProgramRun {
   // errors are shortened.
   void AnswerErrors(v1::ExecuteResponse& response);
 
-  Core& core_;
+  const Devices& devices_;
+  Metrics& metrics_;
   BufferStore& store_;
   const bool sees_all_;
   const v1::ExecuteRequest& request_;

@@ -3,23 +3,25 @@
 #include <algorithm>
 #include <memory>
 
+#include "kernels/base/status_macros.h"
 #include "server/calls/buffer_messages.h"
 
 namespace tessera {
 
-std::optional<ShardTeam> ShardTeam::Of(Core& core, const OperationSpec& spec,
+std::optional<ShardTeam> ShardTeam::Of(const Devices& devices, const OperationSpec& spec,
                                        const Destinations& destinations,
                                        absl::Span<const OperandSource> sources,
                                        const Device& device) {
   const bool by_first = std::holds_alternative<MatmulSpec>(spec);
-  std::optional<ShardTeam> team = Of(core, sources, device, by_first);
+  std::optional<ShardTeam> team = Of(devices, sources, device, by_first);
   for (const v1::Result* result : destinations) {
     if (team.has_value() && !team->Reaches(result->buffer().placement())) return std::nullopt;
   }
   return team;
 }
 
-std::optional<ShardTeam> ShardTeam::Of(Core& core, absl::Span<const OperandSource> sources,
+std::optional<ShardTeam> ShardTeam::Of(const Devices& devices,
+                                       absl::Span<const OperandSource> sources,
                                        const Device& device, bool by_first) {
   const auto is_sharded = [](const OperandSource& source) {
     return source.buffer != nullptr && source.buffer->shards().size() > 1;
@@ -35,7 +37,7 @@ std::optional<ShardTeam> ShardTeam::Of(Core& core, absl::Span<const OperandSourc
     for (const Shard& shard : first->buffer->shards())
       if (!source.buffer->IsOn(*shard.device)) return std::nullopt;
   }
-  return ShardTeam(core, *first->buffer);
+  return ShardTeam(devices, *first->buffer);
 }
 
 bool ShardTeam::Reaches(const google::protobuf::RepeatedPtrField<std::string>& placement) const {
@@ -47,7 +49,7 @@ bool ShardTeam::Reaches(const google::protobuf::RepeatedPtrField<std::string>& p
 }
 
 ShardTeam::~ShardTeam() {
-  for (Core::Bridge& taken : streams_) {
+  for (Devices::Bridge& taken : streams_) {
     // The outcome of the work has already been reported.
     EndRequest(taken.stream).IgnoreError();
     taken.stream.WatchStop(nullptr);
@@ -55,19 +57,19 @@ ShardTeam::~ShardTeam() {
 }
 
 absl::StatusOr<std::vector<Stream*>> ShardTeam::Assemble(Stream& own) {
-  for (const std::unique_ptr<Device>& device : core_->devices()) {
+  for (const std::unique_ptr<Device>& device : devices_->list()) {
     if (device.get() == &own.device() || !buffer_->IsOn(*device)) continue;
     if (device->lost()) return DeviceLostError(*device);
-    streams_.push_back(core_->TeamStream(*device));
+    streams_.push_back(devices_->TeamStream(*device));
     Stream& stream = streams_.back().stream;
     stream.WatchStop(own.stop());
-    if (absl::Status status = BeginRequest(stream); !status.ok()) return status;
+    RETURN_IF_ERROR(BeginRequest(stream));
   }
   std::vector<Stream*> streams;
   for (const Shard& shard : shards()) {
-    const auto taken = std::find_if(streams_.begin(), streams_.end(), [&](const Core::Bridge& one) {
-      return &one.stream.device() == shard.device;
-    });
+    const auto taken = std::find_if(
+        streams_.begin(), streams_.end(),
+        [&](const Devices::Bridge& one) { return &one.stream.device() == shard.device; });
     streams.push_back(taken == streams_.end() ? &own : &taken->stream);
   }
   return streams;

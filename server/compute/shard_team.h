@@ -10,19 +10,19 @@
 #include "kernels/compute.h"
 #include "server/compute/operands.h"
 #include "server/compute/operations.h"
-#include "server/core.h"
+#include "server/devices/devices.h"
 #include "tessera/v1/compute.pb.h"
 
 namespace tessera {
 
-// Used for one operation, by one thread. The core and the buffer must outlive it.
+// Used for one operation, by one thread. The devices and the buffer must outlive it.
 class ShardTeam final : public Team {
  public:
   // Returns the team for an operation that runs on the device. There is none if no operand is
   // sharded, or if some device of the first sharded operand cannot access every other operand and
   // result. A product is divided according to its first operand. Its second operand may be on one
   // device, or may have been copied to it.
-  static std::optional<ShardTeam> Of(Core& core, const OperationSpec& spec,
+  static std::optional<ShardTeam> Of(const Devices& devices, const OperationSpec& spec,
                                      const Destinations& destinations,
                                      absl::Span<const OperandSource> sources, const Device& device);
 
@@ -34,17 +34,18 @@ class ShardTeam final : public Team {
   absl::StatusOr<std::vector<Stream*>> Assemble(Stream& own) override;
 
  private:
-  static std::optional<ShardTeam> Of(Core& core, absl::Span<const OperandSource> sources,
-                                     const Device& device, bool by_first);
+  static std::optional<ShardTeam> Of(const Devices& devices,
+                                     absl::Span<const OperandSource> sources, const Device& device,
+                                     bool by_first);
   // Whether all devices can access memory with this placement. An empty placement means memory of
   // the operation's device.
   bool Reaches(const google::protobuf::RepeatedPtrField<std::string>& placement) const;
 
-  ShardTeam(Core& core, const Buffer& buffer) : core_(&core), buffer_(&buffer) {}
+  ShardTeam(const Devices& devices, const Buffer& buffer) : devices_(&devices), buffer_(&buffer) {}
 
-  Core* core_;
+  const Devices* devices_;
   const Buffer* buffer_;
-  std::vector<Core::Bridge> streams_;
+  std::vector<Devices::Bridge> streams_;
 };
 
 }  // namespace tessera

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
+#include "kernels/base/status_macros.h"
 #include "server/clock.h"
 
 namespace tessera {
@@ -47,13 +48,12 @@ absl::StatusOr<std::unique_ptr<Executor>> Executor::Start(
   const int streams = settings.reserve ? 2 * settings.workers : settings.workers;
   for (int i = 0; i < streams; ++i) {
     const bool large = settings.reserve && i < settings.workers;
-    absl::StatusOr<std::unique_ptr<Stream>> stream =
-        large ? MakeLargeStream(device) : MakeStream(device);
-    if (!stream.ok()) return stream.status();
-    (*stream)->SetScratchBudget(settings.scratch);
-    if (absl::Status status = prepare(**stream); !status.ok()) return status;
+    ASSIGN_OR_RETURN(std::unique_ptr<Stream> stream,
+                     large ? MakeLargeStream(device) : MakeStream(device));
+    stream->SetScratchBudget(settings.scratch);
+    RETURN_IF_ERROR(prepare(*stream));
     executor->streams_.push_back(std::make_unique<WorkerStream>());
-    executor->streams_.back()->stream = *std::move(stream);
+    executor->streams_.back()->stream = std::move(stream);
     executor->groups_[i / settings.workers].idle.push_back(executor->streams_.back().get());
   }
   executor->interval_ = kLongInterval;

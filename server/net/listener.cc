@@ -20,6 +20,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
+#include "kernels/base/status_macros.h"
 #include "server/net/port.h"
 #include "spdlog/spdlog.h"
 
@@ -152,6 +153,41 @@ std::optional<Endpoint> EndpointOf(int fd, int (*name)(int, sockaddr*, socklen_t
   return Endpoint{std::string(BytesOf(ipv6.sin6_addr)), ntohs(ipv6.sin6_port)};
 }
 
+// Returns the addresses of a list. A name may have one address twice.
+std::vector<const addrinfo*> WithoutRepeats(const addrinfo* list) {
+  std::vector<const addrinfo*> found;
+  std::set<std::string> seen;
+  for (const addrinfo* it = list; it != nullptr; it = it->ai_next)
+    if (seen.emplace(reinterpret_cast<const char*>(it->ai_addr), it->ai_addrlen).second)
+      found.push_back(it);
+  return found;
+}
+
+// Opens a socket on each of the addresses, and all on the same port. Leaves out addresses that this
+// machine lacks; a name may have such an address, such as localhost without IPv6. Returns 0, or the
+// errno of an address that cannot be used or, if no address can, of the last.
+int ListenOnAll(const std::vector<const addrinfo*>& addresses, std::vector<int>& sockets) {
+  int lacking = EADDRNOTAVAIL;
+  int port = 0;  // the first address's port, which the others must share
+  for (const addrinfo* it : addresses) {
+    sockaddr_storage name{};
+    std::memcpy(&name, it->ai_addr, it->ai_addrlen);
+    auto* generic = reinterpret_cast<sockaddr*>(&name);
+    if (port != 0) SetPort(port, generic);
+    // "[::]" alone includes every IPv4 address.
+    const int fd = ListenOn(generic, it->ai_addrlen, addresses.size() > 1);
+    if (fd >= 0) {
+      sockets.push_back(fd);
+      port = PortOf(fd);
+    } else if (errno == EADDRNOTAVAIL || errno == EAFNOSUPPORT) {
+      lacking = errno;
+    } else {
+      return errno;
+    }
+  }
+  return sockets.empty() ? lacking : 0;
+}
+
 }  // namespace
 
 std::size_t RaiseDescriptorLimit() {
@@ -175,50 +211,23 @@ absl::StatusOr<TcpSockets> ListenTcp(const std::string& address) {
   } else if (host.find(':') != host.npos) {
     return CannotListen(address, "an IPv6 address must be in brackets");
   }
-
+  const std::string port = address.substr(colon + 1);
   addrinfo hints{};
   hints.ai_flags = AI_PASSIVE;  // without a host, all addresses
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* resolved = nullptr;
-  const int wrong = getaddrinfo(host.empty() ? nullptr : host.c_str(), address.c_str() + colon + 1,
-                                &hints, &resolved);
+  const int wrong =
+      getaddrinfo(host.empty() ? nullptr : host.c_str(), port.c_str(), &hints, &resolved);
   if (wrong != 0) return CannotListen(address, std::string(gai_strerror(wrong)));
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(resolved, freeaddrinfo);
-  std::vector<const addrinfo*> found;
-  std::set<std::string> seen;  // a name may have one address twice
-  for (const addrinfo* it = resolved; it != nullptr; it = it->ai_next) {
-    if (seen.emplace(reinterpret_cast<const char*>(it->ai_addr), it->ai_addrlen).second) {
-      found.push_back(it);
-    }
-  }
 
   std::vector<int> sockets;
-  int error = EADDRNOTAVAIL;
+  int error = 0;
   for (int attempt = 0; attempt < kPortAttempts; ++attempt) {
-    bool taken = false;
-    int port = 0;  // the first address's port, which the others must share
-    for (const addrinfo* it : found) {
-      sockaddr_storage name{};
-      std::memcpy(&name, it->ai_addr, it->ai_addrlen);
-      auto* generic = reinterpret_cast<sockaddr*>(&name);
-      if (port != 0) SetPort(port, generic);
-      // "[::]" alone includes every IPv4 address.
-      const int fd = ListenOn(generic, it->ai_addrlen, found.size() > 1);
-      if (fd >= 0) {
-        sockets.push_back(fd);
-        port = PortOf(fd);
-        continue;
-      }
-      error = errno;
-      // A name may have addresses that this machine lacks, such as localhost without IPv6.
-      if (error == EADDRNOTAVAIL || error == EAFNOSUPPORT) continue;
-      taken = true;
-      break;
-    }
-    if (!taken) break;
+    error = ListenOnAll(WithoutRepeats(resolved), sockets);
     // The port that was free on one address is taken on another.
-    const bool retry = !sockets.empty() && error == EADDRINUSE && address.substr(colon + 1) == "0";
-    CloseAll(sockets);
+    const bool retry = !sockets.empty() && error == EADDRINUSE && port == "0";
+    if (error != 0) CloseAll(sockets);
     if (!retry) break;
   }
   // If the kernel has no IPv6, [::] means every IPv4 address.
@@ -341,9 +350,8 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Open(const std::vector<std::
   }
   std::unique_ptr<Listener> listener(new Listener(std::min(max_connections, possible)));
   for (const std::string& address : addresses) {
-    absl::Status status =
-        IsUnix(address) ? listener->OpenUnix(address, socket_group) : listener->OpenTcp(address);
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(IsUnix(address) ? listener->OpenUnix(address, socket_group)
+                                    : listener->OpenTcp(address));
   }
   listener->stop_ = eventfd(0, EFD_CLOEXEC);
   if (listener->stop_ < 0) {
@@ -365,20 +373,18 @@ absl::Status Listener::OpenUnix(const std::string& address, const std::string& s
   if (path.compare(0, 2, "//") == 0) path.erase(0, 2);
   path = PercentDecoded(path);
   if (path.find('\0') != path.npos) return CannotListen(address, "its path contains a zero byte");
-  absl::StatusOr<UnixSocket> opened = ListenUnix(path, SOCK_STREAM, socket_group, address);
-  if (!opened.ok()) return opened.status();
-  sockets_.push_back(opened->fd);
-  files_.push_back(std::move(opened->file));
+  ASSIGN_OR_RETURN(UnixSocket opened, ListenUnix(path, SOCK_STREAM, socket_group, address));
+  sockets_.push_back(opened.fd);
+  files_.push_back(std::move(opened.file));
   addresses_.push_back(address);
   return absl::OkStatus();
 }
 
 absl::Status Listener::OpenTcp(const std::string& address) {
-  absl::StatusOr<TcpSockets> opened = ListenTcp(address);
-  if (!opened.ok()) return opened.status();
-  if (opened->beyond_loopback && beyond_loopback_.empty()) beyond_loopback_ = address;
-  sockets_.insert(sockets_.end(), opened->sockets.begin(), opened->sockets.end());
-  addresses_.push_back(std::move(opened->address));
+  ASSIGN_OR_RETURN(TcpSockets opened, ListenTcp(address));
+  if (opened.beyond_loopback && beyond_loopback_.empty()) beyond_loopback_ = address;
+  sockets_.insert(sockets_.end(), opened.sockets.begin(), opened.sockets.end());
+  addresses_.push_back(std::move(opened.address));
   return absl::OkStatus();
 }
 

@@ -17,6 +17,7 @@
 #include "grpc/grpc.h"
 #include "grpc/grpc_security.h"
 #include "kernels/base/error.h"
+#include "kernels/base/status_macros.h"
 #include "spdlog/spdlog.h"
 
 namespace tessera {
@@ -179,7 +180,7 @@ class ServerTls::Credentials final : public grpc::ServerCredentials {
 absl::StatusOr<std::shared_ptr<ServerTls>> ServerTls::Open(const TlsFiles& files) {
   std::shared_ptr<ServerTls> tls(new ServerTls(files));
   const std::lock_guard lock(tls->files_mutex_);
-  if (absl::Status status = tls->LoadLocked(); !status.ok()) return status;
+  RETURN_IF_ERROR(tls->LoadLocked());
   tls->GiveNotice();
   return tls;
 }
@@ -225,22 +226,18 @@ void ServerTls::ReloadLocked(bool asked) {
 absl::Status ServerTls::LoadLocked() {
   stamps_ = StampsNow();  // taken first, so a change during the read is noticed
   next_try_ = absl::InfiniteFuture();
-  absl::StatusOr<std::string> certificate = ReadFile(files_.certificate);
-  if (!certificate.ok()) return certificate.status();
-  absl::StatusOr<std::string> key = ReadFile(files_.key);
-  if (!key.ok()) return key.status();
-  const std::vector<Certificate> chain = ParseCertificates(*certificate);
+  ASSIGN_OR_RETURN(std::string certificate, ReadFile(files_.certificate));
+  ASSIGN_OR_RETURN(std::string key, ReadFile(files_.key));
+  const std::vector<Certificate> chain = ParseCertificates(certificate);
   if (chain.empty()) return Bad(files_.certificate, kNoCertificate);
-  const Key parsed_key = ParseKey(*key);
+  const Key parsed_key = ParseKey(key);
   if (parsed_key == nullptr) return Bad(files_.key, "it holds no PEM key, or one with a password");
   if (X509_check_private_key(chain.front().get(), parsed_key.get()) != 1)
     return Bad(files_.key, absl::StrCat("it is not the key of ", files_.certificate));
   std::string client_ca;
   if (!files_.client_ca.empty()) {
-    absl::StatusOr<std::string> text = ReadFile(files_.client_ca);
-    if (!text.ok()) return text.status();
-    if (ParseCertificates(*text).empty()) return Bad(files_.client_ca, kNoCertificate);
-    client_ca = *std::move(text);
+    ASSIGN_OR_RETURN(client_ca, ReadFile(files_.client_ca));
+    if (ParseCertificates(client_ca).empty()) return Bad(files_.client_ca, kNoCertificate);
   }
   const CertificateLife life = {
       TimeOf(X509_get0_notBefore(chain.front().get()), absl::InfinitePast()),
@@ -253,7 +250,7 @@ absl::Status ServerTls::LoadLocked() {
     return Bad(files_.certificate, absl::StrCat("it is not valid before ", DayText(life.begin)));
   }
   const std::lock_guard lock(mutex_);
-  in_use_ = {*std::move(certificate), *std::move(key), std::move(client_ca), life};
+  in_use_ = {std::move(certificate), std::move(key), std::move(client_ca), life};
   ++generation_;
   return absl::OkStatus();
 }

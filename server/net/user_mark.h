@@ -13,7 +13,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <string>
 
 #include "grpc/grpc_security.h"
 #include "grpcpp/security/server_credentials.h"

@@ -1,7 +1,6 @@
 #include "server/observe/metrics.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "absl/time/clock.h"
 #include "kernels/base/error.h"

@@ -8,7 +8,6 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <initializer_list>
 #include <new>
 #include <string_view>
 #include <utility>

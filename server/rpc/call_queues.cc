@@ -8,14 +8,8 @@ namespace {
 
 // There are two threads for every eight cores. Clients on this host and the work of the calls need
 // the other cores, and with more threads, each thread finds fewer events when it wakes up. More
-// queues were not faster: with 2, 4 and 8 queues on 16 cores (`service_bench` on the H200 host,
-// medians of 5 runs, 2026-11-24), the rate of Dots of 4096 f32, as a multiple of the rate of empty
-// calls on a callback server, was
-//   1.09, 0.92 and 0.99 for one caller
-//   0.88, 0.87 and 0.85 for 4 callers
-//   1.04, 0.95 and 0.98 for 16 callers
-//   1.10, 1.03 and 1.07 for 64 callers
-//   1.05, 1.02 and 1.00 for 256 callers.
+// queues were not faster: with 64 callers, Dots of 4096 f32 on 2, 4 and 8 queues had 1.10, 1.03 and
+// 1.07 times the rate of empty calls on a callback server (16 cores of the H200 host).
 unsigned QueueCount() { return std::clamp(std::thread::hardware_concurrency() / 8, 1u, 16u); }
 
 // The queue of this thread; null if the thread belongs to none.
@@ -33,7 +27,7 @@ CallQueue::Leave::~Leave() {
 
 CallQueues::CallQueues(grpc::ServerBuilder& builder) {
   for (unsigned i = 0; i < QueueCount(); ++i) {
-    queues_.push_back(std::make_unique<CallQueue>(builder.AddCompletionQueue()));
+    queues_.push_back(std::make_unique<CallQueue>(builder.AddCompletionQueue(), answers_));
     for (int thread = 0; thread < 2; ++thread)
       threads_.emplace_back(&CallQueues::Work, std::ref(*queues_.back()));
   }

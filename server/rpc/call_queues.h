@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "grpcpp/grpcpp.h"
+#include "server/rpc/answers.h"
 
 namespace tessera {
 
@@ -42,10 +43,13 @@ class QueueEventOf final : public QueueEvent {
 // One completion queue.
 class CallQueue {
  public:
-  explicit CallQueue(std::unique_ptr<grpc::ServerCompletionQueue> queue)
-      : queue_(std::move(queue)) {}
+  // answers: must outlive the queue.
+  CallQueue(std::unique_ptr<grpc::ServerCompletionQueue> queue, Answers& answers)
+      : queue_(std::move(queue)), answers_(answers) {}
 
   grpc::ServerCompletionQueue& events() { return *queue_; }
+  // The responses to the queue's calls that clients have not read yet.
+  Answers& answers() { return answers_; }
 
   // Held by every object that may still make requests to gRPC with events of this queue. A queue
   // that has users is not shut down.
@@ -83,6 +87,7 @@ class CallQueue {
 
  private:
   const std::unique_ptr<grpc::ServerCompletionQueue> queue_;
+  Answers& answers_;
   std::atomic<int> users_{0};
   std::atomic<bool> on_leave_{false};
 };
@@ -106,10 +111,13 @@ class CallQueues {
     for (const std::unique_ptr<CallQueue>& queue : queues_)
       for (int i = 0; i < kAhead; ++i) accept(*queue);
   }
+  // The responses that clients have not read yet.
+  Answers& answers() { return answers_; }
 
  private:
   static void Work(CallQueue& queue);
 
+  Answers answers_;
   std::vector<std::unique_ptr<CallQueue>> queues_;
   std::vector<std::thread> threads_;
 };

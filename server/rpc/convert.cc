@@ -13,6 +13,7 @@
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "kernels/base/error.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/client_and_server/printable.h"
 
 namespace tessera {
@@ -156,9 +157,8 @@ v1::Dtype ToProto(DType dtype) { return static_cast<v1::Dtype>(dtype); }
 absl::StatusOr<ArrayType> MakeArrayType(v1::Dtype dtype,
                                         const google::protobuf::RepeatedField<std::int64_t>& shape,
                                         std::string_view field) {
-  absl::StatusOr<DType> element = FromProto(dtype, field);
-  if (!element.ok()) return element.status();
-  absl::StatusOr<ArrayType> type = MakeArrayType(*element, ToSpan(shape));
+  ASSIGN_OR_RETURN(DType element, FromProto(dtype, field));
+  absl::StatusOr<ArrayType> type = MakeArrayType(element, ToSpan(shape));
   if (!type.ok()) {
     absl::Status status = type.status();
     SetErrorMetadata(status, "field", field);

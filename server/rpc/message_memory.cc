@@ -106,29 +106,23 @@ bool CountNumbers(CodedInputStream& in, WireFormatLite::WireType type, int lengt
 // Without limits, a message of many empty nodes, operands or steps would need dozens of times its
 // size in memory. In a program, an expression that is too long fails only its own step.
 constexpr std::size_t kAllOperands = kMaxSteps * kMostOperands, kAllNodes = kMaxSteps * kMostNodes;
+constexpr std::string_view kBad = "BAD_EXPRESSION";
 constexpr RepeatLimit kLimits[] = {
-    {"tessera.v1.MapRequest", "tessera.v1.MapRequest.operands", "operands", "BAD_EXPRESSION",
-     kMostOperands},
-    {"tessera.v1.MapRequest", "tessera.v1.Expression.nodes", "expression.nodes", "BAD_EXPRESSION",
+    {"tessera.v1.MapRequest", "tessera.v1.MapRequest.operands", "operands", kBad, kMostOperands},
+    {"tessera.v1.MapRequest", "tessera.v1.Expression.nodes", "expression.nodes", kBad, kMostNodes},
+    {"tessera.v1.ReduceRequest", "tessera.v1.ReduceRequest.with", "with", kBad, kMostOperands - 1},
+    {"tessera.v1.ReduceRequest", "tessera.v1.Expression.nodes", "expression.nodes", kBad,
      kMostNodes},
-    {"tessera.v1.ReduceRequest", "tessera.v1.ReduceRequest.with", "with", "BAD_EXPRESSION",
-     kMostOperands - 1},
-    {"tessera.v1.ReduceRequest", "tessera.v1.Expression.nodes", "expression.nodes",
-     "BAD_EXPRESSION", kMostNodes},
-    {"tessera.v1.MatmulRequest", "tessera.v1.MatmulRequest.with", "with", "BAD_EXPRESSION",
-     kMostOperands - 1},
-    {"tessera.v1.MatmulRequest", "tessera.v1.Expression.nodes", "expression.nodes",
-     "BAD_EXPRESSION", kMostNodes},
+    {"tessera.v1.MatmulRequest", "tessera.v1.MatmulRequest.with", "with", kBad, kMostOperands - 1},
+    {"tessera.v1.MatmulRequest", "tessera.v1.Expression.nodes", "expression.nodes", kBad,
+     kMostNodes},
     {"tessera.v1.ExecuteRequest", "tessera.v1.ExecuteRequest.steps", "steps", "TOO_MANY_STEPS",
      kMaxSteps},
-    {"tessera.v1.ExecuteRequest", "tessera.v1.MapRequest.operands", "operands", "BAD_EXPRESSION",
-     kAllOperands},
-    {"tessera.v1.ExecuteRequest", "tessera.v1.ReduceRequest.with", "with", "BAD_EXPRESSION",
-     kAllOperands},
-    {"tessera.v1.ExecuteRequest", "tessera.v1.MatmulRequest.with", "with", "BAD_EXPRESSION",
-     kAllOperands},
-    {"tessera.v1.ExecuteRequest", "tessera.v1.Expression.nodes", "expression.nodes",
-     "BAD_EXPRESSION", kAllNodes},
+    {"tessera.v1.ExecuteRequest", "tessera.v1.MapRequest.operands", "operands", kBad, kAllOperands},
+    {"tessera.v1.ExecuteRequest", "tessera.v1.ReduceRequest.with", "with", kBad, kAllOperands},
+    {"tessera.v1.ExecuteRequest", "tessera.v1.MatmulRequest.with", "with", kBad, kAllOperands},
+    {"tessera.v1.ExecuteRequest", "tessera.v1.Expression.nodes", "expression.nodes", kBad,
+     kAllNodes},
 };
 
 }  // namespace

@@ -45,14 +45,14 @@ class StreamExchange::Refused final : public StreamCall {
 };
 
 StreamExchange::StreamExchange(grpc::AsyncGenericService& service, CallQueue& queue,
-                               const Handle& handle, Answers& answers)
-    : service_(service), queue_(queue), handle_(handle), answers_(answers) {
+                               const Handle& handle)
+    : service_(service), queue_(queue), handle_(handle) {
   context_.AsyncNotifyWhenDone(&end_);
   service_.RequestCall(&context_, &stream_, &queue_.events(), &queue_.events(), &arrived_);
 }
 
 StreamExchange::~StreamExchange() {
-  if (answer_.call != nullptr) answers_.Remove(answer_);
+  if (answer_.call != nullptr) queue_.answers().Remove(answer_);
 }
 
 void StreamExchange::Refuse(const grpc::Status& status) { new Refused(*this, status); }
@@ -62,29 +62,12 @@ void StreamExchange::OnArrived(bool ok) {
     delete this;
     return;
   }
-  new StreamExchange(service_, queue_, handle_, answers_);
+  new StreamExchange(service_, queue_, handle_);
   trace_ = BeginTrace(context_);
   handle_(*this);
   if (state_.exchange(State::kServed) == State::kCancelled) call_->OnCancel();
   LetGo();
 }
-
-void StreamExchange::OnRead(bool ok) {
-  call_->OnReadDone(ok);
-  LetGo();
-}
-
-void StreamExchange::OnWritten(bool ok) {
-  call_->OnWriteDone(ok);
-  LetGo();
-}
-
-void StreamExchange::OnMetadata(bool ok) {
-  call_->OnSendInitialMetadataDone(ok);
-  LetGo();
-}
-
-void StreamExchange::OnFinished(bool) { LetGo(); }
 
 void StreamExchange::OnEnd(bool) {
   if (context_.IsCancelled() && state_.exchange(State::kCancelled) == State::kServed)
@@ -97,7 +80,9 @@ StreamExchange::EventOf* StreamExchange::Begin(EventOf& event) {
   return &event;
 }
 
-void StreamExchange::AwaitClient() { answers_.Add(answer_, context_.c_call(), SteadyNow()); }
+void StreamExchange::AwaitClient() {
+  queue_.answers().Add(answer_, context_.c_call(), SteadyNow());
+}
 
 void StreamExchange::LetGo() {
   if (under_way_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;

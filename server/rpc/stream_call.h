@@ -5,7 +5,6 @@
 
 #include "grpcpp/generic/async_generic_service.h"
 #include "grpcpp/grpcpp.h"
-#include "server/rpc/answers.h"
 #include "server/rpc/call_queues.h"
 #include "server/rpc/trace.h"
 
@@ -57,9 +56,8 @@ class StreamExchange final {
   using Handle = std::function<void(StreamExchange&)>;
 
   // Accepts a call, and the next call when this one has arrived. handle(exchange) begins to serve
-  // the call on a thread of the queue. The service, `handle` and `answers` must outlive the queue.
-  StreamExchange(grpc::AsyncGenericService& service, CallQueue& queue, const Handle& handle,
-                 Answers& answers);
+  // the call on a thread of the queue. The service and `handle` must outlive the queue.
+  StreamExchange(grpc::AsyncGenericService& service, CallQueue& queue, const Handle& handle);
   StreamExchange(const StreamExchange&) = delete;
   StreamExchange& operator=(const StreamExchange&) = delete;
 
@@ -80,13 +78,15 @@ class StreamExchange final {
 
   ~StreamExchange();
   void OnArrived(bool ok);
-  void OnRead(bool ok);
-  void OnWritten(bool ok);
-  void OnMetadata(bool ok);
-  void OnFinished(bool);
+  template <void (StreamCall::*kOnDone)(bool)>
+  void Notify(bool ok) {
+    (call_->*kOnDone)(ok);
+    LetGo();
+  }
+  void OnFinished(bool) { LetGo(); }
   void OnEnd(bool);
   EventOf* Begin(EventOf& event);
-  // Gives the call to answers_ before its response is sent.
+  // Gives the call to the queue's answers before its response is sent.
   void AwaitClient();
   void LetGo();
 
@@ -94,16 +94,15 @@ class StreamExchange final {
   CallQueue& queue_;
   const CallQueue::User user_{queue_};
   const Handle& handle_;
-  Answers& answers_;
-  Answers::Entry answer_;  // in answers_ while its `call` is set
+  Answers::Entry answer_;  // in the queue's answers while its `call` is set
   grpc::GenericServerContext context_;
   Trace trace_;
   grpc::GenericServerAsyncReaderWriter stream_{&context_};
   StreamCall* call_ = nullptr;
   EventOf arrived_{this, &StreamExchange::OnArrived};
-  EventOf read_{this, &StreamExchange::OnRead};
-  EventOf written_{this, &StreamExchange::OnWritten};
-  EventOf metadata_{this, &StreamExchange::OnMetadata};
+  EventOf read_{this, &StreamExchange::Notify<&StreamCall::OnReadDone>};
+  EventOf written_{this, &StreamExchange::Notify<&StreamCall::OnWriteDone>};
+  EventOf metadata_{this, &StreamExchange::Notify<&StreamCall::OnSendInitialMetadataDone>};
   EventOf finished_{this, &StreamExchange::OnFinished};
   EventOf end_{this, &StreamExchange::OnEnd};
   std::atomic<int> under_way_{3};  // initially the arrival, the end and Finish

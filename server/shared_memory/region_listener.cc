@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
+#include "kernels/base/status_macros.h"
 #include "server/observe/log.h"
 #include "server/rpc/convert.h"
 #include "spdlog/spdlog.h"
@@ -127,7 +128,7 @@ absl::StatusOr<std::unique_ptr<RegionListener>> RegionListener::Open(
   }
   std::unique_ptr<RegionListener> listener(
       new RegionListener(std::move(absolute), max_connections, std::move(rules), regions, chores));
-  if (absl::Status status = listener->Listen(socket_group); !status.ok()) return status;
+  RETURN_IF_ERROR(listener->Listen(socket_group));
   listener->thread_ = std::thread(&RegionListener::Run, listener.get());
   return listener;
 }
@@ -135,10 +136,9 @@ absl::StatusOr<std::unique_ptr<RegionListener>> RegionListener::Open(
 absl::Status RegionListener::Listen(const std::string& socket_group) {
   wake_ = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (wake_.get() < 0) return CannotListen(path_, errno);
-  absl::StatusOr<UnixSocket> opened = ListenUnix(path_, SOCK_SEQPACKET, socket_group, path_);
-  if (!opened.ok()) return opened.status();
-  listening_ = Descriptor(opened->fd);
-  file_ = std::move(opened->file);
+  ASSIGN_OR_RETURN(UnixSocket opened, ListenUnix(path_, SOCK_SEQPACKET, socket_group, path_));
+  listening_ = Descriptor(opened.fd);
+  file_ = std::move(opened.file);
   return absl::OkStatus();
 }
 

@@ -15,47 +15,47 @@ constexpr std::size_t kHandshakes = 64;
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<SharedMemoryService>> SharedMemoryService::Open(Core& core) {
-  const Options& options = core.options();
+absl::StatusOr<std::unique_ptr<SharedMemoryService>> SharedMemoryService::Open(
+    const CallParts& parts, const Devices& devices, const Tenants& tenants, SharedRegions& regions,
+    const Options& options) {
+  const Access& access = parts.access;
   absl::StatusOr<std::unique_ptr<RegionListener>> listener = RegionListener::Open(
       options.shared_memory, options.socket_group, kMaxSharedRegions + kHandshakes,
-      {.admits = [&core](uid_t user) { return core.access().KnowsUser(user); },
-       .shares = [&core](uid_t user) { return core.tenants().several() && !IsOwnUser(user); },
-       .sees_all = !core.access().restricted()},
-      core.regions(), core.chores());
+      {.admits = [&access](uid_t user) { return access.KnowsUser(user); },
+       .shares = [&tenants](uid_t user) { return tenants.several() && !IsOwnUser(user); },
+       .sees_all = !access.restricted()},
+      regions, parts.chores);
   if (!listener.ok()) return listener.status();
-  return std::unique_ptr<SharedMemoryService>(new SharedMemoryService(core, *std::move(listener)));
+  return std::unique_ptr<SharedMemoryService>(
+      new SharedMemoryService(parts, devices, regions, *std::move(listener)));
 }
 
 void SharedMemoryService::Serve(CallQueues& queues) {
-  AcceptUnary<v1::GetSharedMemoryRequest, v1::GetSharedMemoryResponse>(
-      queues, *this, &SharedMemoryService::RequestGetSharedMemory,
-      AdmitTo(core_, "GetSharedMemory"), [this](auto& exchange) {
-        Answer(core_, "GetSharedMemory", Effect::kNone, exchange, [&](const Caller& caller) {
-          v1::GetSharedMemoryResponse& answer = exchange.response();
-          answer.set_socket_path(listener_->path());
-          answer.set_limit_bytes(core_.shared_memory().limit());
-          // Only an admin sees what other tenants use.
-          if (caller.sees_all()) answer.set_used_bytes(core_.shared_memory().used());
-          return absl::OkStatus();
-        });
-      });
+  AnswerCalls(queues, parts_, *this, &SharedMemoryService::RequestGetSharedMemory,
+              "GetSharedMemory", Effect::kNone, Thread::kQueue,
+              &SharedMemoryService::GetSharedMemory);
   AcceptUnary<v1::UploadSharedRequest, v1::UploadSharedResponse>(
-      queues, *this, &SharedMemoryService::RequestUploadShared, AdmitTo(core_, "UploadShared"),
+      queues, *this, &SharedMemoryService::RequestUploadShared, AdmitTo(parts_, "UploadShared"),
       [this](auto& exchange) {
-        auto call = std::make_unique<SharedUpload>(core_, exchange);
-        SharedUpload& started = *call;
-        exchange.Serve(std::move(call));
-        started.Start(exchange.request().source(), StreamKind::kUpload);
+        exchange.Serve(std::make_unique<SharedUpload>(parts_, devices_, regions_, exchange))
+            .Start(exchange.request().source(), StreamKind::kUpload);
       });
   AcceptUnary<v1::DownloadSharedRequest, v1::DownloadSharedResponse>(
-      queues, *this, &SharedMemoryService::RequestDownloadShared, AdmitTo(core_, "DownloadShared"),
+      queues, *this, &SharedMemoryService::RequestDownloadShared, AdmitTo(parts_, "DownloadShared"),
       [this](auto& exchange) {
-        auto call = std::make_unique<SharedDownload>(core_, exchange);
-        SharedDownload& started = *call;
-        exchange.Serve(std::move(call));
-        started.Start(exchange.request().target(), StreamKind::kDownload);
+        exchange.Serve(std::make_unique<SharedDownload>(parts_, devices_, regions_, exchange))
+            .Start(exchange.request().target(), StreamKind::kDownload);
       });
+}
+
+absl::Status SharedMemoryService::GetSharedMemory(const Caller& caller,
+                                                  const v1::GetSharedMemoryRequest&,
+                                                  v1::GetSharedMemoryResponse& response) {
+  response.set_socket_path(listener_->path());
+  response.set_limit_bytes(parts_.limits.shared_memory().limit());
+  // Only an admin sees what other tenants use.
+  if (caller.sees_all()) response.set_used_bytes(parts_.limits.shared_memory().used());
+  return absl::OkStatus();
 }
 
 }  // namespace tessera

@@ -4,8 +4,9 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "server/calls/call_parts.h"
 #include "server/calls/unary_exchange.h"
-#include "server/core.h"
+#include "server/devices/devices.h"
 #include "server/shared_memory/region_listener.h"
 #include "tessera/v1/shared_memory.grpc.pb.h"
 
@@ -15,12 +16,17 @@ using SharedMemoryServiceBase = v1::SharedMemoryService::WithRawMethod_GetShared
     v1::SharedMemoryService::WithRawMethod_UploadShared<
         v1::SharedMemoryService::WithRawMethod_DownloadShared<v1::SharedMemoryService::Service>>>;
 
-// Thread safe. The core must outlive the service, and the service must outlive its calls.
+// Thread safe. The parts of the server must outlive the service, and the service must outlive its
+// calls.
 class SharedMemoryService final : public SharedMemoryServiceBase {
  public:
   // Accepts regions at --shared-memory. Returns UNAVAILABLE / CANNOT_LISTEN {address} if it cannot
   // listen there.
-  static absl::StatusOr<std::unique_ptr<SharedMemoryService>> Open(Core& core);
+  static absl::StatusOr<std::unique_ptr<SharedMemoryService>> Open(const CallParts& parts,
+                                                                   const Devices& devices,
+                                                                   const Tenants& tenants,
+                                                                   SharedRegions& regions,
+                                                                   const Options& options);
 
   // Called once the server has been built.
   void Serve(CallQueues& queues);
@@ -31,10 +37,16 @@ class SharedMemoryService final : public SharedMemoryServiceBase {
   void RemoveSocketFile() { listener_->RemoveSocketFile(); }
 
  private:
-  SharedMemoryService(Core& core, std::unique_ptr<RegionListener> listener)
-      : core_(core), listener_(std::move(listener)) {}
+  absl::Status GetSharedMemory(const Caller& caller, const v1::GetSharedMemoryRequest& request,
+                               v1::GetSharedMemoryResponse& response);
 
-  Core& core_;
+  SharedMemoryService(const CallParts& parts, const Devices& devices, SharedRegions& regions,
+                      std::unique_ptr<RegionListener> listener)
+      : parts_(parts), devices_(devices), regions_(regions), listener_(std::move(listener)) {}
+
+  const CallParts parts_;
+  const Devices& devices_;
+  SharedRegions& regions_;
   const std::unique_ptr<RegionListener> listener_;
 };
 

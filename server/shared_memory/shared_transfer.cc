@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/device/profiler_range.h"
 #include "server/calls/buffer_messages.h"
 #include "server/calls/device_call.h"
@@ -38,7 +39,7 @@ void SharedTransfer::Start(const v1::RegionRange& range, StreamKind kind) {
   const absl::Status status = Guarded([&] {
     absl::Status checked = Check(range, kind);
     if (!checked.ok() || !allocates) return checked;
-    return core().chores().Submit([this] { Begin(); }, caller().tenant->number());
+    return parts().chores.Submit([this] { Begin(); }, caller().tenant->number());
   });
   if (!status.ok()) {
     Conclude(status);
@@ -48,16 +49,11 @@ void SharedTransfer::Start(const v1::RegionRange& range, StreamKind kind) {
 }
 
 absl::Status SharedTransfer::Check(const v1::RegionRange& range, StreamKind kind) {
-  if (absl::Status accepted = Accept(); !accepted.ok()) return accepted;
+  RETURN_IF_ERROR(Accept());
   // This is charged before anything is moved or created.
-  if (absl::Status charged = ChargeDescription(); !charged.ok()) return charged;
-  absl::StatusOr<Core::StreamPlace> stream = core().TakeStream(kind, *caller().tenant);
-  if (!stream.ok()) return stream.status();
-  stream_ = *std::move(stream);
-  absl::StatusOr<std::shared_ptr<const SharedRegion>> region =
-      core().regions().Find(range.region(), caller().tenant);
-  if (!region.ok()) return region.status();
-  region_ = *std::move(region);
+  RETURN_IF_ERROR(ChargeDescription());
+  ASSIGN_OR_RETURN(stream_, parts().limits.TakeStream(kind, *caller().tenant));
+  ASSIGN_OR_RETURN(region_, regions_.Find(range.region(), caller().tenant));
   memory_ = region_->At(range.offset(), range.size());
   if (memory_ == nullptr) {
     return MakeError(StatusCode::kInvalidArgument, "BAD_RANGE",
@@ -76,7 +72,7 @@ void SharedTransfer::Begin() {
     const absl::StatusOr<Extent> extent = Open();
     if (!extent.ok()) return extent.status();
     size_ = extent->size;
-    executor_ = &core().transfers(*extent->device);
+    executor_ = &devices_.transfers(*extent->device);
     return absl::OkStatus();
   });
   if (!status.ok()) return Conclude(status);
@@ -97,7 +93,7 @@ void SharedTransfer::Run(Stream& stream) {
     if (status.ok()) {
       const absl::Duration copy = SteadyNow() - begin;
       NoteCopy(copy);
-      core().metrics().CountTransfer(direction_, Metrics::Way::kShared, size, copy);
+      parts().records.metrics().CountTransfer(direction_, Metrics::Way::kShared, size, copy);
     }
     moved_ += size;
     if (status.ok() && moved_ < size_ && (piece == kPiecesARun || executor.waiting() > 0)) {
@@ -108,7 +104,7 @@ void SharedTransfer::Run(Stream& stream) {
   }
   if (status.ok() && !Allocates()) return Finish();
   if (status.ok()) {
-    status = core().chores().Submit([this] { Finish(); }, caller().tenant->number());
+    status = parts().chores.Submit([this] { Finish(); }, caller().tenant->number());
     if (status.ok()) return;
   }
   Conclude(status);
@@ -116,7 +112,7 @@ void SharedTransfer::Run(Stream& stream) {
 
 void SharedTransfer::Conclude(const absl::Status& status) {
   Release(status);
-  core().chores().Release(std::move(region_));
+  parts().chores.Release(std::move(region_));
   stream_ = {};
   End(status);
 }
@@ -135,24 +131,22 @@ absl::StatusOr<SharedTransfer::Extent> SharedUpload::Open() {
   if (request_.has_spec()) {
     if (request_.version() != 0) return BadMessage("version", request_.version());
     if (request_.offset() != 0) return BadMessage("offset", request_.offset());
-    absl::StatusOr<BufferSpec> spec = MakeSpec(request_.name(), request_.spec(), core());
-    if (!spec.ok()) return spec.status();
-    if (spec->type.bytes() != size) {
+    ASSIGN_OR_RETURN(BufferSpec spec, MakeSpec(request_.name(), request_.spec(), devices()));
+    if (spec.type.bytes() != size) {
       return MakeError(StatusCode::kInvalidArgument, "BAD_RANGE",
                        "the range does not have the size of the buffer that it fills",
                        {{"field", "source.size"},
                         {"size", absl::StrCat(size)},
-                        {"expected", absl::StrCat(spec->type.bytes())}});
+                        {"expected", absl::StrCat(spec.type.bytes())}});
     }
-    spec->kind = Draft::Kind::kStream;
-    draft = store().Create(*spec);
+    spec.kind = Draft::Kind::kStream;
+    draft = store().Create(spec);
   } else {
     draft = store().FindDraft(request_.name(), request_.version());
   }
   if (!draft.ok()) return draft.status();
   draft_ = *std::move(draft);
-  if (absl::Status fits = store().CheckWrite(*draft_, request_.offset(), size); !fits.ok())
-    return fits;
+  RETURN_IF_ERROR(store().CheckWrite(*draft_, request_.offset(), size));
   return Extent{&draft_->buffer().device(), size};
 }
 
@@ -176,28 +170,26 @@ absl::Status SharedUpload::Move(Stream& stream, std::uint64_t begin, std::uint64
 
 absl::Status SharedUpload::Close() {
   if (!request_.has_spec()) {
-    if (absl::Status status = store().CheckOpen(*draft_); !status.ok()) return status;
+    RETURN_IF_ERROR(store().CheckOpen(*draft_));
     SetBuffer(store().Describe(*draft_), response_.mutable_buffer());
     return absl::OkStatus();
   }
-  absl::StatusOr<BufferInfo> info = store().Seal(*draft_);
-  if (!info.ok()) return info.status();
-  SetBuffer(*info, response_.mutable_buffer());
+  ASSIGN_OR_RETURN(BufferInfo info, store().Seal(*draft_));
+  SetBuffer(info, response_.mutable_buffer());
   return absl::OkStatus();
 }
 
 void SharedUpload::Release(const absl::Status& status) {
   if (draft_ == nullptr) return;
   if (!status.ok() && request_.has_spec()) store().Discard(*draft_);
-  core().chores().Release(std::move(draft_));
+  parts().chores.Release(std::move(draft_));
 }
 
 // --- SharedDownload ----------------------------------------------------------------------------
 
 absl::StatusOr<SharedTransfer::Extent> SharedDownload::Open() {
-  absl::StatusOr<BufferInfo> info = store().Find(request_.name(), request_.version());
-  if (!info.ok()) return info.status();
-  buffer_ = info->buffer;
+  ASSIGN_OR_RETURN(BufferInfo info, store().Find(request_.name(), request_.version()));
+  buffer_ = info.buffer;
   const std::uint64_t size = buffer_->type().bytes();
   if (request_.offset() > size) {
     return MakeError(StatusCode::kInvalidArgument, "BAD_RANGE",
@@ -208,7 +200,7 @@ absl::StatusOr<SharedTransfer::Extent> SharedDownload::Open() {
                       {"limit", absl::StrCat(size)}});
   }
   response_.set_size(std::min(request_.target().size(), size - request_.offset()));
-  SetBuffer(*info, response_.mutable_buffer());
+  SetBuffer(info, response_.mutable_buffer());
   return Extent{&buffer_->device(), response_.size()};
 }
 
@@ -217,6 +209,6 @@ absl::Status SharedDownload::Move(Stream& stream, std::uint64_t begin, std::uint
                     static_cast<const char*>(buffer_->data()) + request_.offset() + begin, size);
 }
 
-void SharedDownload::Release(const absl::Status&) { core().chores().Release(std::move(buffer_)); }
+void SharedDownload::Release(const absl::Status&) { parts().chores.Release(std::move(buffer_)); }
 
 }  // namespace tessera

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string_view>
@@ -11,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "server/buffers/shared_region.h"
 #include "server/calls/unary_call.h"
-#include "server/core.h"
+#include "server/devices/devices.h"
 #include "tessera/v1/shared_memory.pb.h"
 
 namespace tessera {
@@ -21,10 +20,12 @@ namespace tessera {
 // even if the region's connection closes.
 class SharedTransfer : public UnaryCall, private Task {
  public:
-  SharedTransfer(Core& core, std::string_view method, UnaryExchange& exchange,
-                 Metrics::Direction direction)
-      : UnaryCall(core, method, exchange),
+  SharedTransfer(const CallParts& parts, const Devices& devices, const SharedRegions& regions,
+                 std::string_view method, UnaryExchange& exchange, Metrics::Direction direction)
+      : UnaryCall(parts, method, exchange),
         Task(exchange.caller().tenant->number()),
+        devices_(devices),
+        regions_(regions),
         direction_(direction) {}
   // Called once, on the thread on which the call arrived. `kind` is the kind of stream as which the
   // transfer counts.
@@ -36,6 +37,7 @@ class SharedTransfer : public UnaryCall, private Task {
     Device* device;
     std::uint64_t size;
   };
+  const Devices& devices() const { return devices_; }
   // The beginning of the range that was passed to Start.
   char* memory() const { return memory_; }
 
@@ -62,8 +64,10 @@ class SharedTransfer : public UnaryCall, private Task {
   void Conclude(const absl::Status& status);
   void OnCancel() final;
 
+  const Devices& devices_;
+  const SharedRegions& regions_;
   const Metrics::Direction direction_;
-  Core::StreamPlace stream_;
+  CallLimits::StreamPlace stream_;
   std::shared_ptr<const SharedRegion> region_;
   char* memory_ = nullptr;
   std::uint64_t size_ = 0;
@@ -76,9 +80,10 @@ class SharedTransfer : public UnaryCall, private Task {
 // UploadShared.
 class SharedUpload final : public SharedTransfer {
  public:
-  SharedUpload(Core& core,
+  SharedUpload(const CallParts& parts, const Devices& devices, const SharedRegions& regions,
                UnaryExchangeOf<v1::UploadSharedRequest, v1::UploadSharedResponse>& exchange)
-      : SharedTransfer(core, "UploadShared", exchange, Metrics::Direction::kUpload),
+      : SharedTransfer(parts, devices, regions, "UploadShared", exchange,
+                       Metrics::Direction::kUpload),
         request_(exchange.request()),
         response_(exchange.response()) {}
 
@@ -97,9 +102,10 @@ class SharedUpload final : public SharedTransfer {
 // DownloadShared.
 class SharedDownload final : public SharedTransfer {
  public:
-  SharedDownload(Core& core,
+  SharedDownload(const CallParts& parts, const Devices& devices, const SharedRegions& regions,
                  UnaryExchangeOf<v1::DownloadSharedRequest, v1::DownloadSharedResponse>& exchange)
-      : SharedTransfer(core, "DownloadShared", exchange, Metrics::Direction::kDownload),
+      : SharedTransfer(parts, devices, regions, "DownloadShared", exchange,
+                       Metrics::Direction::kDownload),
         request_(exchange.request()),
         response_(exchange.response()) {}
 

@@ -2,7 +2,6 @@
 
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include "grpcpp/impl/codegen/proto_utils.h"
 #include "server/calls/unary_exchange.h"
@@ -31,9 +30,8 @@ grpc::Status NoMessage() {
 }
 
 // Admits all requests of at most kLongestServiceName bytes.
-UnaryExchange::Admit AdmitNames(Answers& answers) {
-  const auto check = [&answers](UnaryExchange& exchange) {
-    exchange.set_answers(answers);
+UnaryExchange::Admit AdmitNames() {
+  const auto check = [](UnaryExchange& exchange) {
     return exchange.message_size() <= kLongestServiceName ? grpc::Status::OK : NoMessage();
   };
   return {check, [](UnaryExchange&) { return NoMessage(); }};
@@ -142,10 +140,10 @@ void Health::Set(const std::string& service, bool serving) {
     if (watched == service) call->Tell(StatusOf(service));
 }
 
-void Health::Serve(CallQueues& queues, std::size_t most_watches, Answers& answers) {
+void Health::Serve(CallQueues& queues, std::size_t most_watches) {
   most_watches_ = most_watches;
   AcceptUnary<health_v1::HealthCheckRequest, health_v1::HealthCheckResponse>(
-      queues, *this, &Health::RequestCheck, AdmitNames(answers), [this](auto& exchange) {
+      queues, *this, &Health::RequestCheck, AdmitNames(), [this](auto& exchange) {
         const std::string& service = exchange.request().service();
         Status status = health_v1::HealthCheckResponse::SERVICE_UNKNOWN;
         {

@@ -8,7 +8,6 @@
 #include <string_view>
 
 #include "grpc/health/v1/health.grpc.pb.h"
-#include "server/rpc/answers.h"
 #include "server/rpc/stream_call.h"
 
 namespace tessera {
@@ -27,9 +26,8 @@ class Health final : public HealthServiceBase {
   // Serves Check; called once the server has been built. A call of Watch needs no token and lasts
   // as long as the client likes. The number of simultaneous calls is therefore limited to a few per
   // connection, and to most_watches for all unix sockets together. Further calls end with
-  // RESOURCE_EXHAUSTED. `answers` is the list for responses of Check that clients have not read
-  // yet, and must outlive the queues.
-  void Serve(CallQueues& queues, std::size_t most_watches, Answers& answers);
+  // RESOURCE_EXHAUSTED.
+  void Serve(CallQueues& queues, std::size_t most_watches);
   // Begins to serve a call if its method is Watch, and returns false otherwise. `method` is in the
   // form /package.Service/Method.
   bool ServeStream(std::string_view method, StreamExchange& exchange);

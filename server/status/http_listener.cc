@@ -13,6 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
+#include "kernels/base/status_macros.h"
 #include "server/net/listener.h"
 
 namespace tessera {
@@ -56,22 +57,15 @@ std::string_view NextLine(std::string_view& lines) {
 }
 
 std::string_view Reason(int code) {
-  switch (code) {
-    case 200:
-      return "OK";
-    case 400:
-      return "Bad Request";
-    case 404:
-      return "Not Found";
-    case 405:
-      return "Method Not Allowed";
-    case 431:
-      return "Request Header Fields Too Large";
-    case 503:
-      return "Service Unavailable";
-    case 505:
-      return "HTTP Version Not Supported";
-  }
+  constexpr std::pair<int, std::string_view> kReasons[] = {{200, "OK"},
+                                                           {400, "Bad Request"},
+                                                           {404, "Not Found"},
+                                                           {405, "Method Not Allowed"},
+                                                           {431, "Request Header Fields Too Large"},
+                                                           {503, "Service Unavailable"},
+                                                           {505, "HTTP Version Not Supported"}};
+  for (const auto& [known, reason] : kReasons)
+    if (known == code) return reason;
   return "Error";
 }
 
@@ -116,13 +110,12 @@ bool ParseFields(std::string_view lines, int& hosts) {
 
 absl::StatusOr<std::unique_ptr<HttpListener>> HttpListener::Open(const std::string& address,
                                                                  Handler handler) {
-  absl::StatusOr<TcpSockets> opened = ListenTcp(address);
-  if (!opened.ok()) return opened.status();
+  ASSIGN_OR_RETURN(TcpSockets opened, ListenTcp(address));
   std::unique_ptr<HttpListener> listener(new HttpListener());
   listener->handler_ = std::move(handler);
-  listener->sockets_ = std::move(opened->sockets);
-  listener->address_ = std::move(opened->address);
-  listener->beyond_loopback_ = opened->beyond_loopback;
+  listener->sockets_ = std::move(opened.sockets);
+  listener->address_ = std::move(opened.address);
+  listener->beyond_loopback_ = opened.beyond_loopback;
   listener->stop_ = eventfd(0, EFD_CLOEXEC);
   if (listener->stop_ < 0) {
     return MakeError(absl::StatusCode::kInternal, "CANNOT_START",

@@ -12,7 +12,6 @@
 #include <string_view>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "server/observe/metrics.h"
 
@@ -75,6 +74,15 @@ class Writer {
     Append({sum, name_, "_count"});
     AppendLabels(labels, "");
     absl::StrAppend(&text_, " ", count, "\n");
+  }
+
+  // Writes a gauge with one sample for each device.
+  template <class Value>
+  void Each(const Devices& devices, std::string_view name, std::string_view help,
+            const Value& value) {
+    Begin(name, "gauge", help);
+    for (const auto& device : devices.list())
+      Sample({{"device", device->info().name}}, value(*device));
   }
 
   std::string Take() { return std::move(text_); }
@@ -195,40 +203,40 @@ void WriteTransfers(const Metrics& metrics, Writer& out) {
   });
 }
 
-void WriteDevices(Core& core, Writer& out) {
-  const auto each = [&](std::string_view name, std::string_view help, const auto& value) {
-    out.Begin(name, "gauge", help);
-    for (const auto& device : core.devices()) {
-      out.Sample({{"device", device->info().name}}, value(*device));
-    }
-  };
+void WriteDevices(const Devices& devices, const Tenants& tenants, Writer& out) {
   out.Begin("tessera_device_info", "gauge", "1 for each device that the server uses.");
-  for (const auto& device : core.devices()) {
+  for (const auto& device : devices.list()) {
     const DeviceInfo& info = device->info();
     out.Sample({{"device", info.name}, {"model", info.model}, {"backend", Name(info.backend)}}, 1);
   }
-  each("tessera_device_lost", "1 once the device has failed for good.",
-       [](const Device& device) { return device.lost() ? 1 : 0; });
-  each("tessera_device_memory_bytes", "Memory of the device.",
-       [](const Device& device) { return device.info().memory_bytes; });
-  each("tessera_buffer_memory_limit_bytes", "Memory that all buffers of the device may use.",
-       [&](const Device& device) { return core.tenants().budget(device).limit(); });
-  each("tessera_buffer_memory_used_bytes",
-       "Memory that all buffers of the device use, including those that only calls hold.",
-       [&](const Device& device) { return core.tenants().buffer_bytes(device); });
-  each("tessera_prepared_bytes", "Memory of the operands' copies that are kept for later calls.",
-       [&](const Device& device) { return core.tenants().prepared(device).bytes(); });
-  each("tessera_scratch_limit_bytes", "Memory that operations may use in addition to buffers.",
-       [&](const Device& device) { return core.scratch(device).limit(); });
-  each("tessera_scratch_used_bytes", "Memory that operations use in addition to buffers.",
-       [&](const Device& device) { return core.scratch(device).used(); });
+  out.Each(devices, "tessera_device_lost", "1 once the device has failed for good.",
+           [](const Device& device) { return device.lost() ? 1 : 0; });
+  out.Each(devices, "tessera_device_memory_bytes", "Memory of the device.",
+           [](const Device& device) { return device.info().memory_bytes; });
+  out.Each(devices, "tessera_buffer_memory_limit_bytes",
+           "Memory that all buffers of the device may use.",
+           [&](const Device& device) { return tenants.budget(device).limit(); });
+  out.Each(devices, "tessera_buffer_memory_used_bytes",
+           "Memory that all buffers of the device use, including those that only calls hold.",
+           [&](const Device& device) { return tenants.buffer_bytes(device); });
+  out.Each(devices, "tessera_prepared_bytes",
+           "Memory of the operands' copies that are kept for later calls.",
+           [&](const Device& device) { return tenants.prepared(device).bytes(); });
+  out.Each(devices, "tessera_scratch_limit_bytes",
+           "Memory that operations may use in addition to buffers.",
+           [&](const Device& device) { return devices.scratch(device).limit(); });
+  out.Each(devices, "tessera_scratch_used_bytes",
+           "Memory that operations use in addition to buffers.",
+           [&](const Device& device) { return devices.scratch(device).used(); });
+}
 
+void WriteBuffers(const Devices& devices, Tenants& tenants, Writer& out) {
   const auto states = [&](std::string_view metric, std::string_view help, auto ready,
                           auto writing) {
     out.Begin(metric, "gauge", help);
-    for (const auto& device : core.devices()) {
+    for (const auto& device : devices.list()) {
       const std::string_view name = device->info().name;
-      for (Tenant* tenant : core.tenants().All()) {
+      for (Tenant* tenant : tenants.All()) {
         const BufferStore::Tally tally = tenant->store().tally(*device);
         // Prometheus treats an empty label as absent.
         const std::string_view owner = tenant->name();
@@ -241,23 +249,26 @@ void WriteDevices(Core& core, Writer& out) {
          &BufferStore::Tally::writing);
   states("tessera_buffer_bytes", "Bytes of buffers that have a name.",
          &BufferStore::Tally::ready_bytes, &BufferStore::Tally::writing_bytes);
+}
 
+void WriteQueues(const Devices& devices, std::uint32_t queue_limit, Writer& out) {
   out.Begin("tessera_queue_length", "gauge", "Tasks that wait for a worker.");
-  for (const auto& device : core.devices()) {
+  for (const auto& device : devices.list()) {
     const std::string_view name = device->info().name;
-    out.Sample({{"device", name}, {"queue", "compute"}}, core.compute(*device).waiting());
-    out.Sample({{"device", name}, {"queue", "transfers"}}, core.transfers(*device).waiting());
+    out.Sample({{"device", name}, {"queue", "compute"}}, devices.compute(*device).waiting());
+    out.Sample({{"device", name}, {"queue", "transfers"}}, devices.transfers(*device).waiting());
   }
-  each("tessera_queue_limit", "Number of operations of each tenant that may wait for a worker.",
-       [&](const Device&) { return core.options().queue; });
-  each("tessera_workers", "Threads that run operations.",
-       [&](const Device& device) { return core.compute(device).workers(); });
-  each("tessera_longest_run_seconds", "How long the longest-running operation has been running.",
-       [&](const Device& device) {
-         const auto longest =
-             std::max(core.compute(device).LongestRun(), core.transfers(device).LongestRun());
-         return Seconds(std::chrono::duration<double>(longest).count());
-       });
+  out.Each(devices, "tessera_queue_limit",
+           "Number of operations of each tenant that may wait for a worker.",
+           [&](const Device&) { return queue_limit; });
+  out.Each(devices, "tessera_workers", "Threads that run operations.",
+           [&](const Device& device) { return devices.compute(device).workers(); });
+  out.Each(devices, "tessera_longest_run_seconds",
+           "How long the longest-running operation has been running.", [&](const Device& device) {
+             const auto longest = std::max(devices.compute(device).LongestRun(),
+                                           devices.transfers(device).LongestRun());
+             return Seconds(std::chrono::duration<double>(longest).count());
+           });
 }
 
 void WriteGpus(const std::vector<GpuFigures>& gpus, Writer& out) {
@@ -310,18 +321,18 @@ void WriteGpus(const std::vector<GpuFigures>& gpus, Writer& out) {
   }
 }
 
-void WriteServer(Core& core, bool ready, Writer& out) {
+void WriteServer(const CallLimits& limits, absl::Time start_time, bool ready, Writer& out) {
   out.Begin("tessera_ready", "gauge", "1 while the health service reports SERVING.");
   out.Sample({}, ready ? 1 : 0);
   out.Begin("tessera_calls_in_progress", "gauge", "Calls that have been accepted and not ended.");
-  out.Sample({}, core.admission().in_progress());
-  const auto budgets = core.Budgets();
+  out.Sample({}, limits.admission().in_progress());
+  const auto budgets = limits.Budgets();
   out.Begin("tessera_budget_limit", "gauge",
             "Limits of the server as a whole, in bytes or as a count.");
   for (const auto& [name, budget] : budgets) out.Sample({{"budget", name}}, budget.limit);
   out.Begin("tessera_budget_used", "gauge", "How much of these limits is used.");
   for (const auto& [name, budget] : budgets) out.Sample({{"budget", name}}, budget.used);
-  if (const ConnectionTable* connections = core.connections()) {
+  if (const ConnectionTable* connections = limits.connections()) {
     out.Begin("tessera_connections_refused_total", "counter",
               "Connections that were closed immediately because a limit was reached.");
     out.Sample({}, connections->refused());
@@ -332,9 +343,9 @@ void WriteServer(Core& core, bool ready, Writer& out) {
   out.Begin("tessera_build_info", "gauge", "1, with the server's version.");
   out.Sample({{"version", TESSERA_VERSION}}, 1);
   out.Begin("tessera_uptime_seconds", "gauge", "Time since the server started.");
-  out.Sample({}, Seconds(absl::ToDoubleSeconds(SteadyNow() - core.start_time())));
+  out.Sample({}, Seconds(absl::ToDoubleSeconds(SteadyNow() - start_time)));
   out.Begin("process_start_time_seconds", "gauge", "When the server started, since 1970.");
-  out.Sample({}, absl::ToUnixSeconds(core.start_time()));
+  out.Sample({}, absl::ToUnixSeconds(start_time));
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   const auto seconds = [](const timeval& time) {
@@ -351,10 +362,10 @@ void WriteServer(Core& core, bool ready, Writer& out) {
   out.Sample({}, pages * sysconf(_SC_PAGESIZE));
 }
 
-void WriteTenants(Core& core, Writer& out) {
+void WriteTenants(Tenants& tenants, Writer& out) {
   const auto each = [&](std::string_view name, std::string_view help, auto value) {
     out.Begin(name, "counter", help);
-    for (const Tenant* tenant : core.tenants().All())
+    for (const Tenant* tenant : tenants.All())
       out.Sample({{"tenant", tenant->name()}}, (tenant->*value)());
   };
   each("tessera_tenant_calls_total", "Calls that have ended, of callers that the server knows.",
@@ -365,7 +376,7 @@ void WriteTenants(Core& core, Writer& out) {
        &Tenant::refused_calls);
 }
 
-void WriteFiles(const Core& core, const ServerTls* tls, Writer& out) {
+void WriteFiles(const Access& access, const Home* home, const ServerTls* tls, Writer& out) {
   const CertificateLife life = tls == nullptr ? CertificateLife() : tls->life();
   const auto certificate = [&](std::string_view name, std::string_view help, absl::Duration time) {
     out.Begin(name, "gauge", help);
@@ -380,8 +391,8 @@ void WriteFiles(const Core& core, const ServerTls* tls, Writer& out) {
   out.Begin("tessera_file_unusable", "gauge",
             "1 while a changed file cannot be used and the server keeps what it had before.");
   if (tls != nullptr) out.Sample({{"file", "tls"}}, tls->stale() ? 1 : 0);
-  if (core.access().restricted()) out.Sample({{"file", "tokens"}}, core.access().stale() ? 1 : 0);
-  if (core.home() != nullptr) out.Sample({{"file", "ring"}}, core.home()->stale() ? 1 : 0);
+  if (access.restricted()) out.Sample({{"file", "tokens"}}, access.stale() ? 1 : 0);
+  if (home != nullptr) out.Sample({{"file", "ring"}}, home->stale() ? 1 : 0);
 }
 
 }  // namespace
@@ -389,12 +400,14 @@ void WriteFiles(const Core& core, const ServerTls* tls, Writer& out) {
 std::string MetricsText(Core& core, bool ready, const ServerTls* tls,
                         const std::vector<GpuFigures>& gpus) {
   Writer out;
-  WriteServer(core, ready, out);
-  WriteFiles(core, tls, out);
-  WriteTenants(core, out);
-  WriteCalls(core.metrics(), out);
-  WriteTransfers(core.metrics(), out);
-  WriteDevices(core, out);
+  WriteServer(core.limits, core.start_time, ready, out);
+  WriteFiles(*core.access, core.home.get(), tls, out);
+  WriteTenants(core.tenants, out);
+  WriteCalls(core.records.metrics(), out);
+  WriteTransfers(core.records.metrics(), out);
+  WriteDevices(*core.devices, core.tenants, out);
+  WriteBuffers(*core.devices, core.tenants, out);
+  WriteQueues(*core.devices, core.options.queue, out);
   WriteGpus(gpus, out);
   return out.Take();
 }

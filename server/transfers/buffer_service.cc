@@ -10,10 +10,10 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
+#include "kernels/base/status_macros.h"
 #include "server/calls/buffer_messages.h"
 #include "server/calls/device_call.h"
 #include "server/calls/unary_call.h"
-#include "server/observe/log.h"
 #include "server/rpc/convert.h"
 
 namespace tessera {
@@ -49,24 +49,22 @@ absl::StatusOr<std::string> NameOfPageToken(const std::string& token, const std:
 // Describes a buffer in *out. Other calls may have deleted the buffer, so `info` may have the last
 // reference to it. A chore releases the reference, because a thread that accepts calls must not
 // free memory.
-void Tell(Core& core, BufferInfo info, v1::Buffer* out) {
+void Tell(Chores& chores, BufferInfo info, v1::Buffer* out) {
   SetBuffer(info, out);
-  core.chores().Release(std::move(info.buffer));
+  chores.Release(std::move(info.buffer));
 }
 
 }  // namespace
 
 bool BufferService::ServeStream(std::string_view method, StreamExchange& exchange) {
   const auto begin = [&]<class Call>(std::string_view name, LiveCalls<Call>& live) {
-    const absl::StatusOr<Caller> caller = core_.access().Admit(name, exchange.context());
+    const absl::StatusOr<Caller> caller = parts_.access.Admit(name, exchange.context());
     if (!caller.ok()) {
-      LogFailedCall({.method = name, .strategy = "", .trace = exchange.trace()},
-                    exchange.context().peer(), caller.status());
-      core_.metrics().Count({.rpc = name}, caller.status());
+      parts_.records.AddRefused(name, exchange.trace(), caller.status(), exchange.context().peer());
       exchange.Refuse(ToGrpc(caller.status()));
       return true;
     }
-    Call& call = live.Add(std::make_shared<Call>(core_, *caller, live, exchange));
+    Call& call = live.Add(std::make_shared<Call>(parts_, devices_, *caller, live, exchange));
     exchange.Serve(call);
     call.Begin();
     return true;
@@ -77,22 +75,25 @@ bool BufferService::ServeStream(std::string_view method, StreamExchange& exchang
 }
 
 void BufferService::Serve(CallQueues& queues) {
-  const auto serve = [&]<class Request, class Response>(
-                         std::string_view method, auto ask,
-                         void (BufferService::*handle)(UnaryExchangeOf<Request, Response>&)) {
-    AcceptUnary<Request, Response>(queues, *this, ask, AdmitTo(core_, method),
-                                   [this, handle](UnaryExchangeOf<Request, Response>& exchange) {
-                                     (this->*handle)(exchange);
-                                   });
+  const auto serve = [&](std::string_view method, auto ask, Effect effect, Thread thread,
+                         auto handle) {
+    AnswerCalls(queues, parts_, *this, ask, method, effect, thread, handle);
   };
-  serve("CreateBuffer", &BufferService::RequestCreateBuffer, &BufferService::CreateBuffer);
-  serve("GetBuffer", &BufferService::RequestGetBuffer, &BufferService::GetBuffer);
-  serve("ListBuffers", &BufferService::RequestListBuffers, &BufferService::ListBuffers);
-  serve("SealBuffer", &BufferService::RequestSealBuffer, &BufferService::SealBuffer);
-  serve("UpdateBuffer", &BufferService::RequestUpdateBuffer, &BufferService::UpdateBuffer);
-  serve("CopyBuffer", &BufferService::RequestCopyBuffer, &BufferService::CopyBuffer);
-  serve("ImportBuffer", &BufferService::RequestImportBuffer, &BufferService::ImportBuffer);
-  serve("DeleteBuffer", &BufferService::RequestDeleteBuffer, &BufferService::DeleteBuffer);
+  using Self = BufferService;
+  constexpr Effect kNone = Effect::kNone, kChange = Effect::kChange;
+  constexpr Thread kQueue = Thread::kQueue, kChores = Thread::kChores;
+  serve("CreateBuffer", &Self::RequestCreateBuffer, kChange, kChores, &Self::CreateBuffer);
+  serve("GetBuffer", &Self::RequestGetBuffer, kNone, kQueue, &Self::GetBuffer);
+  serve("ListBuffers", &Self::RequestListBuffers, kNone, kQueue, &Self::ListBuffers);
+  serve("SealBuffer", &Self::RequestSealBuffer, kChange, kChores, &Self::SealBuffer);
+  serve("UpdateBuffer", &Self::RequestUpdateBuffer, kChange, kQueue, &Self::UpdateBuffer);
+  serve("DeleteBuffer", &Self::RequestDeleteBuffer, kChange, kChores, &Self::DeleteBuffer);
+  AcceptUnary<v1::CopyBufferRequest, v1::CopyBufferResponse>(
+      queues, *this, &Self::RequestCopyBuffer, AdmitTo(parts_, "CopyBuffer"),
+      [this](auto& exchange) { CopyBuffer(exchange); });
+  AcceptUnary<v1::ImportBufferRequest, v1::ImportBufferResponse>(
+      queues, *this, &Self::RequestImportBuffer, AdmitTo(parts_, "ImportBuffer"),
+      [this](auto& exchange) { importer_.Begin(exchange); });
 }
 
 void BufferService::EndIdleStreams(absl::Time now) {
@@ -101,100 +102,71 @@ void BufferService::EndIdleStreams(absl::Time now) {
   importer_.EndIdle(now);
 }
 
-void BufferService::CreateBuffer(
-    UnaryExchangeOf<v1::CreateBufferRequest, v1::CreateBufferResponse>& exchange) {
-  const v1::CreateBufferRequest* request = &exchange.request();
-  v1::CreateBufferResponse* response = &exchange.response();
-  AnswerLater(core_, "CreateBuffer", Effect::kChange, exchange,
-              [this, request, response](const Caller& caller) -> absl::Status {
-                absl::StatusOr<BufferSpec> spec = MakeSpec(request->name(), request->spec(), core_);
-                if (!spec.ok()) return spec.status();
-                absl::StatusOr<std::shared_ptr<Draft>> draft = caller.tenant->store().Create(*spec);
-                if (!draft.ok()) return draft.status();
-                SetBuffer(caller.tenant->store().Describe(**draft), response->mutable_buffer());
-                return absl::OkStatus();
-              });
+absl::Status BufferService::CreateBuffer(const Caller& caller,
+                                         const v1::CreateBufferRequest& request,
+                                         v1::CreateBufferResponse& response) {
+  ASSIGN_OR_RETURN(BufferSpec spec, MakeSpec(request.name(), request.spec(), devices_));
+  ASSIGN_OR_RETURN(std::shared_ptr<Draft> draft, caller.tenant->store().Create(spec));
+  SetBuffer(caller.tenant->store().Describe(*draft), response.mutable_buffer());
+  return absl::OkStatus();
 }
 
-void BufferService::GetBuffer(
-    UnaryExchangeOf<v1::GetBufferRequest, v1::GetBufferResponse>& exchange) {
-  const v1::GetBufferRequest* request = &exchange.request();
-  v1::GetBufferResponse* response = &exchange.response();
-  Answer(core_, "GetBuffer", Effect::kNone, exchange, [&](const Caller& caller) -> absl::Status {
-    absl::StatusOr<BufferInfo> info =
-        caller.tenant->store().Get(request->name(), request->version());
-    if (!info.ok()) return info.status();
-    for (const Range& range : info->missing) {
-      v1::ByteRange* out = response->add_missing();
-      out->set_begin(range.begin);
-      out->set_end(range.end);
-    }
-    Tell(core_, *std::move(info), response->mutable_buffer());
-    for (BufferInfo& draft : caller.tenant->store().Drafts(request->name()))
-      Tell(core_, std::move(draft), response->add_drafts());
-    return absl::OkStatus();
-  });
+absl::Status BufferService::GetBuffer(const Caller& caller, const v1::GetBufferRequest& request,
+                                      v1::GetBufferResponse& response) {
+  ASSIGN_OR_RETURN(BufferInfo info, caller.tenant->store().Get(request.name(), request.version()));
+  for (const Range& range : info.missing) {
+    v1::ByteRange* out = response.add_missing();
+    out->set_begin(range.begin);
+    out->set_end(range.end);
+  }
+  Tell(parts_.chores, std::move(info), response.mutable_buffer());
+  for (BufferInfo& draft : caller.tenant->store().Drafts(request.name()))
+    Tell(parts_.chores, std::move(draft), response.add_drafts());
+  return absl::OkStatus();
 }
 
-void BufferService::ListBuffers(
-    UnaryExchangeOf<v1::ListBuffersRequest, v1::ListBuffersResponse>& exchange) {
-  const v1::ListBuffersRequest* request = &exchange.request();
-  v1::ListBuffersResponse* response = &exchange.response();
-  Answer(core_, "ListBuffers", Effect::kNone, exchange, [&](const Caller& caller) -> absl::Status {
-    if (request->page_size() < 0 || request->page_size() > kLargestPage) {
-      return MakeError(StatusCode::kInvalidArgument, "BAD_PAGE", "a page holds 1 to 1000 buffers",
-                       {{"field", "page_size"},
-                        {"value", absl::StrCat(request->page_size())},
-                        {"limit", absl::StrCat(kLargestPage)}});
-    }
-    const std::size_t size =
-        request->page_size() == 0 ? kDefaultPage : static_cast<std::size_t>(request->page_size());
-    std::string after;
-    if (!request->page_token().empty()) {
-      absl::StatusOr<std::string> name = NameOfPageToken(request->page_token(), request->prefix());
-      if (!name.ok()) return name.status();
-      after = *std::move(name);
-    }
-    std::vector<BufferInfo> infos = caller.tenant->store().List(request->prefix(), after, size + 1);
-    if (infos.size() > size) {
-      infos.pop_back();
-      response->set_next_page_token(PageToken(infos.back().buffer->name(), request->prefix()));
-    }
-    for (BufferInfo& info : infos) Tell(core_, std::move(info), response->add_buffers());
-    return absl::OkStatus();
-  });
+absl::Status BufferService::ListBuffers(const Caller& caller, const v1::ListBuffersRequest& request,
+                                        v1::ListBuffersResponse& response) {
+  if (request.page_size() < 0 || request.page_size() > kLargestPage) {
+    return MakeError(StatusCode::kInvalidArgument, "BAD_PAGE", "a page holds 1 to 1000 buffers",
+                     {{"field", "page_size"},
+                      {"value", absl::StrCat(request.page_size())},
+                      {"limit", absl::StrCat(kLargestPage)}});
+  }
+  const std::size_t size =
+      request.page_size() == 0 ? kDefaultPage : static_cast<std::size_t>(request.page_size());
+  std::string after;
+  if (!request.page_token().empty()) {
+    ASSIGN_OR_RETURN(after, NameOfPageToken(request.page_token(), request.prefix()));
+  }
+  std::vector<BufferInfo> infos = caller.tenant->store().List(request.prefix(), after, size + 1);
+  if (infos.size() > size) {
+    infos.pop_back();
+    response.set_next_page_token(PageToken(infos.back().buffer->name(), request.prefix()));
+  }
+  for (BufferInfo& info : infos) Tell(parts_.chores, std::move(info), response.add_buffers());
+  return absl::OkStatus();
 }
 
-void BufferService::SealBuffer(
-    UnaryExchangeOf<v1::SealBufferRequest, v1::SealBufferResponse>& exchange) {
-  const v1::SealBufferRequest* request = &exchange.request();
-  v1::SealBufferResponse* response = &exchange.response();
-  AnswerLater(core_, "SealBuffer", Effect::kChange, exchange,
-              [this, request, response](const Caller& caller) -> absl::Status {
-                std::optional<std::uint32_t> checksum;
-                if (request->has_crc32c()) checksum = request->crc32c();
-                absl::StatusOr<BufferInfo> info =
-                    caller.tenant->store().Seal(request->name(), request->version(), checksum);
-                if (!info.ok()) return info.status();
-                SetBuffer(*info, response->mutable_buffer());
-                return absl::OkStatus();
-              });
+absl::Status BufferService::SealBuffer(const Caller& caller, const v1::SealBufferRequest& request,
+                                       v1::SealBufferResponse& response) {
+  std::optional<std::uint32_t> checksum;
+  if (request.has_crc32c()) checksum = request.crc32c();
+  ASSIGN_OR_RETURN(BufferInfo info,
+                   caller.tenant->store().Seal(request.name(), request.version(), checksum));
+  SetBuffer(info, response.mutable_buffer());
+  return absl::OkStatus();
 }
 
-void BufferService::UpdateBuffer(
-    UnaryExchangeOf<v1::UpdateBufferRequest, v1::UpdateBufferResponse>& exchange) {
-  const v1::UpdateBufferRequest* request = &exchange.request();
-  v1::UpdateBufferResponse* response = &exchange.response();
-  Answer(core_, "UpdateBuffer", Effect::kChange, exchange,
-         [&](const Caller& caller) -> absl::Status {
-           std::optional<absl::Duration> ttl;
-           if (absl::Status status = SetTtl(*request, ttl); !status.ok()) return status;
-           absl::StatusOr<BufferInfo> info =
-               caller.tenant->store().SetTtl(request->name(), request->version(), ttl);
-           if (!info.ok()) return info.status();
-           Tell(core_, *std::move(info), response->mutable_buffer());
-           return absl::OkStatus();
-         });
+absl::Status BufferService::UpdateBuffer(const Caller& caller,
+                                         const v1::UpdateBufferRequest& request,
+                                         v1::UpdateBufferResponse& response) {
+  std::optional<absl::Duration> ttl;
+  RETURN_IF_ERROR(SetTtl(request, ttl));
+  ASSIGN_OR_RETURN(BufferInfo info,
+                   caller.tenant->store().SetTtl(request.name(), request.version(), ttl));
+  Tell(parts_.chores, std::move(info), response.mutable_buffer());
+  return absl::OkStatus();
 }
 
 namespace {
@@ -202,16 +174,16 @@ namespace {
 // A copy that runs on a worker of the source's device.
 class CopyCall final : public DeviceCall {
  public:
-  CopyCall(Core& core, UnaryExchangeOf<v1::CopyBufferRequest, v1::CopyBufferResponse>& exchange)
-      : DeviceCall(core, "CopyBuffer", exchange),
+  CopyCall(const CallParts& parts, const Devices& devices,
+           UnaryExchangeOf<v1::CopyBufferRequest, v1::CopyBufferResponse>& exchange)
+      : DeviceCall(parts, devices, "CopyBuffer", exchange),
         request_(exchange.request()),
         response_(exchange.response()) {}
 
  private:
   absl::StatusOr<Device*> Prepare() override {
-    absl::StatusOr<BufferInfo> source = store().Find(request_.source(), request_.source_version());
-    if (!source.ok()) return source.status();
-    source_ = source->buffer;
+    ASSIGN_OR_RETURN(BufferInfo source, store().Find(request_.source(), request_.source_version()));
+    source_ = source.buffer;
     const ArrayType& type = source_->type();
     const void* data = source_->data();
     absl::StatusOr<View> view = request_.has_view() ? MakeView(type, data, request_.view().offset(),
@@ -228,20 +200,16 @@ class CopyCall final : public DeviceCall {
       for (const Shard& shard : source_->shards()) spec_.placement.push_back(shard.device);
     }
     if (request_.dtype() != v1::DTYPE_UNSPECIFIED) {
-      absl::StatusOr<DType> dtype = FromProto(request_.dtype(), "dtype");
-      if (!dtype.ok()) return dtype.status();
+      ASSIGN_OR_RETURN(DType dtype, FromProto(request_.dtype(), "dtype"));
       // A view may repeat elements, so the size in the new type is checked again.
       const Shape& shape = view_.shape;
-      absl::StatusOr<ArrayType> cast =
-          MakeArrayType(*dtype, {shape.dims.data(), static_cast<std::size_t>(shape.rank)});
-      if (!cast.ok()) return cast.status();
-      spec_.type = *cast;
+      ASSIGN_OR_RETURN(spec_.type, MakeArrayType(dtype, {shape.dims.data(),
+                                                         static_cast<std::size_t>(shape.rank)}));
     }
     if (!request_.device().empty() || !request_.placement().empty()) {
-      absl::Status status = SetPlace(request_.device(), request_.placement(), core(), spec_);
-      if (!status.ok()) return status;
+      RETURN_IF_ERROR(SetPlace(request_.device(), request_.placement(), devices(), spec_));
     }
-    if (absl::Status status = SetTtl(request_, spec_.ttl); !status.ok()) return status;
+    RETURN_IF_ERROR(SetTtl(request_, spec_.ttl));
     return &source_->device();
   }
 
@@ -254,8 +222,8 @@ class CopyCall final : public DeviceCall {
 
   absl::Status RunOn(Stream& stream) override {
     ResultDraft copy(store(), spec_);
-    const RunOptions options{.pace = &core().pace(stream.device()),
-                             .max_seconds = core().options().max_operation_seconds};
+    RunOptions options;
+    devices().SetLimits(stream.device(), options);
     absl::Status status;
     if (IsResultOn(stream.device())) {
       const auto open = [&copy] { return copy.Open(); };  // runs after the expected time is checked
@@ -263,14 +231,13 @@ class CopyCall final : public DeviceCall {
     } else {
       absl::StatusOr<void*> memory = copy.Open();  // opened first, because calls share the bridge
       if (!memory.ok()) return memory.status();
-      const Core::Bridge bridge = core().BridgeTo(copy.buffer().device());
+      const Devices::Bridge bridge = devices().BridgeTo(copy.buffer().device());
       status = RunCopyAcross(stream, view_, spec_.type.dtype, bridge.stream, *memory, options);
     }
     if (!status.ok()) return status;
     if (stream.stopped()) return CallerLeft();
-    absl::StatusOr<BufferInfo> info = copy.Seal();
-    if (!info.ok()) return info.status();
-    SetBuffer(*info, response_.mutable_buffer());
+    ASSIGN_OR_RETURN(BufferInfo info, copy.Seal());
+    SetBuffer(info, response_.mutable_buffer());
     return absl::OkStatus();
   }
 
@@ -286,58 +253,40 @@ class CopyCall final : public DeviceCall {
   BufferSpec spec_;
 };
 
+absl::Status LinkBuffer(const Caller& caller, const v1::CopyBufferRequest& request,
+                        v1::CopyBufferResponse& response) {
+  const std::string_view field = request.has_view()             ? "view"
+                                 : request.dtype() != 0         ? "dtype"
+                                 : !request.device().empty()    ? "device"
+                                 : !request.placement().empty() ? "placement"
+                                                                : "";
+  if (!field.empty()) {
+    return MakeError(
+        StatusCode::kInvalidArgument, "BAD_LINK",
+        "a link shares its source unchanged, so it cannot have its own view, type or placement",
+        {{"field", std::string(field)}});
+  }
+  BufferSpec link{.name = request.name(), .replace = request.replace()};
+  RETURN_IF_ERROR(SetTtl(request, link.ttl));
+  ASSIGN_OR_RETURN(BufferInfo info,
+                   caller.tenant->store().Link(request.source(), request.source_version(), link));
+  SetBuffer(info, response.mutable_buffer());
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 void BufferService::CopyBuffer(
     UnaryExchangeOf<v1::CopyBufferRequest, v1::CopyBufferResponse>& exchange) {
-  if (exchange.request().link()) {
-    LinkBuffer(exchange);
-    return;
-  }
-  auto call = std::make_unique<CopyCall>(core_, exchange);
-  CopyCall& started = *call;
-  exchange.Serve(std::move(call));
-  started.Start();
+  if (exchange.request().link())
+    return Answer(parts_, "CopyBuffer", Effect::kChange, Thread::kChores, exchange, LinkBuffer);
+  exchange.Serve(std::make_unique<CopyCall>(parts_, devices_, exchange)).Start();
 }
 
-void BufferService::LinkBuffer(
-    UnaryExchangeOf<v1::CopyBufferRequest, v1::CopyBufferResponse>& exchange) {
-  const v1::CopyBufferRequest* request = &exchange.request();
-  v1::CopyBufferResponse* response = &exchange.response();
-  AnswerLater(core_, "CopyBuffer", Effect::kChange, exchange,
-              [request, response](const Caller& caller) -> absl::Status {
-                const std::string_view field = request->has_view()             ? "view"
-                                               : request->dtype() != 0         ? "dtype"
-                                               : !request->device().empty()    ? "device"
-                                               : !request->placement().empty() ? "placement"
-                                                                               : "";
-                if (!field.empty()) {
-                  return MakeError(StatusCode::kInvalidArgument, "BAD_LINK",
-                                   "a link shares its source unchanged, so it cannot have its "
-                                   "own view, type or placement",
-                                   {{"field", std::string(field)}});
-                }
-                BufferSpec link{.name = request->name(), .replace = request->replace()};
-                if (absl::Status status = SetTtl(*request, link.ttl); !status.ok()) return status;
-                absl::StatusOr<BufferInfo> info =
-                    caller.tenant->store().Link(request->source(), request->source_version(), link);
-                if (!info.ok()) return info.status();
-                SetBuffer(*info, response->mutable_buffer());
-                return absl::OkStatus();
-              });
-}
-
-void BufferService::ImportBuffer(
-    UnaryExchangeOf<v1::ImportBufferRequest, v1::ImportBufferResponse>& exchange) {
-  importer_.Begin(exchange);
-}
-
-void BufferService::DeleteBuffer(
-    UnaryExchangeOf<v1::DeleteBufferRequest, v1::DeleteBufferResponse>& exchange) {
-  const v1::DeleteBufferRequest* request = &exchange.request();
-  AnswerLater(core_, "DeleteBuffer", Effect::kChange, exchange, [request](const Caller& caller) {
-    return caller.tenant->store().Delete(request->name(), request->version());
-  });
+absl::Status BufferService::DeleteBuffer(const Caller& caller,
+                                         const v1::DeleteBufferRequest& request,
+                                         v1::DeleteBufferResponse&) {
+  return caller.tenant->store().Delete(request.name(), request.version());
 }
 
 }  // namespace tessera

@@ -3,9 +3,11 @@
 
 #include <string_view>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "server/calls/call_parts.h"
 #include "server/calls/unary_exchange.h"
-#include "server/core.h"
+#include "server/devices/devices.h"
 #include "server/rpc/live_calls.h"
 #include "server/transfers/download_call.h"
 #include "server/transfers/importer.h"
@@ -27,10 +29,12 @@ using UnaryBufferMethods = v1::BufferService::WithRawMethod_CreateBuffer<
 using BufferServiceBase = v1::BufferService::WithGenericMethod_Upload<
     v1::BufferService::WithGenericMethod_Download<UnaryBufferMethods<v1::BufferService::Service>>>;
 
-// Thread safe. The core must outlive the service, and the service must outlive its calls.
+// Thread safe. The parts of the server must outlive the service, and the service must outlive its
+// calls.
 class BufferService final : public BufferServiceBase {
  public:
-  explicit BufferService(Core& core) : core_(core), importer_(core) {}
+  BufferService(const CallParts& parts, const Devices& devices, const Options& options)
+      : parts_(parts), devices_(devices), importer_(parts_, devices, options) {}
 
   // Serves the unary methods; called once the server has been built.
   void Serve(CallQueues& queues);
@@ -44,17 +48,22 @@ class BufferService final : public BufferServiceBase {
   void EndIdleStreams(absl::Time now);
 
  private:
-  void CreateBuffer(UnaryExchangeOf<v1::CreateBufferRequest, v1::CreateBufferResponse>& exchange);
-  void GetBuffer(UnaryExchangeOf<v1::GetBufferRequest, v1::GetBufferResponse>& exchange);
-  void ListBuffers(UnaryExchangeOf<v1::ListBuffersRequest, v1::ListBuffersResponse>& exchange);
-  void SealBuffer(UnaryExchangeOf<v1::SealBufferRequest, v1::SealBufferResponse>& exchange);
-  void UpdateBuffer(UnaryExchangeOf<v1::UpdateBufferRequest, v1::UpdateBufferResponse>& exchange);
+  absl::Status CreateBuffer(const Caller& caller, const v1::CreateBufferRequest& request,
+                            v1::CreateBufferResponse& response);
+  absl::Status GetBuffer(const Caller& caller, const v1::GetBufferRequest& request,
+                         v1::GetBufferResponse& response);
+  absl::Status ListBuffers(const Caller& caller, const v1::ListBuffersRequest& request,
+                           v1::ListBuffersResponse& response);
+  absl::Status SealBuffer(const Caller& caller, const v1::SealBufferRequest& request,
+                          v1::SealBufferResponse& response);
+  absl::Status UpdateBuffer(const Caller& caller, const v1::UpdateBufferRequest& request,
+                            v1::UpdateBufferResponse& response);
+  absl::Status DeleteBuffer(const Caller& caller, const v1::DeleteBufferRequest& request,
+                            v1::DeleteBufferResponse& response);
   void CopyBuffer(UnaryExchangeOf<v1::CopyBufferRequest, v1::CopyBufferResponse>& exchange);
-  void LinkBuffer(UnaryExchangeOf<v1::CopyBufferRequest, v1::CopyBufferResponse>& exchange);
-  void ImportBuffer(UnaryExchangeOf<v1::ImportBufferRequest, v1::ImportBufferResponse>& exchange);
-  void DeleteBuffer(UnaryExchangeOf<v1::DeleteBufferRequest, v1::DeleteBufferResponse>& exchange);
 
-  Core& core_;
+  const CallParts parts_;
+  const Devices& devices_;
   LiveCalls<UploadCall> uploads_;
   LiveCalls<DownloadCall> downloads_;
   Importer importer_;

@@ -10,10 +10,10 @@
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "grpc/grpc.h"
 #include "kernels/base/error.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/client_and_server/crc32c.h"
 #include "kernels/device/profiler_range.h"
 #include "server/calls/buffer_messages.h"
-#include "server/calls/device_call.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/message_memory.h"
 
@@ -57,14 +57,10 @@ struct DownloadCall::Lease {
 
 void DownloadCall::OnReadDone(bool ok) {
   absl::Status status = Guarded([&]() -> absl::Status {
-    if (ok) {
-      if (absl::Status size = core_.CheckSize(message_.Length()); !size.ok()) return size;
-    }
+    if (ok) RETURN_IF_ERROR(parts_.limits.CheckSize(message_.Length()));
     const std::optional<MessageBound> header =
         ok ? MessageLayout::Of<v1::DownloadRequest>().Bound(message_) : std::nullopt;
-    if (header.has_value()) {
-      if (absl::Status size = core_.CheckHeader(header->bytes); !size.ok()) return size;
-    }
+    if (header.has_value()) RETURN_IF_ERROR(parts_.limits.CheckHeader(header->bytes));
     if (!header.has_value() ||
         !grpc::SerializationTraits<v1::DownloadRequest>::Deserialize(&message_, &request_).ok()) {
       return NoMessage("Download");
@@ -103,7 +99,7 @@ void DownloadCall::OnWriteDone(bool ok) {
 void DownloadCall::OnCancel() { Break(); }
 
 void DownloadCall::OnDone() {
-  ticket_ = Admission::Ticket();  // a slot that gRPC still has may make the call outlive the core
+  accepted_ = {};  // a slot that gRPC still has may make the call outlive the server
   live_.Remove(*this);
 }
 
@@ -114,7 +110,8 @@ void DownloadCall::EndIfIdle(absl::Time now) {
     // A call with neither a write nor a fetch is waiting for gRPC to release a slot.
     const bool waits = !over_ && (writing_ || !fetching_);
     if (!waits || !given_up_.ok()) return;
-    given_up_ = core_.CheckPause(now - moved_, core_.options().transfer_timeout, "DOWNLOAD_IDLE",
+    given_up_ =
+        parts_.limits.CheckPause(now - moved_, "DOWNLOAD_IDLE",
                                  "the client has read nothing for longer than the server waits");
     if (given_up_.ok()) return;
     call = context().c_call();
@@ -127,16 +124,11 @@ void DownloadCall::EndIfIdle(absl::Time now) {
 }
 
 absl::Status DownloadCall::Open() {
-  absl::StatusOr<Admission::Ticket> ticket = core_.admission().Enter();
-  if (!ticket.ok()) return ticket.status();
-  ticket_ = *std::move(ticket);
-  absl::StatusOr<Core::TransferPlace> place =
-      core_.TakeTransfer(StreamKind::kDownload, tenant_, kSlots * Slot::kBytes);
-  if (!place.ok()) return place.status();
-  place_ = *std::move(place);
-  absl::StatusOr<BufferInfo> info = tenant_.store().Find(request_.name(), request_.version());
-  if (!info.ok()) return info.status();
-  buffer_ = info->buffer;
+  ASSIGN_OR_RETURN(accepted_, parts_.limits.Accept(tenant_));
+  ASSIGN_OR_RETURN(place_,
+                   parts_.limits.TakeStream(StreamKind::kDownload, tenant_, kSlots * Slot::kBytes));
+  ASSIGN_OR_RETURN(BufferInfo info, tenant_.store().Find(request_.name(), request_.version()));
+  buffer_ = info.buffer;
   const std::uint64_t size = buffer_->type().bytes();
   if (request_.offset() > size) {
     return MakeError(StatusCode::kInvalidArgument, "BAD_RANGE",
@@ -146,8 +138,8 @@ absl::Status DownloadCall::Open() {
   position_ = request_.offset();
   const std::uint64_t rest = size - position_;
   end_ = position_ + (request_.limit() == 0 ? rest : std::min(request_.limit(), rest));
-  SetBuffer(*info, header_.mutable_buffer());
-  executor_ = &core_.transfers(buffer_->device());
+  SetBuffer(info, header_.mutable_buffer());
+  executor_ = &devices_.transfers(buffer_->device());
   fetched_.reserve(kSlots);
   return absl::OkStatus();
 }
@@ -180,7 +172,7 @@ void DownloadCall::Do(Step step) {
 
 void DownloadCall::Run(Stream& stream) {
   const ProfilerRange range("Download");
-  waited_ += SteadyNow() - submitted_;
+  record_.waited += SteadyNow() - submitted_;
   bool fetch = true;
   for (int chunk = 1; fetch; ++chunk) {
     grpc::ByteBuffer message;
@@ -203,9 +195,8 @@ absl::Status DownloadCall::Fetch(Stream& stream, grpc::ByteBuffer& message) {
   const std::uint64_t size = std::min<std::uint64_t>(end_ - position_, Slot::kBytes);
   header_.set_offset(position_);
   if (size > 0) {
-    absl::StatusOr<Slot> slot = core_.slots(buffer_->device()).Take();
-    if (!slot.ok()) return slot.status();
-    std::unique_ptr<Lease, void (*)(void*)> lease(new Lease(weak_from_this(), *std::move(slot)),
+    ASSIGN_OR_RETURN(Slot slot, devices_.slots(buffer_->device()).Take());
+    std::unique_ptr<Lease, void (*)(void*)> lease(new Lease(weak_from_this(), std::move(slot)),
                                                   &Lease::End);
     {
       const std::lock_guard lock(mutex_);
@@ -213,12 +204,12 @@ absl::Status DownloadCall::Fetch(Stream& stream, grpc::ByteBuffer& message) {
     }
     char* data = lease->slot.data();
     const absl::Time begin = SteadyNow();
-    absl::Status status =
-        CopyToHost(stream, data, static_cast<const char*>(buffer_->data()) + position_, size);
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(
+        CopyToHost(stream, data, static_cast<const char*>(buffer_->data()) + position_, size));
     const absl::Duration copy = SteadyNow() - begin;
-    copies_ += copy;
-    core_.metrics().CountTransfer(Metrics::Direction::kDownload, Metrics::Way::kStream, size, copy);
+    record_.copies += copy;
+    parts_.records.metrics().CountTransfer(Metrics::Direction::kDownload, Metrics::Way::kStream,
+                                           size, copy);
     if (request_.checksums()) header_.set_crc32c(Crc32c(data, size));
     const grpc::Slice slices[] = {grpc::Slice(WithDataOf(header_, size)),
                                   grpc::Slice(data, size, &Lease::End, lease.release())};
@@ -281,16 +272,10 @@ void DownloadCall::OnSlotFree() {
 }
 
 void DownloadCall::End() {
-  core_.Conclude({.method = "Download",
-                  .strategy = "",
-                  .tenant = &tenant_,
-                  .trace = trace(),
-                  .accepted = accept_time_,
-                  .ended = SteadyNow(),
-                  .waited = waited_,
-                  .copies = copies_},
-                 status_, [this] { return peer_; });
-  core_.chores().Release(std::move(buffer_));
+  record_.ended = SteadyNow();
+  parts_.records.Add(record_, status_, [this] { return peer_; });
+  parts_.chores.Release(std::move(buffer_));
+  accepted_.call = Charge();
   place_ = {};
   Finish(ToGrpc(status_, sees_all_));
 }

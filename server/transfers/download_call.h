@@ -11,7 +11,8 @@
 #include "absl/time/time.h"
 #include "grpcpp/grpcpp.h"
 #include "server/buffers/slots.h"
-#include "server/core.h"
+#include "server/calls/call_parts.h"
+#include "server/devices/devices.h"
 #include "server/rpc/live_calls.h"
 #include "server/rpc/stream_call.h"
 #include "tessera/v1/buffer.grpc.pb.h"
@@ -26,27 +27,28 @@ class DownloadCall final : public StreamCall,
                            public std::enable_shared_from_this<DownloadCall>,
                            private Task {
  public:
-  DownloadCall(Core& core, const Caller& caller, LiveCalls<DownloadCall>& live,
-               StreamExchange& exchange)
+  DownloadCall(const CallParts& parts, const Devices& devices, const Caller& caller,
+               LiveCalls<DownloadCall>& live, StreamExchange& exchange)
       : StreamCall(exchange),
         Task(caller.tenant->number()),
-        core_(core),
+        parts_(parts),
+        devices_(devices),
         tenant_(*caller.tenant),
         sees_all_(caller.sees_all()),
         live_(live),
-        peer_(context().peer()) {}
+        peer_(context().peer()),
+        record_{.method = "Download",
+                .strategy = "",
+                .tenant = &tenant_,
+                .trace = trace(),
+                .accepted = SteadyNow()} {}
 
   // Called once the service has registered the call.
   void Begin() { StartRead(&message_); }
-
   void OnReadDone(bool ok) override;
-
   void OnWriteDone(bool ok) override;
-
   void OnCancel() override;
-
   void OnDone() override;
-
   // Ends the call if it has been idle for too long. Safe at any time: gRPC ends the current write,
   // which ends the call.
   void EndIfIdle(absl::Time now);
@@ -57,48 +59,38 @@ class DownloadCall final : public StreamCall,
     bool fetch = false;
     bool write = false;
     bool end = false;
-
     bool nothing() const { return !fetch && !write && !end; }
   };
   // A slot in use, until gRPC has released it.
   struct Lease;
-
   absl::Status Open();
-
   // REQUIRES: mutex_ is held.
   Step Decide();
-
   // The call may be gone on return.
   void Do(Step step);
-
   // Fetches chunks.
   void Run(Stream& stream) override;
-
   void Refuse(const absl::Status& status) override;
-
   // Fetches the next chunk as a message.
   absl::Status Fetch(Stream& stream, grpc::ByteBuffer& message);
-
   // Called when a fetch has ended.
   Step Fetched(const absl::Status& status, grpc::ByteBuffer& message);
-
   // Called when the client accepts no more messages.
   void Break();
-
   // Called when gRPC has released a slot.
   void OnSlotFree();
-
   void End();
 
-  Core& core_;
+  const CallParts& parts_;
+  const Devices& devices_;
   Tenant& tenant_;
   const bool sees_all_;
   LiveCalls<DownloadCall>& live_;
   const std::string peer_;  // which gRPC forgets when the connection breaks
-  const absl::Time accept_time_ = SteadyNow();
+  CallRecord record_;
   v1::DownloadRequest request_;
-  Admission::Ticket ticket_;
-  Core::TransferPlace place_;
+  CallLimits::Accepted accepted_;
+  CallLimits::StreamPlace place_;
   Executor* executor_ = nullptr;
   std::shared_ptr<const Buffer> buffer_;
   std::uint64_t end_ = 0;
@@ -107,8 +99,6 @@ class DownloadCall final : public StreamCall,
   v1::DownloadResponse header_;  // header of the next message
   std::uint64_t position_ = 0;
   absl::Time submitted_;  // when it last began to wait for a worker
-  absl::Duration waited_ = absl::ZeroDuration();
-  absl::Duration copies_ = absl::ZeroDuration();
 
   grpc::ByteBuffer message_;  // used by gRPC during a read or write
 

@@ -66,15 +66,15 @@ bool IsTransient(grpc::StatusCode code) {
 
 class ImportCall final : public UnaryCall {
  public:
-  ImportCall(Importer& importer, Core& core,
+  ImportCall(Importer& importer,
              UnaryExchangeOf<v1::ImportBufferRequest, v1::ImportBufferResponse>& exchange)
-      : UnaryCall(core, "ImportBuffer", exchange),
+      : UnaryCall(importer.parts_, "ImportBuffer", exchange),
         importer_(importer),
         request_(exchange.request()),
         response_(exchange.response()) {
     // The caller's token is passed on, so that the other server decides what the caller may read.
     // If this server checks no tokens, the token is passed on over TLS only.
-    if (!core.access().restricted() && core.options().import_tls_ca.empty()) return;
+    if (!parts().access.restricted() && importer.options_.import_tls_ca.empty()) return;
     const auto& metadata = exchange.context().client_metadata();
     if (const auto token = metadata.find("authorization"); token != metadata.end())
       token_.assign(token->second.data(), token->second.size());
@@ -87,8 +87,8 @@ class ImportCall final : public UnaryCall {
       if (absl::Status checked = importer_.sources_.Check(request_.source()); !checked.ok())
         return checked;
       if (absl::Status checked = CheckSpec(); !checked.ok()) return checked;
-      absl::StatusOr<Core::StreamPlace> place =
-          core().TakeStream(StreamKind::kImport, *caller().tenant);
+      absl::StatusOr<CallLimits::StreamPlace> place =
+          parts().limits.TakeStream(StreamKind::kImport, *caller().tenant);
       if (!place.ok()) return place.status();
       {
         const std::lock_guard lock(mutex_);
@@ -105,7 +105,7 @@ class ImportCall final : public UnaryCall {
     bool idle = false;
     {
       const std::lock_guard lock(mutex_);
-      idle = now - moved_ > core().Patience(core().options().transfer_timeout);
+      idle = now - moved_ > parts().limits.Patience();
     }
     if (idle) Stop(Why::kStalled);
   }
@@ -163,7 +163,7 @@ class ImportCall final : public UnaryCall {
   }
 
   absl::Status Import() {
-    absl::StatusOr<Charge> memory = core().TakeHostMemory(
+    absl::StatusOr<Charge> memory = parts().limits.TakeHostMemory(
         kMessageBytes, "there is no memory for an import in addition to other calls' messages");
     if (!memory.ok()) return memory.status();
     absl::StatusOr<std::shared_ptr<grpc::Channel>> channel =
@@ -276,7 +276,7 @@ class ImportCall final : public UnaryCall {
   // Reads the draft's properties, except its type, from the request, and checks them.
   absl::Status CheckSpec() {
     spec_ = {.name = request_.name(), .replace = request_.replace(), .kind = Draft::Kind::kStream};
-    absl::StatusOr<Device*> device = core().FindDevice(request_.device());
+    absl::StatusOr<Device*> device = importer_.devices_.Find(request_.device());
     if (!device.ok()) return device.status();
     spec_.device = *device;
     if (absl::Status status = SetTtl(request_, spec_.ttl); !status.ok()) return status;
@@ -331,12 +331,11 @@ class ImportCall final : public UnaryCall {
     const std::lock_guard lock(mutex_);
     if (stopped_ == Why::kNot) return absl::OkStatus();
     if (stopped_ == Why::kCancelled) return CallerLeft();
-    const std::string limit =
-        absl::FormatDuration(core().Patience(core().options().transfer_timeout));
+    const std::string limit = absl::FormatDuration(parts().limits.Patience());
     const std::string what =
         absl::StrCat("nothing has arrived from ", request_.source(), " for ", limit,
                      last_error_.empty() ? "" : "; the last attempt ended with ", last_error_);
-    if (core().admission().closed()) {
+    if (parts().limits.admission().closed()) {
       return MakeError(StatusCode::kUnavailable, "DRAINING",
                        absl::StrCat(what, ", and the server is stopping"), {{"limit", limit}});
     }
@@ -361,7 +360,7 @@ class ImportCall final : public UnaryCall {
 
   std::mutex mutex_;
   std::condition_variable wake_;
-  Core::StreamPlace place_;  // guarded by mutex_, as are the following ones
+  CallLimits::StreamPlace place_;  // guarded by mutex_, as are the following ones
   Why stopped_ = Why::kNot;
   grpc::ClientContext* context_ = nullptr;     // the current attempt's
   absl::Time moved_ = absl::InfiniteFuture();  // when data last arrived, in any attempt
@@ -380,17 +379,16 @@ class ImportCall final : public UnaryCall {
   std::string last_error_;                 // error of the last attempt
 };
 
-Importer::Importer(Core& core)
-    : core_(core),
-      sources_(core.options()),
+Importer::Importer(const CallParts& parts, const Devices& devices, const Options& options)
+    : parts_(parts),
+      devices_(devices),
+      options_(options),
+      sources_(options),
       // One thread for each import, and the one that Chores keeps free for other queues.
-      threads_(core.options().import_from.empty() ? 0 : 1 + kMaxImports, kMaxImports) {}
+      threads_(options.import_from.empty() ? 0 : 1 + kMaxImports, kMaxImports) {}
 
 void Importer::Begin(UnaryExchangeOf<v1::ImportBufferRequest, v1::ImportBufferResponse>& exchange) {
-  auto call = std::make_unique<ImportCall>(*this, core_, exchange);
-  ImportCall& started = *call;
-  exchange.Serve(std::move(call));
-  started.Start();
+  exchange.Serve(std::make_unique<ImportCall>(*this, exchange)).Start();
 }
 
 void Importer::EndIdle(absl::Time now) {

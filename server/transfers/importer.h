@@ -5,22 +5,22 @@
 #include <set>
 
 #include "absl/time/time.h"
-#include "server/buffers/charge.h"
+#include "server/calls/call_parts.h"
 #include "server/calls/unary_exchange.h"
 #include "server/cluster/import_sources.h"
-#include "server/core.h"
 #include "server/devices/chores.h"
+#include "server/devices/devices.h"
 #include "tessera/v1/buffer.pb.h"
 
 namespace tessera {
 
 class ImportCall;
 
-// Thread safe. The core must outlive the importer, and the importer must outlive its calls. Each
-// import has a thread. A server that may not import has no such threads.
+// Thread safe. The parts of the server must outlive the importer, and the importer must outlive its
+// calls. Each import has a thread. A server that may not import has no such threads.
 class Importer {
  public:
-  explicit Importer(Core& core);
+  Importer(const CallParts& parts, const Devices& devices, const Options& options);
 
   void Begin(UnaryExchangeOf<v1::ImportBufferRequest, v1::ImportBufferResponse>& exchange);
   // Ends imports that have received nothing for longer than --transfer-timeout.
@@ -29,7 +29,9 @@ class Importer {
  private:
   friend class ImportCall;
 
-  Core& core_;
+  const CallParts& parts_;
+  const Devices& devices_;
+  const Options& options_;
   const ImportSources sources_;
   std::mutex mutex_;
   std::set<ImportCall*> running_;

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "kernels/base/error.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/client_and_server/crc32c.h"
 #include "kernels/device/profiler_range.h"
 #include "server/calls/buffer_messages.h"
@@ -24,13 +25,9 @@ constexpr int kMessagesARun = 16;
 
 void UploadCall::Begin() {
   const absl::Status status = Guarded([&]() -> absl::Status {
-    absl::StatusOr<Admission::Ticket> ticket = core_.admission().Enter();
-    if (!ticket.ok()) return ticket.status();
-    ticket_ = *std::move(ticket);
-    absl::StatusOr<Core::TransferPlace> place =
-        core_.TakeTransfer(StreamKind::kUpload, tenant_, core_.options().max_message);
-    if (!place.ok()) return place.status();
-    place_ = *std::move(place);
+    ASSIGN_OR_RETURN(accepted_, parts_.limits.Accept(tenant_));
+    ASSIGN_OR_RETURN(place_, parts_.limits.TakeStream(StreamKind::kUpload, tenant_,
+                                                      parts_.limits.max_message()));
     return absl::OkStatus();
   });
   if (!status.ok()) {
@@ -58,7 +55,7 @@ void UploadCall::OnSendInitialMetadataDone(bool ok) {
   }
   // Close may free the buffer that the new buffer replaces.
   const absl::Status status =
-      core_.chores().Submit([this] { End(Guarded([&] { return Close(); })); }, tenant_.number());
+      parts_.chores.Submit([this] { End(Guarded([&] { return Close(); })); }, tenant_.number());
   if (!status.ok()) End(status);
 }
 
@@ -78,8 +75,8 @@ void UploadCall::EndIfIdle(absl::Time now) {
 }
 
 absl::Status UploadCall::CheckPause(absl::Time now) const {
-  return core_.CheckPause(now - moved_, core_.options().transfer_timeout, "UPLOAD_IDLE",
-                          "no data has arrived for longer than the server waits");
+  return parts_.limits.CheckPause(now - moved_, "UPLOAD_IDLE",
+                                  "no data has arrived for longer than the server waits");
 }
 
 void UploadCall::PassOn() {
@@ -117,7 +114,7 @@ void UploadCall::GoOn() {
   if (status.ok()) {
     if (draft_ == nullptr) {
       // Open may allocate memory.
-      status = core_.chores().Submit(
+      status = parts_.chores.Submit(
           [this] {
             absl::Status opened = Guarded([&] { return Open(); });
             if (opened.ok()) opened = Hand();
@@ -137,8 +134,8 @@ bool UploadCall::IsHere() {
 }
 
 absl::Status UploadCall::Take() {
-  absl::Status status = core_.CheckSize(bytes_.Length());
-  if (status.ok() && !message_.Parse(bytes_, Core::kMostHeader)) {
+  absl::Status status = parts_.limits.CheckSize(bytes_.Length());
+  if (status.ok() && !message_.Parse(bytes_, CallLimits::kMostHeader)) {
     status =
         MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
                   "a message is not a valid UploadRequest, or has too much in addition to data",
@@ -146,7 +143,7 @@ absl::Status UploadCall::Take() {
   }
   if (status.ok()) {
     const v1::UploadRequest& header = message_.header();
-    status = core_.CheckHeader(header.SpaceUsedLong() - header.data().size());
+    status = parts_.limits.CheckHeader(header.SpaceUsedLong() - header.data().size());
   }
   if (!status.ok()) message_.Clear();
   bytes_.Clear();
@@ -156,10 +153,10 @@ absl::Status UploadCall::Take() {
 }
 
 void UploadCall::ReadAhead() {
-  const Budget& memory = core_.host_memory();
+  const Budget& memory = parts_.limits.host_memory();
   if (memory.free() < memory.limit() / 2) return;
   if (ahead_.amount() == 0) {
-    absl::StatusOr<Charge> ahead = core_.TakeHostMemory(core_.options().max_message, "");
+    absl::StatusOr<Charge> ahead = parts_.limits.TakeHostMemory(parts_.limits.max_message(), "");
     if (!ahead.ok()) return;
     ahead_ = *std::move(ahead);
   }
@@ -172,7 +169,7 @@ void UploadCall::ReadAhead() {
 
 absl::Status UploadCall::Hand() {
   // The executor of the device to which the bytes go.
-  Executor& transfers = core_.transfers(draft_->buffer().DeviceOf(position_));
+  Executor& transfers = devices_.transfers(draft_->buffer().DeviceOf(position_));
   ReadAhead();
   submitted_ = SteadyNow();
   return transfers.Submit(*this);
@@ -191,10 +188,9 @@ absl::Status UploadCall::Open() {
   absl::StatusOr<std::shared_ptr<Draft>> draft;
   if (creates_) {
     spec_ = header.spec();
-    absl::StatusOr<BufferSpec> spec = MakeSpec(name_, spec_, core_);
-    if (!spec.ok()) return spec.status();
-    spec->kind = Draft::Kind::kStream;
-    draft = tenant_.store().Create(*spec);
+    ASSIGN_OR_RETURN(BufferSpec spec, MakeSpec(name_, spec_, devices_));
+    spec.kind = Draft::Kind::kStream;
+    draft = tenant_.store().Create(spec);
   } else {
     draft = tenant_.store().FindDraft(name_, version_);
   }
@@ -206,9 +202,9 @@ absl::Status UploadCall::Open() {
 
 void UploadCall::Run(Stream& stream) {
   const ProfilerRange range("Upload");
-  const Executor& transfers = core_.transfers(stream.device());
+  const Executor& transfers = devices_.transfers(stream.device());
   const absl::Time begin = SteadyNow();
-  waited_ += begin - submitted_;
+  record_.waited += begin - submitted_;
   moved_ += begin - submitted_;  // the client did not cause this wait
   arrived_ = 0;
   absl::Status status;
@@ -224,8 +220,9 @@ void UploadCall::Run(Stream& stream) {
   const absl::Time end = SteadyNow();
   if (arrived_ > 0) moved_ = end;
   const absl::Duration copy = end - begin;
-  copies_ += copy;
-  core_.metrics().CountTransfer(Metrics::Direction::kUpload, Metrics::Way::kStream, arrived_, copy);
+  record_.copies += copy;
+  parts_.records.metrics().CountTransfer(Metrics::Direction::kUpload, Metrics::Way::kStream,
+                                         arrived_, copy);
   if (status.ok()) {
     PassOn();
   } else {
@@ -233,7 +230,7 @@ void UploadCall::Run(Stream& stream) {
   }
 }
 
-absl::Status UploadCall::Copy(Stream& stream) {
+absl::Status UploadCall::CheckTarget() const {
   const v1::UploadRequest& header = message_.header();
   const bool same_name = header.name().empty() || header.name() == name_;
   const bool same_version = header.version() == 0 || header.version() == version_;
@@ -254,51 +251,55 @@ absl::Status UploadCall::Copy(Stream& stream) {
     }
     return status;
   }
+  if (!header.has_buffer_crc32c() || creates_) return absl::OkStatus();
+  return MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
+                   "only an upload that creates the buffer can check all of it; for other "
+                   "uploads, set the checksum in SealBuffer",
+                   {{"field", "buffer_crc32c"}});
+}
+
+absl::Status UploadCall::Copy(Stream& stream) {
+  RETURN_IF_ERROR(CheckTarget());
+  const v1::UploadRequest& header = message_.header();
   if (header.has_offset()) position_ = header.offset();
-  if (header.has_buffer_crc32c()) {
-    if (!creates_) {
-      return MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
-                       "only an upload that creates the buffer can check all of it; for other "
-                       "uploads, set the checksum in SealBuffer",
-                       {{"field", "buffer_crc32c"}});
-    }
-    buffer_checksum_ = header.buffer_crc32c();
-  }
+  if (header.has_buffer_crc32c()) buffer_checksum_ = header.buffer_crc32c();
   const std::uint64_t size = message_.data_size();
-  std::optional<std::uint32_t> checksum;
   if (size == 0) {
+    std::optional<std::uint32_t> checksum;
     absl::Status status = CheckChecksum(checksum);
     return status.ok() ? tenant_.store().CheckWrite(*draft_, position_, 0) : status;
   }
   const bool follows = write_.has_value() && write_->begin + write_->size == position_;
-  if (!follows) {
-    if (absl::Status status = EndWrite(stream); !status.ok()) return status;
-  }
-  absl::StatusOr<void*> memory = follows ? tenant_.store().ExtendWrite(*draft_, position_, size)
-                                         : tenant_.store().BeginWrite(*draft_, position_, size);
-  if (!memory.ok()) return memory.status();
+  if (!follows) RETURN_IF_ERROR(EndWrite(stream));
+  ASSIGN_OR_RETURN(void* memory, follows ? tenant_.store().ExtendWrite(*draft_, position_, size)
+                                         : tenant_.store().BeginWrite(*draft_, position_, size));
   if (!follows) write_ = Write{.begin = position_};
-  if (absl::Status status = CheckChecksum(checksum); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckData());
+  write_->size += size;
+  absl::Status status = CopyToDevice(stream, memory, message_.data());
+  write_->failed = !status.ok();
+  position_ += size;
+  received_ += size;
+  return status;
+}
+
+absl::Status UploadCall::CheckData() {
+  std::optional<std::uint32_t> checksum;
+  RETURN_IF_ERROR(CheckChecksum(checksum));
   std::uint64_t at = position_;
   for (const HostBytes& piece : message_.data()) {
-    absl::Status status = CheckElements(draft_->buffer().type().dtype, piece, at);
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(CheckElements(draft_->buffer().type().dtype, piece, at));
     at += piece.size;
   }
   if (write_->size > 0) {
     if (checksum.has_value() && write_->checksum.has_value()) {
-      checksum = Crc32cCombine(*write_->checksum, *checksum, size);
+      checksum = Crc32cCombine(*write_->checksum, *checksum, message_.data_size());
     } else {
       checksum.reset();
     }
   }
   write_->checksum = checksum;
-  write_->size += size;
-  absl::Status status = CopyToDevice(stream, *memory, message_.data());
-  write_->failed = !status.ok();
-  position_ += size;
-  received_ += size;
-  return status;
+  return absl::OkStatus();
 }
 
 absl::Status UploadCall::CheckChecksum(std::optional<std::uint32_t>& checksum) const {
@@ -357,7 +358,7 @@ absl::Status UploadCall::Close() {
     }
     info = *std::move(sealed);
   } else {
-    if (absl::Status status = tenant_.store().CheckOpen(*draft_); !status.ok()) return status;
+    RETURN_IF_ERROR(tenant_.store().CheckOpen(*draft_));
     info = tenant_.store().Describe(*draft_);
   }
   v1::UploadResponse response;
@@ -369,20 +370,14 @@ absl::Status UploadCall::Close() {
 }
 
 void UploadCall::End(const absl::Status& status) {
-  core_.Conclude({.method = "Upload",
-                  .strategy = "",
-                  .tenant = &tenant_,
-                  .trace = trace(),
-                  .accepted = accept_time_,
-                  .ended = SteadyNow(),
-                  .waited = waited_,
-                  .copies = copies_},
-                 status, [this] { return peer_; });
+  record_.ended = SteadyNow();
+  parts_.records.Add(record_, status, [this] { return peer_; });
   message_.Clear();
   if (draft_ != nullptr) {
     if (!status.ok() && creates_) tenant_.store().Discard(*draft_);
-    core_.chores().Release(std::move(draft_));
+    parts_.chores.Release(std::move(draft_));
   }
+  accepted_.call = Charge();
   place_ = {};
   ahead_ = Charge();
   if (status.ok()) {

@@ -1,7 +1,6 @@
 // The Upload method.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -11,7 +10,8 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "grpcpp/grpcpp.h"
-#include "server/core.h"
+#include "server/calls/call_parts.h"
+#include "server/devices/devices.h"
 #include "server/rpc/live_calls.h"
 #include "server/rpc/stream_call.h"
 #include "server/transfers/upload_message.h"
@@ -25,25 +25,27 @@ namespace tessera {
 // the client.
 class UploadCall final : public StreamCall, private Task {
  public:
-  UploadCall(Core& core, const Caller& caller, LiveCalls<UploadCall>& live,
-             StreamExchange& exchange)
+  UploadCall(const CallParts& parts, const Devices& devices, const Caller& caller,
+             LiveCalls<UploadCall>& live, StreamExchange& exchange)
       : StreamCall(exchange),
         Task(caller.tenant->number()),
-        core_(core),
+        parts_(parts),
+        devices_(devices),
         tenant_(*caller.tenant),
         sees_all_(caller.sees_all()),
         live_(live),
-        peer_(context().peer()) {}
+        peer_(context().peer()),
+        record_{.method = "Upload",
+                .strategy = "",
+                .tenant = &tenant_,
+                .trace = trace(),
+                .accepted = SteadyNow()} {}
 
   // Called once the service has registered the call.
   void Begin();
-
   void OnReadDone(bool ok) override;
-
   void OnSendInitialMetadataDone(bool ok) override;
-
   void OnDone() override;
-
   // Ends the call if it has been idle for too long. Safe at any time, because nothing else ends a
   // call that is waiting for a message.
   void EndIfIdle(absl::Time now);
@@ -54,61 +56,52 @@ class UploadCall final : public StreamCall, private Task {
 
   // The following functions are only for the thread that has the turn.
 
-  // Returns the errors of Core::CheckPause.
+  // Returns the errors of CallLimits::CheckPause.
   absl::Status CheckPause(absl::Time now) const;
-
   // Finishes the message in hand. Continues with the next one if it is here; otherwise gives the
   // turn back.
   void PassOn();
-
   // Begins work on the next message, or ends the stream if there is none.
   void GoOn();
-
   // Whether the next message is here.
   bool IsHere();
-
   // Makes the next message the one in hand. REQUIRES: it is here.
   absl::Status Take();
-
   // Lets gRPC read the next message while there is one in hand, unless host memory is getting
   // short.
   void ReadAhead();
-
   // Finds or makes the buffer that the first message names.
   absl::Status Open();
-
   // Sends the message in hand to the device's workers.
   absl::Status Hand();
-
   // Copies the message in hand to the device, and then those that have arrived in the meantime.
   void Run(Stream& stream) override;
-
   void Refuse(const absl::Status& status) override { End(status); }
-
+  // Checks that the message in hand belongs to this upload, except for its data.
+  absl::Status CheckTarget() const;
   // Checks the message in hand and begins to copy its data to the device.
   absl::Status Copy(Stream& stream);
-
+  // Checks the bytes of the message in hand, and adds their checksum to the current write's.
+  absl::Status CheckData();
   absl::Status CheckChecksum(std::optional<std::uint32_t>& checksum) const;
-
   // Waits until the copies have arrived, and counts their bytes as written.
   absl::Status EndWrite(Stream& stream);
-
   // Completes the upload once the client has sent everything.
   absl::Status Close();
-
   // Called once. The call may be gone on return.
   void End(const absl::Status& status);
 
-  Core& core_;
+  const CallParts& parts_;
+  const Devices& devices_;
   Tenant& tenant_;
   const bool sees_all_;
   LiveCalls<UploadCall>& live_;
   const std::string peer_;  // which gRPC forgets when the connection breaks
-  const absl::Time accept_time_ = SteadyNow();
+  CallRecord record_;
   grpc::ByteBuffer response_;
-  Admission::Ticket ticket_;
-  Core::TransferPlace place_;  // memory: for the message in hand, or the one being awaited
-  Charge ahead_;               // for the next message
+  CallLimits::Accepted accepted_;
+  CallLimits::StreamPlace place_;  // memory: for the message in hand, or the one being awaited
+  Charge ahead_;                   // for the next message
 
   std::mutex mutex_;
   // Whether a thread has the turn. Once the call has ended, the turn is never given back.
@@ -140,8 +133,6 @@ class UploadCall final : public StreamCall, private Task {
   std::optional<Write> write_;
   std::uint64_t arrived_ = 0;  // bytes that Run has copied to the device
   absl::Time submitted_;       // when it last began to wait for a worker
-  absl::Duration waited_ = absl::ZeroDuration();
-  absl::Duration copies_ = absl::ZeroDuration();
 };
 
 }  // namespace tessera

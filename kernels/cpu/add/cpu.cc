@@ -35,12 +35,7 @@ extern constexpr Strategy<AddProblem> kAddCpu = {
     .cost =
         [](const AddProblem& p) {
           const auto n = static_cast<std::uint64_t>(p.n);
-          return Cost{
-              .bytes = 3 * n * SizeOf(p.dtype),
-              .flops = n,
-              .atomics = 0,
-              .depth = 1,
-          };
+          return Cost{.bytes = 3 * n * SizeOf(p.dtype), .flops = n, .depth = 1};
         },
     .launch =
         [](const AddProblem& p, Stream& stream) {

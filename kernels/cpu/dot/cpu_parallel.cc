@@ -59,12 +59,7 @@ extern constexpr Strategy<DotProblem> kDotCpuParallel = {
     .cost =
         [](const DotProblem& p) {
           const auto n = static_cast<std::uint64_t>(p.n);
-          return Cost{
-              .bytes = 2 * n * SizeOf(p.dtype),
-              .flops = 2 * n,
-              .atomics = 0,
-              .depth = Depth(p.n),
-          };
+          return Cost{.bytes = 2 * n * SizeOf(p.dtype), .flops = 2 * n, .depth = Depth(p.n)};
         },
     .launch =
         [](const DotProblem& p, Stream& stream) {

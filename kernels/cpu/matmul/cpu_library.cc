@@ -8,7 +8,6 @@
 #include <cblas.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "kernels/device/device.h"
 #include "kernels/problem/strategy.h"
@@ -96,12 +95,9 @@ extern constexpr Strategy<MatmulProblem> kMatmulCpuLibrary = {
         [](const MatmulProblem& p) {
           const auto m = static_cast<std::uint64_t>(p.m), n = static_cast<std::uint64_t>(p.n),
                      k = static_cast<std::uint64_t>(p.k);
-          return Cost{
-              .bytes = (m * k + k * n + m * n) * SizeOf(p.dtype),
-              .flops = 2 * m * n * k,
-              .atomics = 0,
-              .depth = k,
-          };
+          return Cost{.bytes = (m * k + k * n + m * n) * SizeOf(p.dtype),
+                      .flops = 2 * m * n * k,
+                      .depth = k};
         },
     .launch =
         [](const MatmulProblem& p, Stream& stream) {

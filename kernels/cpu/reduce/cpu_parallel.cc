@@ -54,12 +54,7 @@ extern constexpr Strategy<ReduceProblem> kReduceCpuParallel = {
     .cost =
         [](const ReduceProblem& p) {
           const auto n = static_cast<std::uint64_t>(p.n);
-          return Cost{
-              .bytes = n * SizeOf(p.dtype),
-              .flops = n,
-              .atomics = 0,
-              .depth = Depth(p.n),
-          };
+          return Cost{.bytes = n * SizeOf(p.dtype), .flops = n, .depth = Depth(p.n)};
         },
     .launch =
         [](const ReduceProblem& p, Stream& stream) {

@@ -35,12 +35,7 @@ extern constexpr Strategy<ReduceProblem> kReduceCpuSerial = {
     .cost =
         [](const ReduceProblem& p) {
           const auto n = static_cast<std::uint64_t>(p.n);
-          return Cost{
-              .bytes = n * SizeOf(p.dtype),
-              .flops = n,
-              .atomics = 0,
-              .depth = n,
-          };
+          return Cost{.bytes = n * SizeOf(p.dtype), .flops = n, .depth = n};
         },
     .launch =
         [](const ReduceProblem& p, Stream& stream) {

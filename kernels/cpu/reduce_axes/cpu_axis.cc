@@ -58,13 +58,10 @@ extern constexpr Strategy<ReduceAxesProblem> kReduceAxesCpuAxis = {
         [](const ReduceAxesProblem& p) {
           const auto outputs = static_cast<std::uint64_t>(p.outer * p.inner);
           const auto n = outputs * static_cast<std::uint64_t>(p.length);
-          return Cost{
-              .bytes = n * SizeOf(p.dtype) + outputs * SizeOf(ResultDType(p.op, p.dtype)),
-              .flops = n,
-              .atomics = 0,
-              // One core takes these steps to walk down a tile.
-              .depth = static_cast<std::uint64_t>(p.length * std::min(kTile, p.inner)),
-          };
+          return Cost{.bytes = n * SizeOf(p.dtype) + outputs * SizeOf(ResultDType(p.op, p.dtype)),
+                      .flops = n,
+                      // One core takes these steps to walk down a tile.
+                      .depth = static_cast<std::uint64_t>(p.length * std::min(kTile, p.inner))};
         },
     .launch =
         [](const ReduceAxesProblem& p, Stream& stream) {

@@ -172,9 +172,7 @@ extern constexpr Strategy<TopKProblem> kTopKCpuSelect = {
           return Cost{
               .bytes = static_cast<std::uint64_t>(elements) * SizeOf(p.dtype) + TopKOutBytes(p),
               .flops = static_cast<std::uint64_t>(elements + inserted * 4 * std::log2(k + 1)),
-              .atomics = 0,
-              .depth = static_cast<std::uint64_t>(std::min(p.n, kLeastPart)),
-          };
+              .depth = static_cast<std::uint64_t>(std::min(p.n, kLeastPart))};
         },
     .launch =
         [](const TopKProblem& p, Stream& stream) {

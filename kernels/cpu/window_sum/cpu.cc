@@ -147,9 +147,7 @@ extern constexpr Strategy<WindowSumProblem> kWindowSumCpu = {
           return Cost{
               .bytes = 3 * n * SizeOf(p.dtype) + n * SizeOf(ResultDType(ReduceOp::kSum, p.dtype)),
               .flops = 3 * n,
-              .atomics = 0,
-              .depth = static_cast<std::uint64_t>(std::min(p.n, 2 * kTile)),
-          };
+              .depth = static_cast<std::uint64_t>(std::min(p.n, 2 * kTile))};
         },
     .launch =
         [](const WindowSumProblem& p, Stream& stream) {
