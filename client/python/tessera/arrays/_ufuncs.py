@@ -4,7 +4,7 @@ Each entry of UFUNCS computes a term from terms. REDUCTIONS is for np.add.reduce
 np.add.accumulate and their like.
 """
 
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, List
 
 import numpy as np
 
@@ -67,12 +67,17 @@ def _reciprocal(a: Term) -> Term:
     return e.apply("divide", e.constant(1), a)
 
 
-def _real(a: Term) -> Term:
-    """Converts integers to floats, as NumPy's functions of reals do."""
-    dtype = e.common_dtype([a])
+def _reals(*terms: Term) -> List[Term]:
+    """Converts terms to their common type, and integers to floats, as NumPy's functions of reals
+    do."""
+    dtype = e.common_dtype([*terms])
     if dtype.kind in "biu":
         dtype = np.dtype("<f2" if dtype.itemsize == 1 else "<f8")
-    return e.cast(a, dtype)
+    return [e.cast(a, dtype) for a in terms]
+
+
+def _real(a: Term) -> Term:
+    return _reals(a)[0]
 
 
 def _number(a: Term) -> Term:
@@ -115,6 +120,71 @@ def _exp2(a: Term) -> Term:
     return e.apply("power", e.cast(e.constant(2), e.common_dtype([a])), a)
 
 
+def _scaled(up: float, down: float) -> Function:
+    """Returns a multiplication by up / down. NumPy computes the factor in the type, and computes
+    float16 in float32."""
+
+    def apply(a: Term) -> Term:
+        a = _real(a)
+        own = e.common_dtype([a])
+        wide = own if own.itemsize > 2 else np.dtype("<f4")
+        factor = e.constant(wide.type(up) / wide.type(down))
+        return e.cast(e.apply("multiply", e.cast(a, wide), factor), own)
+
+    return apply
+
+
+def _fmod(a: Term, b: Term) -> Term:
+    """The remainder with the sign of the dividend."""
+    dtype = e.common_dtype([a, b])
+    if _dtypes.is_float(dtype):
+        left = e.apply("remainder", e.apply("abs", e.cast(a, dtype)), e.apply("abs", b))
+        minus = e.apply("where", e.apply("less", a, e.constant(0)), e.apply("negate", left), left)
+        zero = e.apply("and", e.apply("equal", a, e.constant(0)), e.apply("equal", left, left))
+        return e.apply("where", zero, e.cast(a, dtype), minus)  # -0.0 stays -0.0.
+    a, b = _number(e.cast(a, dtype)), _number(e.cast(b, dtype))
+    left = e.apply("remainder", a, b)
+    zero = e.constant(0)
+    opposite = e.apply("not_equal", e.apply("less", a, zero), e.apply("less", left, zero))
+    other = e.apply("and", opposite, e.apply("not_equal", left, zero))
+    return e.apply("where", other, e.apply("subtract", left, b), left)
+
+
+def _heaviside(a: Term, b: Term) -> Term:
+    a, b = _reals(a, b)
+    sign = e.apply("where", isnan(a), a, e.cast(e.apply("less", e.constant(0), a), a[0].dtype))
+    return e.apply("where", e.apply("equal", a, e.constant(0)), b, sign)
+
+
+def _hypot(a: Term, b: Term) -> Term:
+    """Computes in f64. If necessary, powers of 2 keep the squares in range."""
+    own = e.common_dtype(_reals(a, b))
+    a, b = (e.apply("abs", e.cast(one, e.F64)) for one in (a, b))
+    most = e.apply("maximum", a, b)
+    up, one, down = (e.constant(2.0**power) for power in (540, 0, -540))
+    large = e.apply("less", e.constant(1e150), most)
+    small = e.apply("less", most, e.constant(1e-140))
+    scale = e.apply("where", large, down, e.apply("where", small, up, one))
+    a, b = e.apply("multiply", a, scale), e.apply("multiply", b, scale)
+    root = e.apply("sqrt", e.apply("fma", a, a, e.apply("multiply", b, b)))
+    infinite = e.apply("or", isinf(a), isinf(b))  # Also beside NaN.
+    found = e.apply("divide", root, scale)
+    return e.cast(e.apply("where", infinite, e.constant(float("inf")), found), own)
+
+
+def _cbrt(a: Term) -> Term:
+    """Computes in f64: a power, and a step of Newton's method, which makes it exact to 1 ulp."""
+    a = _real(a)
+    wide = e.cast(a, e.F64)
+    size = e.apply("abs", wide)
+    root = e.apply("power", size, e.constant(1 / 3))
+    excess = e.apply("subtract", root, e.apply("divide", size, e.apply("multiply", root, root)))
+    root = e.apply("subtract", root, e.apply("divide", excess, e.constant(3.0)))
+    root = e.apply("multiply", root, e.apply("sign", wide))
+    ordinary = e.apply("and", isfinite(wide), e.apply("not_equal", wide, e.constant(0)))
+    return e.cast(e.apply("where", ordinary, root, wide), e.common_dtype([a]))
+
+
 def vecdot(a: Term, b: Term, axis: int = -1) -> Term:
     """The sums of products along an axis."""
     if len(a[1].shape) == len(b[1].shape) == 1:
@@ -149,6 +219,12 @@ UFUNCS: Dict[Any, Function] = {
     np.isinf: isinf,
     np.isfinite: isfinite,
     np.conjugate: _number,
+    np.fmod: _fmod,
+    np.heaviside: _heaviside,
+    np.hypot: _hypot,
+    np.cbrt: _cbrt,
+    **dict.fromkeys((np.radians, np.deg2rad), _scaled(np.pi, 180)),
+    **dict.fromkeys((np.degrees, np.rad2deg), _scaled(180, np.pi)),
     **{
         getattr(np, name): _named(name)
         for name in (
