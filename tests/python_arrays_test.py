@@ -754,8 +754,9 @@ class ComposedTest(python_outsider.Case):
                             continue
                         got = call(*resident)
                         self.assertEqual(type(got) in (list, tuple), type(want) in (list, tuple))
-                        both = zip(got, want) if type(got) in (list, tuple) else [(got, want)]
-                        for mine, theirs in both:
+                        several = type(got) in (list, tuple)
+                        self.assertTrue(not several or len(got) == len(want))
+                        for mine, theirs in zip(got, want) if several else [(got, want)]:
                             if isinstance(mine, np.ndarray):
                                 np.testing.assert_array_equal(mine, theirs)
                                 continue

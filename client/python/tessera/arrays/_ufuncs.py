@@ -136,15 +136,14 @@ def _scaled(up: float, down: float) -> Function:
 
 def _fmod(a: Term, b: Term) -> Term:
     """The remainder with the sign of the dividend."""
-    dtype = e.common_dtype([a, b])
-    if _dtypes.is_float(dtype):
-        left = e.apply("remainder", e.apply("abs", e.cast(a, dtype)), e.apply("abs", b))
-        minus = e.apply("where", e.apply("less", a, e.constant(0)), e.apply("negate", left), left)
-        zero = e.apply("and", e.apply("equal", a, e.constant(0)), e.apply("equal", left, left))
-        return e.apply("where", zero, e.cast(a, dtype), minus)  # -0.0 stays -0.0.
+    dtype, zero = e.common_dtype([a, b]), e.constant(0)
     a, b = _number(e.cast(a, dtype)), _number(e.cast(b, dtype))
+    if _dtypes.is_float(dtype):
+        left = e.apply("remainder", e.apply("abs", a), e.apply("abs", b))
+        minus = e.apply("where", e.apply("less", a, zero), e.apply("negate", left), left)
+        still = e.apply("and", e.apply("equal", a, zero), e.apply("equal", left, left))
+        return e.apply("where", still, a, minus)  # -0.0 stays -0.0.
     left = e.apply("remainder", a, b)
-    zero = e.constant(0)
     opposite = e.apply("not_equal", e.apply("less", a, zero), e.apply("less", left, zero))
     other = e.apply("and", opposite, e.apply("not_equal", left, zero))
     return e.apply("where", other, e.apply("subtract", left, b), left)
