@@ -36,6 +36,10 @@ MOVING = {
     "append axis": lambda x, v, b: np.append(x, x[:1], axis=0),
     "hstack": lambda x, v, b: np.hstack((v, v[:2])), "hstack 2": lambda x, v, b: np.hstack((x, x)),
     "vstack": lambda x, v, b: np.vstack((v, x)),
+    "dstack": lambda x, v, b: np.dstack((x, x)),
+    "diff append": lambda x, v, b: np.diff(x, append=x[:, :2]),
+    "diff prepend": lambda x, v, b: np.diff(b, 2, 1, prepend=b[0, 0, 0], append=b[0, 0, 1]),
+    "round": lambda x, v, b: np.round(x * x, -1),
     "column_stack": lambda x, v, b: np.column_stack((v, x.T, v)),
     "roll": lambda x, v, b: np.roll(x, 5), "roll axis": lambda x, v, b: np.roll(b, -2, axis=1),
     "roll axes": lambda x, v, b: np.roll(b, (1, 7), (0, -1)),
@@ -286,7 +290,7 @@ class ArraysTest(python_outsider.Case):
         x = self.x
         for attempt in (
             lambda: np.add(x, x, out=self.a), lambda: np.add(x, x, where=self.a > 0),
-            lambda: np.add.outer(x, x), lambda: np.where(x > 0), lambda: np.diff(x, append=0),
+            lambda: np.add.outer(x, x), lambda: np.where(x > 0), lambda: np.delete(x, 1),
             lambda: np.subtract.accumulate(x), lambda: np.add.accumulate(x, out=self.a),
             lambda: np.cumsum(x, out=self.a), lambda: np.ediff1d(x, to_end=1),
             lambda: x + np.zeros((12, 9), "c8"), lambda: x[None] @ x.T[None], lambda: x | x,
@@ -295,6 +299,7 @@ class ArraysTest(python_outsider.Case):
                 attempt()
         for call, way in (
             (lambda: np.add.outer(x, x), r"\[:, None\]"), (lambda: np.median(x), "ts.topk"),
+            (lambda: np.round(x > 0, 1), "astype"), (lambda: np.sort(x), "ts.topk"),
             (lambda: np.piecewise(x, [x > 0], [1]), "np.select"),
             (lambda: np.digitize(x, x[0]), r"bins\.numpy"), (lambda: np.histogram(x), "range="),
             (lambda: np.histogram(x, "auto", (0, 1)), "range="),

@@ -209,8 +209,11 @@ class ElementwiseTest(python_outsider.Case):
         np.testing.assert_array_equal(np.asarray((x * 2).numpy(), "f4"), rounded * 2)
         for function in (np.isinf, np.isfinite, np.isnan):
             np.testing.assert_array_equal(function(x).numpy(), function(rounded))
-        for got in (abs(x) ** 0.5, x**-1, np.power(x, 2), np.exp(x), 1 / x, np.where(x > 1, x, 0)):
+        for got in (abs(x) ** 0.5, x**-1, np.power(x, 2), np.exp(x), 1 / x, np.where(x > 1, x, 0),
+                    np.degrees(x), np.hypot(x, 1), np.cbrt(x), np.fmod(x, 2), np.pad(x, 1),
+                    np.concatenate([x, x]), np.einsum("i->", x), np.convolve(x, x), np.diag(x)):
             self.assertEqual(got.dtype, ts.bfloat16)
+            got.numpy()
 
     def test_casts(self):
         a = np.array([0.0, 1.7, -2.5, 300.0, np.inf, np.nan, 1e30], "f4")

@@ -25,7 +25,8 @@ VALUES = {
     "correction": (1,), "weights": (lambda a: a,), "returned": (True,), "decimals": (0, 1, -1),
     "rtol": (0.5,), "atol": (2,), "equal_nan": (True,), "copy": (True, False), "nan": (7,),
     "posinf": (8,), "neginf": (9,), "offset": (1, -1), "order": ("C", "F"), "subok": (True, False),
-    "shape": ((6,), 6), "newshape": ((6,), 6), "n": (0, 1, 2), "prepend": (1,), "append": (1,),
+    "shape": ((6,), 6), "newshape": ((6,), 6), "n": (0, 1, 2), "prepend": (1, lambda a: a),
+    "append": (1, lambda a: a),
     "indices_or_sections": (1, [1]), "reps": (2, (2, 1)), "repeats": (2,), "k": (1, 2, 3),
     "source": (0,), "destination": (1,), "fill_value": (3, 1.5, [1, 2, 3]), "casting": ("safe",),
     "ord": (None, 1, -1, 2, 0, 3, np.inf, -np.inf, "fro", "nuc"), "to": ("f4",),
@@ -182,6 +183,8 @@ class SignaturesTest(python_outsider.Case):
                     for text, call in self.calls_of(function):
                         if make is special_of and re.search("dtype.*[iu?]", text):
                             continue  # NumPy casts NaN arbitrarily.
+                        if dtype[0] in "iu" and re.search("decimals.*-1", text):
+                            continue  # NumPy casts numbers out of range arbitrarily.
                         with self.subTest(name, dtype=dtype, call=text):
                             case = f"{name} of {dtype} with {text}"
                             cases.append((case, *self.both(call, a, x)))

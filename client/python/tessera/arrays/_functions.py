@@ -181,10 +181,10 @@ def round_(a: Any, decimals: int = 0) -> Any:
     """The elements rounded to a number of decimals, halves to even. As in NumPy, they are scaled,
     rounded and scaled back."""
     decimals = index_of(decimals, "the number of decimals")
-    if a.dtype.kind in "iu" and decimals >= 0:
-        return a
+    if a.dtype.kind in "iu":
+        return a if decimals >= 0 else round_(a.astype("f8"), decimals).astype(a.dtype)
     if decimals and not _dtypes.is_float(a.dtype):
-        raise Unsupported(f"only floats can be rounded to {decimals} decimals: use x.astype('f8')")
+        raise Unsupported(f"booleans cannot be rounded to {decimals} decimals: use x.astype('f8')")
     scale = 10.0 ** abs(decimals) if abs(decimals) <= 308 else np.inf
     if decimals:
         a = a * scale if decimals > 0 else a / scale
@@ -358,11 +358,13 @@ def _cov(
     x = rows[0] if y is None else concatenate(rows)
     weights = [np.asarray(w, float) for w in (fweights, aweights) if w is not None]
     given: Any = None
-    if weights or ddof is not None:  # NumPy raises its errors.
-        np.cov(np.zeros((1, x.shape[1])), None, True, bias, ddof, fweights, aweights)
     less = int(not bias) if ddof is None else ddof
+    if less != int(less):
+        raise ValueError("ddof must be integer")
     count: Any = x.shape[1] - less
     if weights:
+        # NumPy raises its errors.
+        np.cov(np.zeros((1, x.shape[1])), None, True, bias, ddof, fweights, aweights)
         given = np.prod(weights, 0)
         share = 1 if aweights is None else (given * weights[-1]).sum() / given.sum()
         count = given.sum() - less * share
@@ -612,7 +614,7 @@ FUNCTIONS: Dict[Any, Callable[..., Any]] = {**MANIPULATIONS}
 # Functions whose first argument need not be an array.
 OF_TYPES = {
     np.can_cast, np.result_type, np.select, np.linalg.multi_dot, np.concatenate, np.stack,
-    np.hstack, np.vstack, np.column_stack,
+    np.hstack, np.vstack, np.dstack, np.column_stack,
 }
 
 

@@ -196,6 +196,15 @@ def concatenate(arrays: Any, axis: Any = 0, dtype: Any = None, casting: str = "s
     return parts[0]._typed(common) if found is None else found
 
 
+def _diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Any:
+    axis = normalize_axis(axis, a.ndim)
+    parts = [a._lifted(one, "np.diff") for one in (prepend, a, append) if one is not None]
+    if n and len(parts) > 1:
+        shape = (*a.shape[:axis], 1, *a.shape[axis + 1 :])
+        a = concatenate([x if x.ndim else x.broadcast_to(shape) for x in parts], axis)
+    return diff(a, n, axis)
+
+
 def stack(arrays: Any, axis: int = 0, **options: Any) -> Any:
     if len({np.shape(array) for array in arrays}) != 1:
         raise BadShape("all arrays to stack must have one shape")
@@ -374,7 +383,7 @@ add(
         "flipud": lambda m: _flip(m, 0),
         "rot90": _rot90,
         "diagonal": diagonal,
-        "diff": diff,
+        "diff": _diff,
         "split": lambda ary, indices_or_sections, axis=0: _split(ary, indices_or_sections, axis),
         "array_split": lambda ary, indices_or_sections, axis=0: (
             _split(ary, indices_or_sections, axis, False)),
@@ -387,6 +396,7 @@ add(
         "stack": stack,
         "hstack": _stacked(1, 1),
         "vstack": _stacked(2, 0),
+        "dstack": _stacked(3, 2),
         "column_stack": _column_stack,
         "append": _append,
         "pad": _pad,
