@@ -738,6 +738,106 @@ class ArraysTest(python_outsider.Case):
 
 
 class ComposedTest(python_outsider.Case):
+    def settle(self, cases):
+        """Compares in one call (what it is, NumPy's result, the client's result)."""
+        for (what, want, _), got in zip(cases, self.t.compute(*(mine for _, _, mine in cases))):
+            with self.subTest(what):
+                self.assertEqual((got.dtype, got.shape), (want.dtype, want.shape))
+                np.testing.assert_allclose(got, want, 1e-12, 1e-12)
+
+    def test_errors(self):
+        """Errors are of the kind that NumPy raises."""
+        windows = np.lib.stride_tricks.sliding_window_view
+        calls = [
+            *(lambda x, v, text=text: np.einsum(text, x, v) for text in (
+                "ij", "i,j", "ij,j->ii", "ij,j->k", "i.j,j", "...,j->j", "ij...,j.",
+                "ij,jk", "i1,j", "......,i", "ij,i")),
+            lambda x, v: np.einsum("ii", x), lambda x, v: np.select([x > 0], [x, x]),
+            lambda x, v: np.select([x], [x]), lambda x, v: np.meshgrid(v, v, indexing="yx"),
+            lambda x, v: np.vsplit(v, 3), lambda x, v: np.dsplit(x, 1), lambda x, v: np.hsplit(x, 2),
+            lambda x, v: np.hsplit(v[0], 1), lambda x, v: np.array_split(x, 0),
+            lambda x, v: np.rollaxis(x, 2), lambda x, v: np.rollaxis(x, 0, 3),
+            lambda x, v: np.diag(x[None]), lambda x, v: np.concatenate([x, v]),
+            lambda x, v: np.concatenate([x, x[:2]], 1), lambda x, v: np.concatenate([v[0], v[0]]),
+            lambda x, v: np.stack([x, v]), lambda x, v: np.concatenate([x, x], 2),
+            lambda x, v: np.append(x, v, 0), lambda x, v: np.concatenate([x, x], dtype="i4"),
+            lambda x, v: np.pad(x, -1), lambda x, v: np.pad(x[:0], 1, "wrap"),
+            lambda x, v: np.tril(v[0]), lambda x, v: np.convolve(x, v),
+            lambda x, v: np.convolve(v, v[:0]), lambda x, v: np.correlate(v, v, "half"),
+            lambda x, v: windows(x, 2), lambda x, v: windows(v, 9), lambda x, v: windows(v, -1),
+            lambda x, v: windows(x, 2, 5), lambda x, v: np.cross(x, x),
+            lambda x, v: np.cov(x[None]), lambda x, v: np.cov(x, ddof=1.5),
+            lambda x, v: np.digitize(x, [1, 3, 2]), lambda x, v: np.digitize(x, 3),
+            lambda x, v: np.histogram(x, [1, 0]), lambda x, v: np.histogram(x, 0, (0, 1)),
+            lambda x, v: np.searchsorted(x, v), lambda x, v: np.kron(x),
+            lambda x, v: np.diff(x, append=v), lambda x, v: np.tril(x, 1, 2),
+            lambda x, v: np.cov(x, fweights=[1, 2]), lambda x, v: np.cov(x, aweights=[-1] * 5),
+        ]
+        a = np.arange(20.0).reshape(4, 5)
+        x = self.t.put(a)
+        for number, call in enumerate(calls):
+            with self.subTest(number):
+                with self.assertRaises((TypeError, ValueError, RuntimeError)) as found:
+                    call(a, a[0])
+                kind = next(kind for kind in (TypeError, ValueError, RuntimeError)
+                            if isinstance(found.exception, kind))
+                self.assertRaises(kind, call, x, x[0])
+
+    def test_random_subscripts(self):
+        cases = []
+        for seed in range(150):
+            rng = np.random.default_rng(seed)
+            extents = dict(zip("abcdE", rng.integers(0 if seed % 9 == 0 else 1, 4, 5)))
+            terms, arrays = [], []
+            for _ in range(rng.integers(1, 4)):
+                letters = [*rng.choice([*"abcdE"], rng.integers(0, 4))]
+                hidden = int(rng.integers(0, 3)) if seed % 3 == 0 else 0
+                at = rng.integers(0, len(letters) + 1)
+                shape = [extents[one] for one in letters]
+                shape[at:at] = (2, 3)[2 - hidden :]
+                terms.append("".join(letters[:at]) + "..." * (seed % 3 == 0) + "".join(letters[at:]))
+                arrays.append(rng.integers(-3, 4, shape).astype("f8" if seed % 2 else "i8"))
+            used = sorted({one for term in terms for one in term.replace(".", "")})
+            out = rng.permutation(used)[: rng.integers(0, len(used) + 1)]
+            text = ",".join(terms)
+            if seed % 4:
+                text += " -> " + "..." * (seed % 3 == 0) + "".join(out)
+            resident = [self.t.put(array) for array in arrays]
+            cases.append((f"{text} {[array.shape for array in arrays]}",
+                          np.asarray(np.einsum(text, *arrays)), np.einsum(text, *resident)))
+        self.settle(cases)
+
+    def test_random_shapes(self):
+        cases = []
+        for seed in range(30):
+            rng = np.random.default_rng(seed)
+            shape, axis = rng.integers(0 if seed % 5 == 0 else 1, 5, 3), int(rng.integers(-3, 3))
+            arrays = []
+            for _ in range(rng.integers(1, 20)):
+                shape[axis] = rng.integers(0, 4)
+                arrays.append(rng.choice([0.0, -0.0, np.nan, np.inf, 1, 2], shape))
+            resident = [self.t.put(array) for array in arrays]
+            a, v = (rng.choice([0.0, np.nan, np.inf, -np.inf, *range(9)], rng.integers(1, 9))
+                    for _ in range(2))
+            x, y = self.t.put(a), self.t.put(v)
+            widths = rng.integers(0, 6, (3, 2))
+            shifts = rng.integers(-9, 9, 3)
+            for what, call in (
+                ("concatenate", lambda arrays, a, v: np.concatenate(arrays, axis)),
+                ("pad", lambda arrays, a, v: np.pad(arrays[0], widths, constant_values=np.nan)),
+                ("roll", lambda arrays, a, v: np.roll(arrays[0], shifts, (0, 1, 2))),
+                ("diag", lambda arrays, a, v: np.diag(a, shifts[0])),
+                ("tril", lambda arrays, a, v: np.tril(arrays[0], shifts[1])),
+                *((mode, lambda arrays, a, v, mode=mode: np.convolve(a, v, mode))
+                  for mode in ("full", "same", "valid")),
+                *((mode, lambda arrays, a, v, mode=mode: np.correlate(a, v, mode))
+                  for mode in ("full", "same", "valid")),
+            ):
+                with np.errstate(all="ignore"):
+                    want = call(arrays, a, v)
+                cases.append((f"{what} {seed}", want, call(resident, x, y)))
+        self.settle(cases)
+
     def test_functions(self):
         for dtype in ("f4", "f8", "f2", "i4", "i8", "u1", "i1", "?"):
             a = np.asarray(RNG.integers(0 if dtype in "u1?" else -3, 4, (12, 9)), dtype)

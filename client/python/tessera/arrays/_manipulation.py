@@ -138,13 +138,20 @@ def index(a: Any, extent: int) -> Any:
     return a._make(_ops.scan("sum", ones, exclusive=True))
 
 
+def _along(a: Any, extent: int, axis: int) -> Any:
+    """Returns 0, 1, 2... along an axis of the array."""
+    return index(a, extent).reshape([-1 if i == axis else 1 for i in range(a.ndim)])
+
+
 def _where(mask: Any, a: Any, rest: Any) -> Any:
     return mask._make(e.apply("where", *(mask._operand(one) for one in (mask, a, rest))))
 
 
 def cycled(a: Any, extent: int, start: int, axis: int = 0) -> Any:
     """Returns an array of another extent along an axis, where element i is element i - start of
-    `a`, modulo the extent of `a`, which is not 0."""
+    `a`, modulo the extent of `a`. Elements are 0 if `a` has none."""
+    if not a.size:
+        return _full_like(a, 0, shape=(*a.shape[:axis], extent, *a.shape[axis + 1 :]))
     first = -start % a.shape[axis]
     reps = [1] * a.ndim
     reps[axis] = -(-(first + extent) // a.shape[axis])
@@ -157,7 +164,7 @@ def _roll(a: Any, shift: Any, axis: Any = None) -> Any:
     for by, which in np.broadcast(shift, axis):
         which = normalize_axis(which, a.ndim)
         by = index_of(by, "a shift")
-        a = cycled(a, a.shape[which], by, which) if a.size else a
+        a = cycled(a, a.shape[which], by, which)
     return a
 
 
@@ -169,9 +176,23 @@ def _shifted(sign: int) -> Callable[..., Any]:
     return call
 
 
+def _joined(parts: List[Any], axis: int) -> Any:
+    """Selects each element from the only part that has it. Each part is repeated so that it has the
+    extent of the result. Many parts are joined in groups, because one step reads 8 operands."""
+    if len(parts) > 7:
+        return _joined([_joined(parts[i : i + 7], axis) for i in range(0, len(parts), 7)], axis)
+    end = extent = sum(part.shape[axis] for part in parts)
+    place = _along(parts[0], extent, axis)
+    found: Any = None
+    for part in reversed(parts):
+        begin = end - part.shape[axis]
+        wide = cycled(part, extent, begin, axis)
+        found = wide if found is None else _where(place < end, wide, found)
+        end = begin
+    return found
+
+
 def concatenate(arrays: Any, axis: Any = 0, dtype: Any = None, casting: str = "same_kind") -> Any:
-    """Selects each element from the only array that has it. The arrays are repeated so that they
-    have the extent of the result."""
     one = next(array for array in arrays if hasattr(array, "_session"))
     parts = [one._lifted(array, "np.concatenate") for array in arrays]
     common = e.common_dtype([part._term() for part in parts])
@@ -179,21 +200,11 @@ def concatenate(arrays: Any, axis: Any = 0, dtype: Any = None, casting: str = "s
         if not np.can_cast(common, dtype, casting):  # type: ignore[arg-type]
             raise TypeError(f"casting={casting!r} does not allow a cast from {common} to {dtype}")
         common = _dtypes.dtype_of(dtype)
-    parts = [flat(part) if axis is None else part for part in parts]
+    parts = [(flat(part) if axis is None else part)._typed(common) for part in parts]
     axis = normalize_axis(0 if axis is None else axis, parts[0].ndim)
-    rest = {(*part.shape[:axis], -1, *part.shape[axis + 1 :]) for part in parts}
-    if len(rest) != 1 or len({part.ndim for part in parts}) != 1:
+    if len({(part.ndim, part.shape[:axis], part.shape[axis + 1 :]) for part in parts}) != 1:
         raise BadShape(f"only axis {axis} may differ: {[part.shape for part in parts]}")
-    extent = sum(part.shape[axis] for part in parts)
-    place = index(one, extent).reshape([-1 if i == axis else 1 for i in range(parts[0].ndim)])
-    found, end = None, extent
-    for part in reversed(parts):
-        begin = end - part.shape[axis]
-        if begin < end:
-            wide = cycled(part, extent, begin, axis)._typed(common)
-            found = wide if found is None else _where(place < end, wide, found)
-        end = begin
-    return parts[0]._typed(common) if found is None else found
+    return _joined([part for part in parts if part.shape[axis]] or parts[:1], axis)
 
 
 def _diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Any:
@@ -244,13 +255,12 @@ def _pad(array: Any, pad_width: Any, mode: str = "constant", constant_values: An
     values = np.broadcast_to(constant_values, pairs.shape).astype(own_type).tolist()
     for axis, (before, after) in enumerate(pairs.tolist()):
         extent, own = index_of(before) + index_of(after) + array.shape[axis], array.shape[axis]
-        if min(before, after) < 0:
-            raise ValueError("the widths of a pad must be 0 or more")
+        if min(before, after) < 0 or mode == "wrap" and extent > own == 0:
+            raise ValueError(f"axis {axis} of {array.shape} cannot be padded by {before}, {after}")
         if extent == own:
             continue
-        place = index(array, extent).reshape([-1 if i == axis else 1 for i in range(array.ndim)])
-        shape = (*array.shape[:axis], extent, *array.shape[axis + 1 :])
-        array = cycled(array, extent, before, axis) if own else _full_like(array, 0, shape=shape)
+        place = _along(array, extent, axis)
+        array = cycled(array, extent, before, axis)
         if mode == "constant":
             array = _where(place < before, values[axis][0], array)
             array = _where(place >= before + own, values[axis][1], array)
@@ -259,7 +269,7 @@ def _pad(array: Any, pad_width: Any, mode: str = "constant", constant_values: An
 
 def _triangle(m: Any, k: int, lower: bool) -> Any:
     if not m.ndim:
-        raise BadShape("a triangle needs an axis")
+        raise TypeError("a 0-d array has no triangle")
     rows, columns = (index(m, extent) for extent in (m.shape * 2)[-2:])
     below = rows[:, None] - columns >= (-k if lower else 1 - k)
     return _where(below, m, False) if lower else _where(below, False, m)
@@ -271,8 +281,6 @@ def _diag(v: Any, k: int = 0) -> Any:
     if v.ndim != 1:
         raise BadShape("np.diag takes a vector or a matrix")
     extent = len(v) + abs(index_of(k, "the offset of a diagonal"))
-    if not len(v):
-        return _full_like(v, 0, shape=(extent, extent))
     places = index(v, extent)
     rows = cycled(v, extent, max(-k, 0))
     return _where(places - places[:, None] == k, rows[:, None], False)
