@@ -754,8 +754,9 @@ class ComposedTest(python_outsider.Case):
                 "ij,jk", "i1,j", "......,i", "ij,i")),
             lambda x, v: np.einsum("ii", x), lambda x, v: np.select([x > 0], [x, x]),
             lambda x, v: np.select([x], [x]), lambda x, v: np.meshgrid(v, v, indexing="yx"),
-            lambda x, v: np.vsplit(v, 3), lambda x, v: np.dsplit(x, 1), lambda x, v: np.hsplit(x, 2),
-            lambda x, v: np.hsplit(v[0], 1), lambda x, v: np.array_split(x, 0),
+            lambda x, v: np.vsplit(v, 3), lambda x, v: np.dsplit(x, 1),
+            lambda x, v: np.hsplit(x, 2), lambda x, v: np.hsplit(v[0], 1),
+            lambda x, v: np.array_split(x, 0),
             lambda x, v: np.rollaxis(x, 2), lambda x, v: np.rollaxis(x, 0, 3),
             lambda x, v: np.diag(x[None]), lambda x, v: np.concatenate([x, v]),
             lambda x, v: np.concatenate([x, x[:2]], 1), lambda x, v: np.concatenate([v[0], v[0]]),
@@ -795,7 +796,8 @@ class ComposedTest(python_outsider.Case):
                 at = rng.integers(0, len(letters) + 1)
                 shape = [extents[one] for one in letters]
                 shape[at:at] = (2, 3)[2 - hidden :]
-                terms.append("".join(letters[:at]) + "..." * (seed % 3 == 0) + "".join(letters[at:]))
+                letters.insert(at, "..." * (seed % 3 == 0))
+                terms.append("".join(letters))
                 arrays.append(rng.integers(-3, 4, shape).astype("f8" if seed % 2 else "i8"))
             used = sorted({one for term in terms for one in term.replace(".", "")})
             out = rng.permutation(used)[: rng.integers(0, len(used) + 1)]
