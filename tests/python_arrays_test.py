@@ -83,6 +83,8 @@ MOVING = {
         np.searchsorted([-2, 1, 1, 3, np.nan, np.nan], x, "right"),
     "searchsorted left": lambda x, v, b:
         np.searchsorted([-2, 1, 1, 3, np.nan, np.nan], x, side="left"),
+    "searchsorted here": lambda x, v, b: np.searchsorted(np.cumsum(b), x, side="right"),
+    "searchsorted number": lambda x, v, b: np.searchsorted(np.cumsum(b), 3.1),
     "digitize": lambda x, v, b: np.digitize(x, [-1, 0, 0, 1.5]),
     "digitize right": lambda x, v, b: np.digitize(x, [3, 1, 0, -1], True),
     "digitize falling": lambda x, v, b: np.digitize(x, bins=np.array([3, 1, 0, -1])),

@@ -183,6 +183,35 @@ class ElementwiseTest(python_outsider.Case):
                 apart = abs(got.numpy().astype("g") - want.astype("g"))
                 self.assertLessEqual((apart / np.spacing(abs(want))).max(), units)
 
+    def test_functions_of_short_floats(self):
+        """np.log2 and others are within 1 unit in the last place, in types of up to 32 bits."""
+        rng = np.random.default_rng(9)
+        special = [0.0, -0.0, 1, -1, 0.5, 2, 8, 1000, np.inf, -np.inf, np.nan, 1e-7, -1e-7]
+        for dtype, most in (("f2", 15), ("f4", 127)):
+            a, b = (np.append(special[::step], np.ldexp(rng.uniform(-1, 1, 3000),
+                                                        rng.integers(-most - 20, most, 3000)))
+                    .astype(dtype) for step in (1, -1))
+            x, y = self.t.put(a), self.t.put(b)
+            functions = (np.log2, np.log10, np.log1p, np.expm1, np.sinh, np.cosh, np.logaddexp)
+            for function in functions:
+                count = function.nin
+                with self.subTest(function.__name__, dtype=dtype), np.errstate(all="ignore"):
+                    want = function(*(one.astype("g") for one in (a, b)[:count])).astype(dtype)
+                    got = function(*(x, y)[:count]).numpy()
+                    self.assertEqual(got.dtype, want.dtype)
+                    apart = abs(got.astype("g") - want.astype("g"))
+                    finite = np.isfinite(want)
+                    np.testing.assert_array_equal(got[~finite], want[~finite])
+                    units = (apart / np.spacing(abs(want)))[finite]
+                    self.assertLessEqual(units.max(), 1)
+                    zero = want == 0
+                    np.testing.assert_array_equal(np.signbit(got[zero]), np.signbit(want[zero]))
+        wide = self.t.put(a.astype("f8"))
+        for function in functions:
+            with self.assertRaisesRegex(ts.Unsupported, "32 bits"):
+                function(*[wide] * function.nin)
+        self.assertEqual(np.log2(self.t.put(a, dtype="bf16")).dtype, ts.bfloat16)
+
     def test_round_by_more_than_floats_have(self):
         for decimals in (400, -400):
             got = np.round(self.t.put(np.array([1.5, 0, -2])), decimals).numpy()

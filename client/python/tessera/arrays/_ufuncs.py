@@ -4,7 +4,7 @@ Each entry of UFUNCS computes a term from terms. REDUCTIONS is for np.add.reduce
 np.add.accumulate and their like.
 """
 
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Tuple
 
 import numpy as np
 
@@ -184,6 +184,65 @@ def _cbrt(a: Term) -> Term:
     return e.cast(e.apply("where", ordinary, root, wide), e.common_dtype([a]))
 
 
+def _log1p(a: Term) -> Term:
+    whole = e.apply("add", a, e.constant(1))
+    log = e.apply("log", whole)
+    added = e.apply("subtract", whole, e.constant(1))  # `a`, rounded as in the sum.
+    near = e.apply("divide", e.apply("multiply", log, a), added)
+    near = e.apply("where", e.apply("equal", added, e.constant(0)), a, near)
+    return e.apply("where", e.apply("less", e.apply("abs", a), e.constant(0.5)), near, log)
+
+
+def _expm1(a: Term) -> Term:
+    half = e.apply("tanh", e.apply("multiply", a, e.constant(0.5)))
+    return e.apply("multiply", half, e.apply("add", e.apply("exp", a), e.constant(1)))
+
+
+def _cosh(a: Term) -> Term:
+    both = e.apply("add", e.apply("exp", a), e.apply("exp", e.apply("negate", a)))
+    return e.apply("multiply", both, e.constant(0.5))
+
+
+def _logaddexp(a: Term, b: Term) -> Term:
+    apart = e.apply("abs", e.apply("subtract", a, b))
+    more = _log1p(e.apply("exp", e.apply("negate", apart)))
+    more = e.apply("where", e.apply("equal", a, b), e.constant(np.log(2.0)), more)
+    return e.apply("add", e.apply("maximum", a, b), more)
+
+
+def _by_log(base: float) -> Function:
+    return lambda a: e.apply("divide", e.apply("log", a), e.constant(np.log(base)))
+
+
+def _short(name: str, call: Function, instead: str) -> Function:
+    """Computes in f64 and rounds to a shorter type. In f64 itself, the result would be some units
+    in the last place from NumPy's."""
+
+    def apply(*terms: Term) -> Term:
+        terms = tuple(_reals(*terms))
+        own = e.common_dtype([*terms])
+        if own == e.F64:
+            raise Unsupported(
+                f"the server computes np.{name} of floats of up to 32 bits: use .astype('f4'),"
+                f" {instead}, or bring the operands to the host with .numpy()"
+            )
+        return e.cast(call(*(e.cast(one, e.F64) for one in terms)), own)
+
+    return apply
+
+
+_LOG, _EXP = "divide np.log(x) by the logarithm of the base", "compute it from np.exp"
+_SHORT: Dict[str, Tuple[Function, str]] = {
+    "log2": (_by_log(2.0), _LOG),
+    "log10": (_by_log(10.0), _LOG),
+    "log1p": (_log1p, "use np.log(1 + x), which is less exact near 0"),
+    "expm1": (_expm1, "use np.exp(x) - 1, which is less exact near 0"),
+    "cosh": (_cosh, _EXP),
+    "sinh": (lambda a: e.apply("multiply", e.apply("tanh", a), _cosh(a)), _EXP),
+    "logaddexp": (_logaddexp, "use np.log(np.exp(x) + np.exp(y))"),
+}
+
+
 def vecdot(a: Term, b: Term, axis: int = -1) -> Term:
     """The sums of products along an axis."""
     if len(a[1].shape) == len(b[1].shape) == 1:
@@ -224,6 +283,7 @@ UFUNCS: Dict[Any, Function] = {
     np.cbrt: _cbrt,
     **dict.fromkeys((np.radians, np.deg2rad), _scaled(np.pi, 180)),
     **dict.fromkeys((np.degrees, np.rad2deg), _scaled(180, np.pi)),
+    **{getattr(np, name): _short(name, *how) for name, how in _SHORT.items()},
     **{
         getattr(np, name): _named(name)
         for name in (
