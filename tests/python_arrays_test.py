@@ -86,6 +86,7 @@ MOVING = {
     "searchsorted here": lambda x, v, b: np.searchsorted(np.cumsum(b), x, side="right"),
     "searchsorted number": lambda x, v, b: np.searchsorted(np.cumsum(b), 3.1),
     "digitize": lambda x, v, b: np.digitize(x, [-1, 0, 0, 1.5]),
+    "digitize none": lambda x, v, b: np.digitize(x, []),
     "digitize right": lambda x, v, b: np.digitize(x, [3, 1, 0, -1], True),
     "digitize falling": lambda x, v, b: np.digitize(x, bins=np.array([3, 1, 0, -1])),
     "histogram": lambda x, v, b: np.histogram(x, [-2, 0, 1, 1, 3]),
@@ -139,6 +140,7 @@ SUMMING = {
     "einsum numbers": lambda x, v, b: np.einsum(",i", v[1], v),
     "einsum 0": lambda x, v, b: np.einsum("ij->i", x[:, :0]),
     "einsum lists": lambda x, v, b: np.einsum(x, [0, 1], x, [2, 1], [2, 0]),
+    "einsum large numbers": lambda x, v, b: np.einsum(x, [30, 2], x, [30, 40]),
     "einsum lists ...": lambda x, v, b: np.einsum(b, [..., 0], v[:3], [0]),
     "einsum optimize": lambda x, v, b: np.einsum("ij,jk,kl->il", x, x.T, x, optimize=True),
     "einsum dtype": lambda x, v, b: np.einsum("ij->", x, dtype="f8"),
@@ -754,6 +756,7 @@ class ComposedTest(python_outsider.Case):
             *(lambda x, v, text=text: np.einsum(text, x, v) for text in (
                 "ij", "i,j", "ij,j->ii", "ij,j->k", "i.j,j", "...,j->j", "ij...,j.",
                 "ij,jk", "i1,j", "......,i", "ij,i")),
+            lambda x, v: np.einsum(x, [0, -1]), lambda x, v: np.einsum(v, [0], [52]),
             lambda x, v: np.einsum("ii", x), lambda x, v: np.select([x > 0], [x, x]),
             lambda x, v: np.select([x], [x]), lambda x, v: np.meshgrid(v, v, indexing="yx"),
             lambda x, v: np.vsplit(v, 3), lambda x, v: np.dsplit(x, 1),

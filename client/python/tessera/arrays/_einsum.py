@@ -19,6 +19,11 @@ from ._manipulation import diagonal
 Label = Union[str, int]
 Labelled = Tuple[Any, List[Label]]  # An array and the labels of its axes.
 
+# How subscripts as text say what lists of axes say.
+_SPELLED: Dict[Any, str] = {
+    Ellipsis: "...", **dict(enumerate(string.ascii_uppercase + string.ascii_lowercase))
+}
+
 
 def _labels(term: str, rank: int) -> List[Label]:
     before, dots, after = term.partition("...")
@@ -32,7 +37,7 @@ def _spelled(operands: Tuple[Any, ...]) -> Tuple[str, Tuple[Any, ...]]:
     """Returns the subscripts as text if the operands alternate with lists of axes."""
 
     def spell(axes: Any) -> str:
-        return "".join("..." if i is Ellipsis else string.ascii_letters[i] for i in axes)
+        return "".join(_SPELLED.get(axis, "?") for axis in axes)
 
     if isinstance(operands[0], str):
         return operands[0], operands[1:]

@@ -387,8 +387,8 @@ def _corrcoef(x: Any, y: Any = None, rowvar: bool = True, dtype: Any = None) -> 
 _MAX_BINS = 1024  # Each element is compared with all of them.
 
 
-def _few(bins: Any) -> None:
-    if np.size(bins) > _MAX_BINS:
+def _few(bins: int) -> None:
+    if bins > _MAX_BINS:
         raise Unsupported(f"at most {_MAX_BINS} bins are supported: use NumPy on x.numpy()")
 
 
@@ -396,7 +396,7 @@ def _searchsorted(a: Any, v: Any, side: str = "left") -> Any:
     """Counts the elements of `a` before each place. As in NumPy, NaN is the largest number."""
     if a.ndim != 1 or side not in ("left", "right"):
         raise ValueError("np.searchsorted takes a vector, and the side 'left' or 'right'")
-    _few(a)
+    _few(a.size)
     v = a._lifted(v, "np.searchsorted")[..., None]
     if side == "left":
         before = ~(v <= a) & (a == a)
@@ -422,7 +422,7 @@ def _histogram(a: Any, bins: Any = 10, range: Any = None, density: bool = False)
             "the edges must be known to the client: pass edges, or bins= and range=, for example"
             " from t.compute(x.min(), x.max())"
         )
-    _few(np.empty(index_of(bins, "the number of bins")) if sizes else bins)
+    _few(index_of(bins, "the number of bins") if sizes else np.size(bins) - 1)
     own = np.dtype("<f4") if a.dtype == _dtypes.bfloat16 else a.dtype
     edges = np.histogram_bin_edges(np.empty(0, own), bins, range)
     a = flat(a)

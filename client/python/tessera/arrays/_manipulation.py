@@ -228,7 +228,7 @@ stack.names = ("arrays", "axis", "dtype", "casting")  # type: ignore[attr-define
 
 
 def _stacked(rank: int, axis: int) -> Callable[..., Any]:
-    """Returns np.hstack (1, 1) or np.vstack (2, 0)."""
+    """Returns np.hstack (1, 1), np.vstack (2, 0) or np.dstack (3, 2)."""
 
     def call(tup: Any, **options: Any) -> Any:
         arrays = [_at_least(rank)(array) for array in tup]
