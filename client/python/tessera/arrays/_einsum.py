@@ -48,7 +48,7 @@ def _spelled(operands: Tuple[Any, ...]) -> Tuple[str, Tuple[Any, ...]]:
 
 def _distinct(x: Any, labels: List[Label]) -> Labelled:
     """Takes diagonals, so that each label is there once."""
-    for label in {label for label in labels if labels.count(label) > 1}:
+    for label in dict.fromkeys(labels):
         while labels.count(label) > 1:
             i = labels.index(label)
             j = labels.index(label, i + 1)

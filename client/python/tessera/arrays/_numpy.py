@@ -44,7 +44,7 @@ _INSTEAD_OF = {
     "piecewise": "use np.select",
     "bincount": "use (x[:, None] == np.arange(k)).sum(0)",
     "nonzero": "use np.count_nonzero(x) to count nonzero elements",
-    "copysign": "use np.where(y < 0, -abs(x), abs(x))",
+    "copysign": "use np.where(y < 0, -abs(x), abs(x)), which takes -0.0 as positive",
     "signbit": "use (x < 0) | (1 / x == -np.inf), which is false for NaN",
 }
 # Functions that create arrays and take none. NumPy passes calls with like=x to function().
@@ -104,8 +104,9 @@ _OF_C: Dict[Any, Callable[..., Any]] = {
     np.dot: lambda a, b, out=None: None,
     np.vdot: lambda a, b: None,
     np.inner: lambda a, b: None,
-    np.empty_like: lambda prototype, dtype=None, order="K", subok=True, shape=None: None,
-    np.concatenate: lambda arrays, axis=0, out=None, dtype=None, casting="same_kind": None,
+    np.empty_like: lambda prototype, dtype=None, order="K", subok=True, shape=None, *, device=None:
+        None,
+    np.concatenate: lambda arrays, axis=0, out=None, *, dtype=None, casting="same_kind": None,
     np.where: lambda condition, x=_functions.MISSING, y=_functions.MISSING: None,
     np.can_cast: lambda from_, to, casting="safe": None,
     np.result_type: lambda *arrays_and_dtypes: None,
