@@ -84,6 +84,15 @@ TopKProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
   p.indices = static_cast<std::int64_t*>(arena.b.data());
   return p;
 }
+template <>
+SortProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
+  SortProblem p = ReferenceProblem<SortProblem>(s.elements);
+  p.dtype = dtype;
+  p.x = arena.a.data();
+  p.values = arena.out.data();
+  p.indices = static_cast<std::int64_t*>(arena.b.data());
+  return p;
+}
 
 // Whether the operation has two kinds of problems with different rates; see IsNarrow in pace.cc.
 template <class Problem>
