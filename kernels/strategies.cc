@@ -118,7 +118,13 @@
 
 #define STRATEGIES_Sort(CPU, CUDA) \
   CPU(Sort, CpuSerial)             \
-  CPU(Sort, CpuRadix)
+  CPU(Sort, CpuRadix)              \
+  CUDA(Sort, Bitonic)              \
+  CUDA(Sort, BlockMerge)           \
+  CUDA(Sort, Radix)                \
+  CUDA(Sort, Onesweep)             \
+  CUDA(Sort, Segmented)            \
+  CUDA(Sort, Library)
 
 #define NOTHING(Operation, Row)
 #ifdef TESSERA_WITH_CUDA

@@ -360,8 +360,8 @@ TESSERA_STRATEGY_SUITE(SortLargeTest, SortTest, [](const auto& strategy, DType d
   return strategy.backend == Backend::kCuda && (dtype == DType::kF32 || dtype == DType::kF16);
 });
 
-// A permutation of the numbers below n: element i is i * kStep mod n, for an n that shares no factor
-// with the step. Its sorted order is known without sorting.
+// A permutation of the numbers below n: element i is i * kStep mod n, for an n that shares no
+// factor with the step. Its sorted order is known without sorting.
 TEST_P(SortLargeTest, PermutationsBeyond32Bits) {
   if (Watched()) GTEST_SKIP() << "the arrays are too large for this tool";
   if (GetParam().dtype != DType::kF32) GTEST_SKIP() << "for one type";

@@ -1,10 +1,10 @@
 // Sort digit by digit, over all cores.
 //
-// A pass distributes the elements to 256 lists by 8 bits of their keys, and keeps the order within a
-// list. After passes from the lowest digit to the highest, the row is sorted, without a comparison.
-// If all keys have the same digit, the pass is left out. The elements of a long row are divided into
-// parts: each core counts the digits of its parts, the sums of these counts say where each part's
-// share of each list begins, and each core then moves the elements of its parts.
+// A pass distributes the elements to 256 lists by 8 bits of their keys, and keeps the order within
+// a list. After passes from the lowest digit to the highest, the row is sorted, without a
+// comparison. If all keys have the same digit, the pass is left out. The elements of a long row are
+// divided into parts: each core counts the digits of its parts, the sums of these counts say where
+// each part's share of each list begins, and each core then moves the elements of its parts.
 //
 //     keys   31 12 32 11      last digit   31 11 | 12 32      first digit   11 12 | 31 32
 //
@@ -117,6 +117,7 @@ class Worker {
     const std::int64_t first = row * p_.n;
     const Word* const x = static_cast<const Word*>(p_.x) + first;
     const List<Word, Index> sorted = p_.n <= kShort ? Compared(x) : Distributed(x);
+    if (parts_.stream.stopped()) return;
     if (p_.wants_values) std::copy_n(sorted.words, p_.n, static_cast<Word*>(p_.values) + first);
     if (!p_.wants_indices) return;
     std::int64_t* const indices = p_.indices + first;

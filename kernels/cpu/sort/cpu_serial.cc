@@ -1,8 +1,8 @@
 // Sort by merging, on one core, row after row.
 //
 // Short pieces of a row are sorted by the standard library. Adjacent pieces are then merged in
-// pairs, and the merged pieces again, until the row is one piece. An element's index decides between
-// equal keys, so the order is stable.
+// pairs, and the merged pieces again, until the row is one piece. An element's index decides
+// between equal keys, so the order is stable.
 //
 //     pieces   4 9 | 2 7 | 5 8 | 1 3
 //     width 2  2 4 7 9   | 1 3 5 8
