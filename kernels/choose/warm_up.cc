@@ -86,8 +86,8 @@ TopKProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
 }
 template <>
 SortProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
-  SortProblem p = ReferenceProblem<SortProblem>(s.elements);
-  p.dtype = dtype;
+  // Every strategy accepts rows of this length.
+  SortProblem p = {.dtype = dtype, .rows = s.elements / 1024, .n = 1024};
   p.x = arena.a.data();
   p.values = arena.out.data();
   p.indices = static_cast<std::int64_t*>(arena.b.data());
