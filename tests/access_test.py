@@ -6,16 +6,13 @@ token.
 usage: access_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
 """
 
-import concurrent.futures
 import hashlib
 import json
 import os
-import re
 import secrets
 import socket
 import threading
 import unittest.mock
-import urllib.request
 
 import grpc
 import numpy as np
@@ -47,10 +44,7 @@ class AccessTest(o.FreshCase):
         self.write_tokens(*lines)
         return super().serve("--tokens", self.file, *flags)
 
-    def assert_refused(self, end, code, reason, /, **metadata):
-        self.assertEqual((end.code, end.reason), (code, reason), end)
-        for key, value in metadata.items():
-            self.assertEqual(end.metadata.get(key), value, f"{key} of {end}")
+    assert_refused = staticmethod(o.check_refusal)
 
     def assert_eventually(self, condition):
         self.assertTrue(o.eventually(condition, 30))
@@ -60,15 +54,10 @@ class AccessTest(o.FreshCase):
 
     def begin_upload(self, caller, name, hold):
         """Begins an upload, which may be refused. Otherwise it stays open until hold is set."""
-
-        def messages():
-            data = PIECE.tobytes()
-            yield o.buffers.UploadRequest(name=name, spec=o.spec_of(PIECE), data=data[:8])
-            hold.wait(300)
-            yield o.buffers.UploadRequest(data=data[8:])
-
         self.addCleanup(hold.set)
-        upload = caller.b.Upload.future(messages(), timeout=300)
+        data = PIECE.tobytes()
+        first = dict(name=name, spec=o.spec_of(PIECE), data=data[:8])
+        upload = caller.begin_upload(hold, first, then=[dict(data=data[8:])])
         self.assert_eventually(lambda: upload.done() or name in caller.names())
         return upload
 
@@ -296,25 +285,16 @@ class AccessTest(o.FreshCase):
         self.assert_refused(end, "FAILED_PRECONDITION", "SOURCE_REFUSED", reason="BAD_TOKEN")
 
     def test_a_source_that_tells_the_token_is_not_quoted(self):
-        class Teller(grpc.GenericRpcHandler):
-            def service(self, details):
-                sent = dict(details.invocation_metadata)["authorization"]
+        def tell(_, context):
+            sent = dict(context.invocation_metadata())["authorization"]
+            status = o.status_pb2.Status()
+            status.details.add().Pack(o.error_details_pb2.ErrorInfo(reason=sent))
+            detail = ("grpc-status-details-bin", status.SerializeToString())
+            context.set_trailing_metadata([detail])
+            context.abort(grpc.StatusCode.NOT_FOUND, f"nothing for {sent}, {sent[7:]}")
 
-                def tell(request, context):
-                    info = o.error_details_pb2.ErrorInfo(reason=sent)
-                    details = o.status_pb2.Status()
-                    details.details.add().Pack(info)
-                    context.set_trailing_metadata(
-                        [("grpc-status-details-bin", details.SerializeToString())]
-                    )
-                    context.abort(grpc.StatusCode.NOT_FOUND, f"nothing for {sent}, {sent[7:]}")
-
-                return grpc.unary_stream_rpc_method_handler(tell)
-
-        source = grpc.server(concurrent.futures.ThreadPoolExecutor(1), (Teller(),))
-        where = f"127.0.0.1:{source.add_insecure_port('127.0.0.1:0')}"
-        source.start()
-        self.addCleanup(source.stop, None)
+        handler = grpc.unary_stream_rpc_method_handler(tell)
+        where = self.enterContext(o.handling(lambda _: handler))
         token = "token-" + secrets.token_urlsafe(32)
         flags = ("--import-from", "127.0.0.1:*", "--insecure")
         server = self.serve(line_of(token, "write", "anna"), flags=flags)
@@ -335,7 +315,7 @@ class AccessTest(o.FreshCase):
         draft = anna.create("sketch", PIECE)
         region = Region(self.folder / "shared")
         self.addCleanup(region.connection.close)
-        same = o.compute.Expression(nodes=[o.compute.Expression.Node(operand=0)])
+        same = o.expression(o.operand(0))
         x, y = o.resident("secret"), o.resident("nothing")
 
         def seen(name, operand):
@@ -511,18 +491,15 @@ class AccessTest(o.FreshCase):
             self.assertNotIn("TENANT", self.run_cli(server, *command, token="a").stdout)
         said = self.run_cli(server, "--json", "info", token="admin").stdout
         self.assertEqual(json.loads(said)["tenants"][0]["refused_calls"], 2)
-        page = re.search(r"metrics at (\S+)/", server.log()).group(1) + "/metrics"
-        with urllib.request.urlopen(page, timeout=20) as answer:
-            text = answer.read().decode()
+        text = server.page()
         self.assertIn('\ntessera_tenant_refused_total{tenant="anna"} 2\n', text)
         self.assertRegex(text, r'\ntessera_tenant_calls_total\{tenant="anna"\} \d+\n')
 
     # --- Quotas ---
 
     def assert_quota(self, end, quota, limit):
-        self.assert_refused(
-            end, "RESOURCE_EXHAUSTED", "TENANT_QUOTA_EXCEEDED", quota=quota, limit=str(limit)
-        )
+        reason = "TENANT_QUOTA_EXCEEDED"
+        self.assert_refused(end, "RESOURCE_EXHAUSTED", reason, quota=quota, limit=limit)
 
     def test_quota_of_bytes(self):
         anna, bert, _ = self.two("bytes=64Ki")

@@ -17,8 +17,7 @@ class CompletionTest(o.Case):
     def setUpClass(cls):
         super().setUpClass()
         cls.address = f"unix:{cls.folder}/socket"
-        server = o.Server(cls.folder, listen=cls.address, device="cpu")
-        cls.addClassCleanup(server.kill)
+        cls.serve_class(listen=cls.address, device="cpu")
         cls.environment = {
             "PATH": f"{os.path.dirname(o.Program.cli)}:/usr/bin:/bin", "HOME": str(cls.folder),
             "TERM": "dumb", "PS1": "$ ", "LC_ALL": "C.UTF-8", "TESSERA_SERVER": cls.address,

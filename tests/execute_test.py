@@ -11,18 +11,11 @@ import time
 import numpy as np
 
 import outsider as o
-from outsider import eventually
+from outsider import check_refusal as refused
+from outsider import eventually, scratch, step
 
 RNG = np.random.default_rng(20261123)
 MIB = 1 << 20
-
-
-def step(number, window=None):
-    return o.compute.Operand(step=number, view=window)
-
-
-def scratch():
-    return o.compute.Result(scratch=True)
 
 
 def dot(a, b, **more):
@@ -53,10 +46,6 @@ def values(client, *steps):
     for outcome in outcomes:
         assert outcome.ok, outcome
     return [outcome.answer for outcome in outcomes]
-
-
-def refused(outcome, code, reason):
-    assert (outcome.code, outcome.reason) == (code, reason), outcome
 
 
 def fill(client, name, shape, value):
@@ -131,9 +120,7 @@ def test_neighbours_that_share_no_launch(server, client):
     assert len(usable) > 1
     calls += [("Dot", dict(a=a, b=b, strategy=name)) for name in usable]
     calls.append(("Dot", dict(a=a, b=b, timing=True)))
-    node = o.compute.Expression.Node
-    nodes = [node(operand=0), node(op="MAP_OP_ADD", args=[0, 0])]
-    twice = o.compute.Expression(nodes=nodes)
+    twice = o.expression(o.operand(0), o.node("ADD", 0, 0))
     calls.append(("Reduce", dict(x=a, op="REDUCE_OP_SUM", expression=twice)))
     alone = [client.call(rpc, **fields).value for rpc, fields in calls]
     make = dict(Dot=dot, Reduce=lambda op, x, **more: reduce(op[len("REDUCE_OP_"):], x, **more))
@@ -303,9 +290,7 @@ def test_scratch_is_limited_and_given_back(server, client):
 
 def absolute(a, b, **more):
     """Returns |a b|, which takes scratch memory for the product while it runs."""
-    node = o.compute.Expression.Node
-    nodes = [node(operand=0), node(op="MAP_OP_ABS", args=[0])]
-    return matmul(a, b, expression=o.compute.Expression(nodes=nodes), **more)
+    return matmul(a, b, expression=o.expression(o.operand(0), o.node("ABS", 0)), **more)
 
 
 def test_steps_take_scratch_memory_one_after_the_other(server, client):

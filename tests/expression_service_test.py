@@ -12,12 +12,13 @@ import sys
 import numpy as np
 
 import outsider as o
+import random_requests as r
+from outsider import NUMPY_TYPES as NUMPY
+from outsider import expression, node, operand
+from random_requests import BF16, BOOL, F16, F32, F64, I8, I32, I64, U8
+from random_requests import DTYPES as NUMBERS
 
 RNG = np.random.default_rng(20261125)
-F32, F64, F16, BF16, I32, I64, BOOL, U8, I8 = range(1, 10)
-NUMBERS = (F32, F64, F16, BF16, I32, I64)
-NUMPY = {F32: "f4", F64: "f8", F16: "f2", BF16: "u2", I32: "i4", I64: "i8", BOOL: "?", U8: "u1",
-         I8: "i1"}
 OPS = range(1, 15)
 (SUM, PRODUCT, MIN, MAX, ARGMIN, ARGMAX, MEAN, NORM_L1, NORM_L2, SUM_SQUARES, VARIANCE, ALL,
  ANY, STD) = OPS
@@ -25,18 +26,6 @@ SCRATCH_LIMIT = 128 * o.MI
 
 
 # --- Requests -------------------------------------------------------------------------------------
-
-
-def operand(i):
-    return dict(operand=i)
-
-
-def node(op, *args, dtype=0):
-    return dict(op="MAP_OP_" + op, args=args, dtype=dtype)
-
-
-def expression(*nodes):
-    return o.compute.Expression(nodes=[o.compute.Expression.Node(**n) for n in nodes])
 
 
 def reduction(x, op, nodes, others=(), **more):
@@ -256,23 +245,14 @@ def test_copies_cast(server, client):
     a = np.array([0, -0.0, 1, 0.9, -0.9, np.nan, np.inf, -np.inf, -5, 127.5, 128, 254.9, 255.5, 300,
                   -128.9, -129, 1e-300, 3e9, -1e19])
     client.put("a", a)
-
-    def cast(numbers, dtype):
-        """Truncates to integers with saturation. NaN becomes 0."""
-        if dtype in (BOOL, F32, F64):
-            return np.array(numbers).astype(NUMPY[dtype])
-        ends = np.iinfo(NUMPY[dtype])
-        whole = [0 if x != x else int(min(max(x, ends.min), ends.max)) for x in numbers]
-        return np.array(whole, NUMPY[dtype])
-
     for dtype in (I32, I64, BOOL, U8, I8):
-        want = cast(a.tolist(), dtype)
+        want = r.cast(a, F64, dtype)
         client.call("CopyBuffer", source="a", name="b", dtype=dtype, replace=True)
         assert client.download("b") == want.tobytes(), dtype
         backwards = dict(source="b", view=o.view([len(a)], [-1], len(a) - 1))
         for target in (F32, F64, I32, I64, BOOL, U8, I8):
             client.call("CopyBuffer", **backwards, name="c", replace=True, dtype=target)
-            back = cast(want[::-1].tolist(), target)
+            back = r.cast(want[::-1], dtype, target)
             assert client.download("c") == back.tobytes(), (dtype, target)
 
 

@@ -23,7 +23,6 @@ import re
 import sys
 import threading
 import time
-import urllib.request
 
 import numpy as np
 
@@ -211,9 +210,9 @@ class TenantFuzzer(f.Fuzzer):
 
     def metrics(self):
         """Checks that the metrics count each tenant's buffers by state."""
-        text = urllib.request.urlopen(self.server.metrics, timeout=20).read().decode()
         labels = r'device="[^"]*",state="(\w+)",tenant="(\w+)"'
-        found = re.findall(rf"^tessera_(buffers|buffer_bytes)\{{{labels}\}} (\d+)$", text, re.M)
+        line = rf"^tessera_(buffers|buffer_bytes)\{{{labels}\}} (\d+)$"
+        found = re.findall(line, self.server.page(), re.M)
         said = {(of, state, tenant): int(value) for of, state, tenant, value in found}
         for fuzzer in (self, *self.others):
             states = ("ready", fuzzer.live.values()), ("writing", fuzzer.all_drafts())
@@ -630,7 +629,6 @@ def start(folder, file, number):
         *("--shared-memory", str(path), "--metrics-listen", "127.0.0.1:0"), *f.LIMITS,
     )
     server.shared = path
-    server.metrics = re.search(r"metrics at (http://[\d.:]+/)", server.log())[1] + "metrics"
     return server
 
 

@@ -24,6 +24,7 @@ from google.protobuf.duration_pb2 import Duration
 import outsider as o
 from callers import Caller
 from home import home_of
+from outsider import check_refusal as fails
 from outsider import eventually
 from relay import Relay
 
@@ -62,22 +63,10 @@ def imports(client):
     return client.budget("imports").used
 
 
-@contextlib.contextmanager
 def source_of(download):
-    """Returns the address of a source whose downloads are download(request, context)."""
-
-    class Source(o.buffer_grpc.BufferServiceServicer):
-        def Download(self, request, context):
-            return download(request, context)
-
-    wire = grpc.server(concurrent.futures.ThreadPoolExecutor(4))
-    o.buffer_grpc.add_BufferServiceServicer_to_server(Source(), wire)
-    port = wire.add_insecure_port("127.0.0.1:0")
-    wire.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        wire.stop(None)
+    """Yields the address of a source whose downloads are download(request, context)."""
+    messages = (o.buffers.DownloadRequest.FromString, o.buffers.DownloadResponse.SerializeToString)
+    return o.handling(lambda _: grpc.unary_stream_rpc_method_handler(download, *messages))
 
 
 def where(listener):
@@ -90,12 +79,6 @@ def used(client):
 
 def same(client, name, array):
     return client.download(name) == array.tobytes()
-
-
-def fails(outcome, code, reason):
-    assert (outcome.code, outcome.reason) == (code, reason), outcome
-    assert outcome.domain == "tessera"
-    return outcome
 
 
 # --- links

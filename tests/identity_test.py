@@ -23,7 +23,7 @@ import grpc
 import numpy as np
 
 import outsider as o
-from authority import Authority
+from authority import Authority, channel
 from callers import PIECE, Bearer, Caller, Region, line_of, replace
 
 ANNA, BERT, CARL, GROUP = 54321, 54322, 54323, 54330
@@ -33,16 +33,8 @@ class Holder(Caller):
     """A client with a certificate, and with a token if one is given."""
 
     def __init__(self, server, ca, pair, token=None, address=None):
-        self.plain = grpc.secure_channel(
-            address or server.address,
-            grpc.ssl_channel_credentials(
-                ca.cert.read_bytes(), pair[1].read_bytes(), pair[0].read_bytes()
-            ),
-            options=[
-                ("grpc.use_local_subchannel_pool", 1),
-                ("grpc.ssl_target_name_override", "localhost"),
-            ],
-        )
+        name = ("grpc.ssl_target_name_override", "localhost")
+        self.plain = channel(address or server.address, ca, pair, name)
         metadata = [] if token is None else [("authorization", f"Bearer {token}")]
         self.channel = grpc.intercept_channel(self.plain, Bearer(*metadata))
         self.b = o.buffer_grpc.BufferServiceStub(self.channel)
@@ -69,8 +61,7 @@ class IdentityCase(o.FreshCase):
         return "--tokens", self.file
 
     def assert_unknown(self, end):
-        self.assertEqual((end.code, end.reason), ("UNAUTHENTICATED", "BAD_TOKEN"), end)
-        return end.text
+        return o.check_refusal(end, "UNAUTHENTICATED", "BAD_TOKEN").text
 
     def tls(self):
         cert, key = self.pair

@@ -25,8 +25,7 @@ class InstallTest(outsider.Case):
             cls.run_command("cmake", "--install", build, "--prefix", cls.prefix, "--component",
                             component)  # fmt: skip
         outsider.Program.path = str(cls.prefix / "bin" / "tessera-server")
-        cls.server = outsider.Server(cls.folder)
-        cls.addClassCleanup(cls.server.kill)
+        cls.server = cls.serve_class()
 
     @staticmethod
     def run_command(*command):

@@ -39,8 +39,7 @@ class ReplayTest(outsider.Case):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.server = outsider.Server(cls.folder)
-        cls.addClassCleanup(cls.server.kill)
+        cls.server = cls.serve_class()
 
     def run_sh(self, *flags, **environment):
         command = (LOADTEST / "run.sh", "--target", self.server.address, "--cli", CLI, *flags)

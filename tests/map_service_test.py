@@ -15,10 +15,11 @@ import sys
 import numpy as np
 
 import outsider as o
+from outsider import expression, node, operand
+from random_requests import BF16, BOOL, F16, F32, F64, I8, I32, I64, U8
+from random_requests import DTYPES as NUMBERS
 
 RNG = np.random.default_rng(20261124)
-F32, F64, F16, BF16, I32, I64, BOOL, U8, I8 = range(1, 10)
-NUMBERS = (F32, F64, F16, BF16, I32, I64)
 NAMES = {F32: "f32", F64: "f64", F16: "f16", BF16: "bf16", I32: "i32", I64: "i64", BOOL: "bool",
          U8: "u8", I8: "i8"}
 # The types in which the model computes values of a type.
@@ -222,24 +223,12 @@ def ulps(dtype, got, want):
 # --- Requests -------------------------------------------------------------------------------------
 
 
-def operand(i):
-    return dict(operand=i)
-
-
 def real(x, dtype=0):
     return dict(real=x, dtype=dtype)
 
 
 def integer(x, dtype=0):
     return dict(integer=x, dtype=dtype)
-
-
-def node(op, *args, dtype=0):
-    return dict(op="MAP_OP_" + op, args=args, dtype=dtype)
-
-
-def expression(*nodes):
-    return o.compute.Expression(nodes=[o.compute.Expression.Node(**n) for n in nodes])
 
 
 def tensors(*pairs):

@@ -20,7 +20,6 @@ import subprocess
 import sys
 import threading
 import time
-import unittest
 
 import numpy as np
 
@@ -32,7 +31,6 @@ from outsider import eventually
 MIB = 1 << 20
 NEAR, FAR = "10.77.1.1", "10.77.2.1"
 SKIPPED = 77
-CLI = None
 
 
 def run(*command):
@@ -167,7 +165,7 @@ class Line:
 def cli(running, server, *arguments, timeout="60s"):
     """Returns the exit code and the output of the command. running: a list that gets the
     process."""
-    command = [CLI, "--server", server, "--timeout", timeout, *map(str, arguments)]
+    command = [o.Program.cli, "--server", server, "--timeout", timeout, *map(str, arguments)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
@@ -454,5 +452,4 @@ def inside():
 
 if __name__ == "__main__":
     inside()
-    CLI, rest = o.server_and_cli()
-    unittest.main(argv=[sys.argv[0], *rest])
+    o.main()

@@ -23,6 +23,7 @@ import threading
 import time
 import traceback
 import unittest
+import urllib.request
 
 import google
 import grpc
@@ -178,6 +179,27 @@ def into(name, **more):
     return compute.Result(buffer=compute.BufferTarget(name=name, **more))
 
 
+def operand(number):
+    return dict(operand=number)
+
+
+def node(op, *args, dtype=0):
+    return dict(op="MAP_OP_" + op, args=args, dtype=dtype)
+
+
+def expression(*nodes):
+    return compute.Expression(nodes=[compute.Expression.Node(**fields) for fields in nodes])
+
+
+def step(number, window=None, output=0):
+    """Returns the result of an earlier step of a program as an operand."""
+    return compute.Operand(step=number, view=window, output=output)
+
+
+def scratch():
+    return compute.Result(scratch=True)
+
+
 def _crc_table():
     table = []
     for byte in range(256):
@@ -266,6 +288,14 @@ def outcome_of(call):
         return outcome
 
 
+def check_refusal(outcome, code, reason, /, **metadata):
+    """Checks that the call failed like this. Returns the outcome."""
+    assert (outcome.code, outcome.reason, outcome.domain) == (code, reason, "tessera"), outcome
+    for key, value in metadata.items():
+        assert outcome.metadata.get(key) == str(value), f"{key} of {outcome}"
+    return outcome
+
+
 # --- Clients --------------------------------------------------------------------------------------
 
 
@@ -301,6 +331,18 @@ class Client:
 
     def try_upload(self, messages, **more):
         return outcome_of(lambda: self.upload(messages, **more))
+
+    def begin_upload(self, hold, *messages, then=(), pause=None, timeout=600, **how):
+        """Begins an upload of messages. Until the event hold is set, it sends nothing more, or an
+        empty message after each pause. Then it sends the rest."""
+
+        def requests():
+            yield from (buffers.UploadRequest(**fields) for fields in messages)
+            while not hold.wait(pause):
+                yield buffers.UploadRequest()
+            yield from (buffers.UploadRequest(**fields) for fields in then)
+
+        return self.b.Upload.future(requests(), timeout=timeout, **how)
 
     def put(self, name, array, **spec):
         """Uploads an array in messages of 1 MiB."""
@@ -491,6 +533,14 @@ class Server:
     def log(self):
         return self.log_path.read_bytes().decode(errors="surrogateescape")
 
+    def http_address(self):
+        """Returns the address that --metrics-listen has chosen."""
+        return re.search(r"metrics at http://([^/\s]+)/", self.log())[1]
+
+    def page(self, path="metrics"):
+        with urllib.request.urlopen(f"http://{self.http_address()}/{path}", timeout=60) as answer:
+            return answer.read().decode()
+
     def _status(self, key):
         with open(f"/proc/{self.pid}/status", encoding="ascii", errors="replace") as status:
             for line in status:
@@ -560,23 +610,22 @@ def asleep(pid):
 
 
 @contextlib.contextmanager
-def answering(answer):
-    """Yields the address of a gRPC server whose unary calls return answer(method, request) in
-    bytes."""
-
-    class Handler(grpc.GenericRpcHandler):
-        def service(self, details):
-            return grpc.unary_unary_rpc_method_handler(
-                lambda request, _: answer(details.method, request)
-            )
-
-    server = grpc.server(concurrent.futures.ThreadPoolExecutor(4), [Handler()])
+def handling(service):
+    """Yields the address of a gRPC server. service(details) returns the handler of a call."""
+    handler = type("Handler", (grpc.GenericRpcHandler,), {"service": staticmethod(service)})
+    server = grpc.server(concurrent.futures.ThreadPoolExecutor(4), [handler()])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
         yield f"127.0.0.1:{port}"
     finally:
         server.stop(None).wait()
+
+
+def answering(answer):
+    """Like handling. Unary calls return answer(method, request) in bytes."""
+    return handling(lambda details: grpc.unary_unary_rpc_method_handler(
+        lambda request, _: answer(details.method, request)))
 
 
 def refused(*flags):
@@ -739,6 +788,13 @@ class Case(unittest.TestCase):
         cls.addClassCleanup(folder.cleanup)
         cls.folder = pathlib.Path(folder.name)
 
+    @classmethod
+    def serve_class(cls, *flags, **how):
+        """Starts a server that ends with the class."""
+        server = Server(cls.folder, *flags, **how)
+        cls.addClassCleanup(server.kill)
+        return server
+
     def serve(self, *flags, **how):
         server = Server(self.folder, *flags, **how)
         self.addCleanup(server.kill)
@@ -750,16 +806,6 @@ class FreshCase(Case):
 
     def setUp(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
-
-
-def server_and_cli():
-    """Reads --server and --cli from the command line. Returns the path of the CLI and the other
-    arguments."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--server", required=True)
-    parser.add_argument("--cli", required=True)
-    _, rest = parser.parse_known_args()
-    return Program.cli, rest
 
 
 def cases_of(suite):
@@ -829,7 +875,7 @@ def main(jobs=1, by_class=False):
     time. by_class: the cases of one class run one after the other."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--server", required=True)
-    for program in ("--cli", "--bench"):
+    for program in ("--cli", "--bench", "--recorder"):
         parser.add_argument(program)
     parser.add_argument("--device", default="cpu", help="such as cuda:0")
     arguments, rest = parser.parse_known_args()

@@ -101,13 +101,8 @@ class StopTest(Case):
         client = server.client()
         hold = threading.Event()
         self.addCleanup(hold.set)
-
-        def messages():
-            data = ONES.tobytes()
-            yield o.buffers.UploadRequest(name="x", spec=o.spec_of(ONES), data=data[:4])
-            hold.wait()
-
-        upload = client.b.Upload.future(messages())
+        first = dict(name="x", spec=o.spec_of(ONES), data=ONES.tobytes()[:4])
+        upload = client.begin_upload(hold, first)
         self.assertTrue(o.eventually(lambda: client.names() == ["x"], LONG_S))
         server.signal()
         self.assertEqual(server.wait(LONG_S), 75)

@@ -22,8 +22,7 @@ class AioTest(o.Case, unittest.IsolatedAsyncioTestCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.server = o.Server(cls.folder, "--no-warm-up", *python_outsider.PATIENT)
-        cls.addClassCleanup(cls.server.kill)
+        cls.server = cls.serve_class("--no-warm-up", *python_outsider.PATIENT)
 
     async def asyncSetUp(self):
         self.t = await ts.aio.connect(self.server.address)

@@ -3,7 +3,6 @@
 this host, workers and servers that are killed, links that break, and names with homes.
 """
 
-import concurrent.futures
 import gc
 import logging
 import os
@@ -11,7 +10,6 @@ import pickle
 import signal
 import sys
 
-import grpc
 import numpy as np
 
 import outsider as o
@@ -37,15 +35,6 @@ FLAGS = ("--import-from", "127.0.0.1:*", "--no-warm-up", "--workers", "2")
 
 def close_to(found, expected, dtype=np.float32):
     np.testing.assert_allclose(found, expected, rtol=200 * np.finfo(dtype).eps, atol=1e-6)
-
-
-def servers_of(cls, count):
-    """Starts servers that end with a class of tests."""
-    servers = []
-    for _ in range(count):
-        servers.append(o.Server(cls.folder, *FLAGS))
-        cls.addClassCleanup(servers[-1].kill)
-    return servers
 
 
 def whole_numbers(*shape):
@@ -112,16 +101,12 @@ class Rings(o.Case):
     def test_route(self):
         seen = []
 
-        class Deaf(grpc.GenericRpcHandler):
-            def service(self, details):
-                seen.append(dict(details.invocation_metadata).get("tessera-route"))
+        def deaf(details):
+            seen.append(dict(details.invocation_metadata).get("tessera-route"))
 
-        wire = grpc.server(concurrent.futures.ThreadPoolExecutor(2), handlers=[Deaf()])
-        port = wire.add_insecure_port("127.0.0.1:0")
-        wire.start()
-        self.addCleanup(wire.stop, None)
+        address = self.enterContext(o.handling(deaf))
         for options, expected in ((dict(route="run7/a/x"), "run7/a"), (dict(), None)):
-            with ts.connect(f"127.0.0.1:{port}", **options) as t:
+            with ts.connect(address, **options) as t:
                 with self.assertRaises(ts.Error):
                     t["run7/a/x"]
                 with self.assertRaises(ts.Error):
@@ -136,7 +121,7 @@ class Local(o.Case):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.servers = servers_of(cls, 2)
+        cls.servers = [cls.serve_class(*FLAGS) for _ in range(2)]
         td.use(cls.servers[0].address)
 
 
@@ -282,7 +267,7 @@ class Cluster(o.Case):
                          # together with the nanny that restarts it. On a busy machine, a restart is
                          # slow.
                          "distributed.deploy.lost-worker-timeout": "1h"})  # fmt: skip
-        cls.servers = servers_of(cls, 4)
+        cls.servers = [cls.serve_class(*FLAGS) for _ in range(4)]
         cluster = distributed.LocalCluster(
             n_workers=4, threads_per_worker=1, processes=True, dashboard_address=None,
             memory_limit=0, local_directory=str(cls.folder),

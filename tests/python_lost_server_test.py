@@ -18,6 +18,7 @@ import numpy as np
 import outsider as o
 import python_outsider
 import tessera as ts
+from python_outsider import impatient
 from tessera.transfers import _messages
 from tessera.wire import _retry
 
@@ -26,12 +27,6 @@ LOST = ts.ConnectionLost, ts.Draining
 DONE = object()  # A result that is not checked.
 SLOW = 2000  # Rows of a matrix whose product with itself takes cpu_naive several seconds.
 MIB = 1 << 20
-
-
-def impatient(t, **options):
-    """Gives a client shorter timeouts after it has connected with longer ones."""
-    for name, value in options.items():
-        object.__setattr__(t._core.options, name, value)
 
 
 class Blocking:
@@ -310,8 +305,7 @@ class Cancelled(Case):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.server = o.Server(cls.folder, "--no-warm-up", "--import-from", "127.0.0.1:*")
-        cls.addClassCleanup(cls.server.kill)
+        cls.server = cls.serve_class("--no-warm-up", "--import-from", "127.0.0.1:*")
         cls.relay = Cancelling(cls.server.address)
         cls.addClassCleanup(cls.relay.close)
         cls.data = np.random.default_rng(7).integers(0, 1 << 30, 3 * MIB, "i4")  # 12 MiB

@@ -22,8 +22,7 @@ class Case(o.Case):
         import tessera as ts
 
         super().setUpClass()
-        cls.server = o.Server(cls.folder, *cls.FLAGS)
-        cls.addClassCleanup(cls.server.kill)
+        cls.server = cls.serve_class(*cls.FLAGS)
         cls.t = ts.connect(cls.server.address)
         cls.addClassCleanup(cls.t.close)
 
@@ -37,6 +36,12 @@ class Case(o.Case):
             yield found
         finally:
             del self.t._io.call
+
+
+def impatient(t, **options):
+    """Gives a client shorter timeouts after it has connected with longer ones."""
+    for name, value in options.items():
+        object.__setattr__(t._core.options, name, value)
 
 
 def main(module):

@@ -18,6 +18,7 @@ import numpy as np
 import outsider as o
 import python_outsider
 import tessera as ts
+from python_outsider import impatient
 from relay import Relay
 from tessera import _async, _blocking, _core
 from tessera.graph import _dtypes
@@ -26,12 +27,6 @@ from tessera.wire import _connect, _errors
 
 MIB = 1 << 20
 STALL_S = 0.4  # For transfers that stall.
-
-
-def impatient(t, **options):
-    """Gives a client shorter timeouts after it has connected with longer ones."""
-    for name, value in options.items():
-        object.__setattr__(t._core.options, name, value)
 
 
 def performed(t, kind=object):
@@ -365,8 +360,7 @@ class SharedTest(o.Case):
         super().setUpClass()
         cls.socket_path = f"{cls.folder}/socket"
         flags = ("--no-warm-up", "--shared-memory", cls.socket_path)
-        cls.server = o.Server(cls.folder, *flags, device=cls.DEVICE)
-        cls.addClassCleanup(cls.server.kill)
+        cls.server = cls.serve_class(*flags, device=cls.DEVICE)
         cls.data = np.random.default_rng(4).integers(0, 1 << 30, 5 * MIB, "i4")  # Two parts.
         cls.long = np.concatenate([cls.data, cls.data])  # Three parts.
 

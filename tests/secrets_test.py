@@ -10,13 +10,11 @@ import base64
 import hashlib
 import json
 import os
-import re
 import secrets
 import socket
 import subprocess
 import sys
 import textwrap
-import urllib.request
 
 import numpy as np
 
@@ -92,10 +90,8 @@ class SecretsTest(o.FreshCase):
             # A token in place of its hash, and a malformed token.
             replace(self.folder / "tokens", f"{right} write one\n")
             self.assertTrue(o.eventually(lambda: "cannot use" in server.log(), 20))
-            page = re.search(r"metrics at (http://[\d.:]+/)", server.log()).group(1)
             for path in ("", "metrics", "healthz"):
-                with urllib.request.urlopen(page + path, timeout=20) as answer:
-                    self.say("http", answer.read().decode())
+                self.say("http", server.page(path))
             self.assertEqual(server.stop(), 0)
             self.say("log", server.log())
             self.say("spans", (self.folder / "spans").read_text())

@@ -23,12 +23,9 @@ class ServiceBenchTest(o.Case):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.server = o.Server(
-            cls.folder, "--shared-memory", cls.folder / "memory",
-            "--listen", f"unix:{cls.folder}/socket",
-        )
-        cls.addClassCleanup(cls.server.kill)
         cls.socket = f"unix:{cls.folder}/socket"
+        shared = ("--shared-memory", cls.folder / "memory")
+        cls.server = cls.serve_class(*shared, "--listen", cls.socket)
 
     def measure(self, *flags):
         """Returns the JSON of a short run, and its rows by operation, size, callers, load and

@@ -22,6 +22,7 @@ import unittest
 import numpy as np
 
 import outsider as o
+from outsider import check_refusal as refused
 from outsider import eventually
 
 RNG = np.random.default_rng(20261124)
@@ -128,12 +129,6 @@ def call(client, rpc, timeout=60, **fields):
 
 def attempt(client, rpc, **fields):
     return o.outcome_of(lambda: call(client, rpc, **fields))
-
-
-def refused(outcome, code, reason, **metadata):
-    assert (outcome.code, outcome.reason) == (code, reason), outcome
-    for key, value in metadata.items():
-        assert outcome.metadata.get(key) == str(value), (key, value, outcome)
 
 
 def rejected(answer, reason, field=None):

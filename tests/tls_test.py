@@ -12,13 +12,12 @@ import re
 import signal
 import ssl
 import sys
-import urllib.request
 
 import grpc
 import numpy as np
 
 import outsider as o
-from authority import Authority, openssl
+from authority import Authority, channel, openssl
 from callers import Bearer, line_of
 
 DEMO = pathlib.Path(__file__).resolve().parent.parent / "client" / "demo" / "demo.py"
@@ -52,19 +51,11 @@ class TlsTest(o.FreshCase):
 
     def dot(self, server, ca=None, pair=None):
         """Returns the outcome of a call on a separate connection."""
-        files = [(ca or self.ca).cert, *(pair[::-1] if pair else ())]
-        channel = grpc.secure_channel(
-            server.address,
-            grpc.ssl_channel_credentials(*(path.read_bytes() for path in files)),
-            options=[("grpc.use_local_subchannel_pool", 1)],
-        )
         one = o.inline(np.ones(1, np.float32))
         request = o.compute.DotRequest(a=one, b=one)
-        outcome = o.outcome_of(
-            lambda: o.compute_grpc.ComputeServiceStub(channel).Dot(request, timeout=20)
-        )
-        channel.close()
-        return outcome.code
+        with channel(server.address, ca or self.ca, pair) as own:
+            stub = o.compute_grpc.ComputeServiceStub(own)
+            return o.outcome_of(lambda: stub.Dot(request, timeout=20)).code
 
     def test_only_tls_to_the_right_ca_is_served(self):
         server = self.serve()
@@ -132,15 +123,12 @@ class TlsTest(o.FreshCase):
 
     def test_connections_stay_when_files_change(self):
         server = self.serve()
-        channel = grpc.secure_channel(
-            server.address, grpc.ssl_channel_credentials(self.ca.cert.read_bytes())
-        )
-        info = o.compute_grpc.ComputeServiceStub(channel).GetServerInfo
-        info(o.compute.GetServerInfoRequest(), timeout=20)
-        self.install(self.foreign.issue("another"))
-        self.assertEqual(self.dot(server, ca=self.foreign), "OK")
-        info(o.compute.GetServerInfoRequest(), timeout=20)
-        channel.close()
+        with channel(server.address, self.ca) as own:
+            info = o.compute_grpc.ComputeServiceStub(own).GetServerInfo
+            info(o.compute.GetServerInfoRequest(), timeout=20)
+            self.install(self.foreign.issue("another"))
+            self.assertEqual(self.dot(server, ca=self.foreign), "OK")
+            info(o.compute.GetServerInfoRequest(), timeout=20)
 
     def test_broken_files_leave_the_certificate_in_use(self):
         server = self.serve()
@@ -164,12 +152,9 @@ class TlsTest(o.FreshCase):
 
     def test_a_certificate_that_is_not_valid_takes_no_valid_ones_place(self):
         server = self.serve("--metrics-listen", "127.0.0.1:0")
-        page_address = re.search(r"metrics at (\S+)/", server.log()).group(1)
 
         def metric(name):
-            with urllib.request.urlopen(f"{page_address}/metrics", timeout=20) as page:
-                text = page.read().decode()
-            return float(re.search(rf"(?m)^{name}(?:{{file=\"tls\"}})? (\S+)$", text).group(1))
+            return float(re.search(rf"(?m)^{name}(?:{{file=\"tls\"}})? (\S+)$", server.page())[1])
 
         left = lambda: metric("tessera_certificate_seconds_left")
         self.assertTrue(86400 < left() <= 2 * 86400, left())
@@ -210,13 +195,8 @@ class TlsTest(o.FreshCase):
         near = self.serve("--import-from", "127.0.0.1:*", "--import-tls-ca", ca)
 
         def stub(server, *metadata):
-            files = (self.ca.cert, *self.client_pair[::-1])
-            channel = grpc.secure_channel(
-                server.address,
-                grpc.ssl_channel_credentials(*(path.read_bytes() for path in files)),
-            )
-            self.addCleanup(channel.close)
-            intercepted = grpc.intercept_channel(channel, Bearer(*metadata))
+            own = self.enterContext(channel(server.address, self.ca, self.client_pair))
+            intercepted = grpc.intercept_channel(own, Bearer(*metadata))
             return o.buffer_grpc.BufferServiceStub(intercepted)
 
         token = ("authorization", "Bearer secret")

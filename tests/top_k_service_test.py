@@ -10,7 +10,8 @@ import sys
 import numpy as np
 
 import outsider as o
-from outsider import eventually
+import random_requests as r
+from outsider import eventually, scratch, step
 
 RNG = np.random.default_rng(20261125)
 DTYPES = ("float32", "float64", "float16", "int32", "int64")
@@ -18,17 +19,10 @@ MOST_K = 4096
 
 
 def expected_of(array, k, axis=-1, smallest=False):
-    """Returns values and indices of numbers, computed with NumPy's order: NaN above all numbers,
-    and ties by index."""
-    order = np.moveaxis(array, axis, -1)
-    if smallest:
-        indices = np.argsort(order, axis=-1, kind="stable")[..., :k]
-    else:
-        # The last elements of an ascending order are the first of a descending order. Reversing
-        # twice keeps ties in order.
-        turned = np.argsort(order[..., ::-1], axis=-1, kind="stable")[..., ::-1][..., :k]
-        indices = order.shape[-1] - 1 - turned
-    values = np.take_along_axis(order, indices, axis=-1)
+    """Returns values and indices in NumPy's order: NaN above all numbers, and ties by index."""
+    rows = np.moveaxis(array, axis, -1)
+    indices = r.top_indices(rows, k, smallest)
+    values = np.take_along_axis(rows, indices, axis=-1)
     return np.moveaxis(values, -1, axis), np.moveaxis(indices, -1, axis)
 
 
@@ -107,7 +101,6 @@ def test_results_in_buffers(server, client):
 
 def test_refusals(server, client):
     x = o.inline(np.zeros((3, 10), np.float32))
-    scratch = o.compute.Result(scratch=True)
     for reason, fields in (
         ("BAD_K", dict(x=x)),
         ("BAD_K", dict(x=x, k=-1)),
@@ -122,8 +115,8 @@ def test_refusals(server, client):
         ("BAD_OPERAND", dict(k=1)),
         ("BAD_OPERAND", dict(x=o.compute.Operand(tensor=o.tensor([1.0]), output=1), k=1)),
         ("BUFFER_NOT_FOUND", dict(x=o.resident("none"), k=1)),
-        ("BAD_RESULT", dict(x=x, k=1, values=scratch)),
-        ("BAD_RESULT", dict(x=x, k=1, indices=scratch)),
+        ("BAD_RESULT", dict(x=x, k=1, values=scratch())),
+        ("BAD_RESULT", dict(x=x, k=1, indices=scratch())),
         ("UNKNOWN_STRATEGY", dict(x=x, k=1, strategy="guess")),
     ):
         outcome = client.attempt("TopK", **fields)
@@ -149,27 +142,22 @@ def top_k(x, k, **more):
     return o.compute.Step(top_k=o.compute.TopKRequest(x=x, k=k, **more))
 
 
-def step(number, output=0, window=None):
-    return o.compute.Operand(step=number, output=output, view=window)
-
-
 def test_programs_use_values_and_indices(server, client):
     """Nearest neighbours: products, the best products of each query, and a computation with both
     results."""
     queries = RNG.integers(-4, 5, (8, 16)).astype(np.float32)
     base = RNG.integers(-4, 5, (500, 16)).astype(np.float32)
     client.put("base", base)
-    scratch = o.compute.Result(scratch=True)
-    product = dict(a=o.inline(queries), b=o.resident("base"), transpose_b=True, result=scratch)
+    product = dict(a=o.inline(queries), b=o.resident("base"), transpose_b=True, result=scratch())
     outcomes = program(
         client,
         o.compute.Step(matmul=product),
-        top_k(step(0), 5, values=scratch),
-        o.compute.Step(reduce=dict(x=step(1, 1), op="REDUCE_OP_MAX", axes=[1])),
+        top_k(step(0), 5, values=scratch()),
+        o.compute.Step(reduce=dict(x=step(1, output=1), op="REDUCE_OP_MAX", axes=[1])),
         o.compute.Step(reduce=dict(x=step(1), op="REDUCE_OP_SUM", axes=[1])),
-        top_k(step(1, 1, o.view([8, 2], [5, 1])), 1, smallest=True),
-        o.compute.Step(reduce=dict(x=step(1, 2), op="REDUCE_OP_SUM")),
-        o.compute.Step(reduce=dict(x=step(0, 1), op="REDUCE_OP_SUM")),
+        top_k(step(1, o.view([8, 2], [5, 1]), 1), 1, smallest=True),
+        o.compute.Step(reduce=dict(x=step(1, output=2), op="REDUCE_OP_SUM")),
+        o.compute.Step(reduce=dict(x=step(0, output=1), op="REDUCE_OP_SUM")),
         top_k(step(1), 2, values=o.into("best"), indices=o.into("where")),
         top_k(step(0), 501),
     )
@@ -205,10 +193,9 @@ def test_a_step_that_fails_at_its_second_array_leaves_room(server, client):
     response."""
     array = RNG.standard_normal((1000, 700)).astype(np.float32)
     client.put("x", array)
-    scratch = o.compute.Result(scratch=True)
     taken, bad = o.into("x"), o.into("no spaces")
     x = o.resident("x")
-    for values, k in ((o.into("v"), 4), (None, 600), (scratch, 4)):
+    for values, k in ((o.into("v"), 4), (None, 600), (scratch(), 4)):
         for indices in (taken, bad):
             first, second = program(
                 client, top_k(x, k, values=values, indices=indices),

@@ -31,7 +31,7 @@ class TopCase(o.Case):
         server = super().serve("--memory-limit", "256Mi", "--metrics-listen", "127.0.0.1:0",
                                *flags)
         self.client = server.client()
-        self.metrics = "http://" + re.search(r"metrics at http://([\d.:]+)/", server.log())[1]
+        self.metrics = "http://" + server.http_address()
         return server
 
 

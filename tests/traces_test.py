@@ -13,7 +13,6 @@ import re
 import resource
 import threading
 import time
-import urllib.request
 
 import grpc
 import numpy as np
@@ -172,14 +171,8 @@ class AnswersTest(TracesCase):
         server = self.serve("--log-format", "json")
         more = threading.Event()
         self.addCleanup(more.set)
-
-        def requests():
-            yield o.buffers.UploadRequest(name="half", spec=o.spec_of(ONES), data=b"1234")
-            more.wait(o.CALL_TIMEOUT_S)
-
-        call = self.client.b.Upload.future(
-            requests(), metadata=with_trace(SAMPLED), timeout=o.CALL_TIMEOUT_S
-        )
+        first = dict(name="half", spec=o.spec_of(ONES), data=b"1234")
+        call = self.client.begin_upload(more, first, metadata=with_trace(SAMPLED))
         self.assertTrue(eventually(lambda: self.client.names() == ["half"], 10))
         call.cancel()
         line = json.loads(self.lines_with(server, ID, 1)[0])
@@ -286,10 +279,7 @@ def attributes(span):
 
 
 def metrics(server):
-    address = re.search(r"metrics at http://([\d.:]+)/", server.log())[1]
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as answer:
-        text = answer.read().decode()
-    found = re.findall(r'tessera_spans_total\{result="(\w+)"\} (\d+)', text)
+    found = re.findall(r'tessera_spans_total\{result="(\w+)"\} (\d+)', server.page())
     return {result: int(count) for result, count in found}
 
 

@@ -97,8 +97,7 @@ def maps():
 
 
 def folds():
-    node = o.compute.Expression.Node
-    negative = o.compute.Expression(nodes=[node(operand=0), node(op="MAP_OP_NEGATE", args=[0])])
+    negative = o.expression(o.operand(0), o.node("NEGATE", 0))
     for dtype, numpy in NUMPY.items():
         for layout, (shape, strides) in LAYOUTS.items():
             offset = SIDE * SIDE - 1 if strides[0] < 0 else 0

@@ -38,9 +38,8 @@ SEED = 26
 
 def add(*operands):
     """Returns the fields of a Map that adds two operands."""
-    node = o.compute.Expression.Node
-    nodes = [node(operand=0), node(operand=1), node(op="MAP_OP_ADD", args=[0, 1])]
-    return {"operands": operands, "expression": o.compute.Expression(nodes=nodes)}
+    both = o.expression(o.operand(0), o.operand(1), o.node("ADD", 0, 1))
+    return {"operands": operands, "expression": both}
 
 
 def make(client, name, rows, columns, devices):

@@ -26,7 +26,6 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 
 import grpc
 import numpy as np
@@ -69,12 +68,11 @@ def processor_seconds(server):
 @contextlib.contextmanager
 def scraped(server):
     """Reads a server's metrics every two seconds."""
-    address = re.search(r"metrics at http://([\d.:]+)/", server.log())[1]
     stop = threading.Event()
 
     def read():
         while not stop.wait(2):
-            urllib.request.urlopen(f"http://{address}/metrics", timeout=20).read()
+            server.page()
 
     thread = threading.Thread(target=read)
     thread.start()

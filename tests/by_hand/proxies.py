@@ -7,8 +7,6 @@ packages nginx and haproxy. CI does not run it.
 usage: proxies.py --server build/bin/tessera-server --cli build/bin/tessera [unittest arguments]
 """
 
-import argparse
-import importlib
 import pathlib
 import re
 import signal
@@ -29,12 +27,12 @@ sys.path.insert(0, str(TESTS))
 import outsider as o  # noqa: E402
 import python_outsider  # noqa: E402, F401  (puts the package on the path)
 import rolling  # noqa: E402
-from authority import Authority  # noqa: E402
+import tessera as ts  # noqa: E402
+from authority import Authority, channel  # noqa: E402
 
 PROXY = TESTS.parent / "deploy" / "proxy"
 TIMEOUT_S = 60
-CLI = None
-ts = None  # The package in client/python.
+CLI = o.Program.cli
 
 
 def free_port():
@@ -106,12 +104,8 @@ class Proxied:
         return subprocess.run([*command, *words], capture_output=True, text=True, timeout=timeout)
 
     def channel(self):
-        files = (self.authority.cert, self.client_cert[1], self.client_cert[0])
-        credentials = grpc.ssl_channel_credentials(*(path.read_bytes() for path in files))
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        channel = grpc.secure_channel(f"127.0.0.1:{self.port}", credentials, options)
-        self.addCleanup(channel.close)
-        return channel
+        own = channel(f"127.0.0.1:{self.port}", self.authority, self.client_cert)
+        return self.enterContext(own)
 
     def connect(self, route):
         """Returns a client of the package in client/python whose calls carry the route of a
@@ -338,12 +332,4 @@ for proxy in (Nginx, Haproxy):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--server", required=True)
-    parser.add_argument("--cli", required=True)
-    programs, rest = parser.parse_known_args()
-    o.Program.path, CLI = programs.server, programs.cli
-    with tempfile.TemporaryDirectory() as stubs:
-        o.make_stubs(stubs)
-        ts = importlib.import_module("tessera")
-        unittest.main(argv=[sys.argv[0], *rest])
+    o.main()

@@ -226,7 +226,7 @@ def check(browser, what):
 
 def main(folder, out):
     server = o.Server(folder, "--metrics-listen", "127.0.0.1:0", "--memory-limit", "64Mi")
-    address = re.search(r"metrics at http://([\d.:]+)/", server.log())[1]
+    address = server.http_address()
     calls = Calls(server)
     browser = Browser(folder)
     try:
