@@ -265,9 +265,6 @@ class Case(o.Case):
         return raw
 
 
-# --- A worker that is busy ------------------------------------------------------------------------
-
-
 class BusyWorkerTest(Case):
     """The only worker is busy with a product that takes minutes."""
 
@@ -360,9 +357,6 @@ class BusyWorkerTest(Case):
             call.cancel()
         self.assertEqual(client.budget("host_memory").limit, total)
         self.assert_eventually(lambda: client.budget("host_memory").used < o.MI)
-
-
-# --- Work and memory ------------------------------------------------------------------------------
 
 
 class WorkTest(Case):
@@ -675,8 +669,6 @@ class CountTest(Case):
             call.cancel()
 
 
-# --- The log --------------------------------------------------------------------------------------
-
 LOG_LINE = re.compile(
     r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\S* (trace|debug|info|warn|warning|error|critical) "
 )
@@ -796,9 +788,6 @@ class LogTest(Case):
         self.fail(client)
         self.assert_serves(client)
         self.assertEqual(server.stop(), 0)
-
-
-# --- Uploads and downloads ------------------------------------------------------------------------
 
 
 class BrokenUploadTest(Case):
@@ -982,9 +971,6 @@ class UnreadTest(Case):
             self.assertLess(self.held(), 10_000, f"bytes stay charged after {method}")
 
 
-# --- Messages and results -------------------------------------------------------------------------
-
-
 class MessageTest(Case):
     def test_messages_of_many_parts_count_as_what_they_take(self):
         """Two bytes of a message may become an object of fifty bytes in memory."""
@@ -1151,9 +1137,6 @@ class ErrorTest(Case):
                     self.assertIn(knob, outcome.metadata["field"], what)
                     refused += 1
         self.assertGreater(refused, 10)
-
-
-# --- Connections ----------------------------------------------------------------------------------
 
 
 class ConnectionTest(Case):
@@ -1326,9 +1309,6 @@ class TooManyStreamsTest(Case):
         self.wait_for_end(self.open_calls(400))  # The server has waited half a second.
         self.assert_open(raw)
         self.assert_serves(self.client)
-
-
-# --- The end --------------------------------------------------------------------------------------
 
 
 class DrainTest(Case):

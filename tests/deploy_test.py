@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
 """Checks that the files of deploy/ agree with each other and with the programs: names, ports,
-flags, versions and selectors. tests/by_hand tests them with the programs that read them.
-
-usage: deploy_test.py --server build/bin/tessera-server --cli build/bin/tessera [unittest arguments]
-"""
+flags, versions and selectors. tests/by_hand tests them with the programs that read them."""
 
 import json
 import os

@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
 """Tests programs (Execute) over the wire: chains against NumPy, the bits of separate calls, faults
-of single steps, limits, and leftovers.
-
-usage: execute_test.py --server build/bin/tessera-server [--device cuda:0] [test ...]
-"""
+of single steps, limits, and leftovers."""
 
 import sys
 import time
@@ -61,7 +58,6 @@ def idle(client):
 
 
 # --- Results --------------------------------------------------------------------------------------
-
 
 def test_a_method_of_several_steps(server, client):
     """Nearest neighbours, of which only the indices are returned."""
@@ -189,7 +185,6 @@ def test_the_last_of_two_results_of_a_name_wins(server, client):
 
 
 # --- Faults ---------------------------------------------------------------------------------------
-
 
 def test_a_failing_step_fails_what_needs_it_and_nothing_else(server, client):
     x = o.inline(np.arange(6, dtype=np.float32))

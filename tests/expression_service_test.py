@@ -1,10 +1,7 @@
 #!/usr/bin/env python3
 """Tests expressions as inputs of Reduce and epilogues of Matmul over the wire. The bits are the
 same as with a Map into a buffer followed by the operation. Also tests arrays with one-byte
-elements.
-
-usage: expression_service_test.py --server build/bin/tessera-server [--device cuda:0] [test ...]
-"""
+elements."""
 
 import math
 import sys
@@ -23,9 +20,6 @@ OPS = range(1, 15)
 (SUM, PRODUCT, MIN, MAX, ARGMIN, ARGMAX, MEAN, NORM_L1, NORM_L2, SUM_SQUARES, VARIANCE, ALL,
  ANY, STD) = OPS
 SCRATCH_LIMIT = 128 * o.MI
-
-
-# --- Requests -------------------------------------------------------------------------------------
 
 
 def reduction(x, op, nodes, others=(), **more):
@@ -66,9 +60,6 @@ def expect_refused(outcome, reason, **metadata):
     assert not outcome.ok and outcome.reason == reason, (reason, outcome)
     for key, value in metadata.items():
         assert outcome.metadata[key] == value, (key, value, outcome)
-
-
-# --- Reduce ---------------------------------------------------------------------------------------
 
 
 def test_every_strategy_has_the_bits_of_map_and_reduce(server, client):
@@ -149,9 +140,6 @@ def test_no_array_is_made(server, client):
     expect_refused(outcome, "SCRATCH_EXHAUSTED")
 
 
-# --- Matmul ---------------------------------------------------------------------------------------
-
-
 def test_matmul_has_the_bits_of_matmul_and_map(server, client):
     nodes = [operand(0), operand(1), node("ADD", 0, 1), node("CAST", 2, dtype=F16)]
     positive = [operand(0), operand(1), node("GREATER", 0, 1)]
@@ -168,9 +156,6 @@ def test_matmul_has_the_bits_of_matmul_and_map(server, client):
                 request = product(a, b, each, [o.resident("bias")], **how)
                 got = client.call("Matmul", **request).tensor
                 assert got.dtype == kind and got == want, (dtype, m, n, k)
-
-
-# --- Errors ---------------------------------------------------------------------------------------
 
 
 def test_errors_name_the_operand_and_the_node(server, client):
@@ -205,9 +190,6 @@ def test_errors_name_the_operand_and_the_node(server, client):
     expect_refused(client.attempt("Reduce", **request), "BAD_DTYPE")
     request = reduction(a, SUM, add, [o.resident("deep", o.view([1, 4, 1]))], axes=[3])
     expect_refused(client.attempt("Reduce", **request), "BAD_AXES")
-
-
-# --- One-byte elements ----------------------------------------------------------------------------
 
 
 def test_elements_of_a_byte(server, client):

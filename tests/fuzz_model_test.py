@@ -868,14 +868,19 @@ def test_model(server, client):
     print(f"{steps} steps, {client.programs} programs: {fuzzer.ended}")
 
 
+def many_callers(server, clients, arguments):
+    """Lets the clients call at the same time. The server holds no more afterwards."""
+    crowd(clients, arguments.seed, arguments.seconds / 8)  # Caches fill, pools grow.
+    before = holdings(server)
+    ended = crowd(clients, arguments.seed + 1, arguments.seconds / 2)
+    check_holdings(server, before)
+    print(f"{sum(ended.values())} calls: {ended}")
+
+
 def test_many_callers(server, client):
     clients = [server.client() for _ in range(ARGUMENTS.callers)]
-    crowd(clients, ARGUMENTS.seed, ARGUMENTS.seconds / 8)  # Caches fill, pools grow.
-    before = holdings(server)
-    ended = crowd(clients, ARGUMENTS.seed + 1, ARGUMENTS.seconds / 2)
-    check_holdings(server, before)
+    many_callers(server, clients, ARGUMENTS)
     delete_everything(client)
-    print(f"{sum(ended.values())} calls: {ended}")
 
 
 if __name__ == "__main__":

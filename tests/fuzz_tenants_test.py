@@ -693,13 +693,9 @@ def many_callers(server, arguments):
     hold."""
     tokens = [f"{tenant}-{role}" for tenant, (role, _, _) in TENANTS.items()]
     clients = [Caller(server, tokens[i % len(tokens)]) for i in range(arguments.callers)]
-    f.crowd(clients, arguments.seed, arguments.seconds / 8)  # Caches fill, pools grow.
-    before = f.holdings(server)
-    ended = f.crowd(clients, arguments.seed + 1, arguments.seconds / 3)
-    f.check_holdings(server, before)
+    f.many_callers(server, clients, arguments)
     for client in clients[: len(tokens)]:
         f.delete_everything(client)
-    print(f"{sum(ended.values())} calls of {len(clients)} callers: {ended}")
 
 
 def test_tenants(server, client):

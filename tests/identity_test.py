@@ -3,10 +3,7 @@
 processes of other users that are known by the unix socket that they connect to, and which users may
 connect to such a socket.
 
-The tests must run as root to act as other users.
-
-usage: identity_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
-"""
+The tests must run as root to act as other users."""
 
 import ast
 import grp

@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
 """Runs by hand what the container image starts: the entry point, the variables and the health check
-that deploy/Dockerfile names, with the programs that were built.
-
-usage: image_test.py --server build/bin/tessera-server --cli build/bin/tessera [unittest arguments]
-"""
+that deploy/Dockerfile names, with the programs that were built."""
 
 import json
 import os

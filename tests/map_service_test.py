@@ -1,8 +1,6 @@
 #!/usr/bin/env python3
 """Tests Map over the wire: every operation in every type against a NumPy model, with every
 strategy; casts, random expressions, results that replace operands, and requests that are refused.
-
-usage: map_service_test.py --server build/bin/tessera-server [--device cuda:0] [test ...]
 """
 
 import fractions
@@ -31,7 +29,6 @@ INTEGERS = (I32, I64, *BYTES)
 
 
 # --- The model ------------------------------------------------------------------------------------
-
 
 def round_to(dtype, values):
     """Rounds F32 values to 16 bits. The results are F32 values."""
@@ -222,7 +219,6 @@ def ulps(dtype, got, want):
 
 # --- Requests -------------------------------------------------------------------------------------
 
-
 def real(x, dtype=0):
     return dict(real=x, dtype=dtype)
 
@@ -291,7 +287,6 @@ def pairs_of(dtype, count=3):
 
 
 # --- Results --------------------------------------------------------------------------------------
-
 
 def test_every_operation_in_every_type(server, client):
     rows = strategies(client)
@@ -441,7 +436,6 @@ def test_random_expressions(server, client):
 
 
 # --- Refusals -------------------------------------------------------------------------------------
-
 
 def test_bad_expressions_say_which_node(server, client):
     x = tensors((F32, np.ones(3, np.float32)), (I32, np.ones(3, np.int32)))

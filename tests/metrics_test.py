@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
 """Tests metrics from outside: a scrape agrees with the calls that were made, wrong or slow HTTP
-clients do not delay other clients, and alerts and dashboard name existing metrics.
-
-usage: metrics_test.py --server build/bin/tessera-server [--device cuda:0] [test ...]
-"""
+clients do not delay other clients, and alerts and dashboard name existing metrics."""
 
 import contextlib
 import json
@@ -33,8 +30,6 @@ RULES_TEST = DEPLOY / "monitoring" / "rules_test.yaml"
 DOCUMENT = o.ROOT / "docs" / "metrics.md"
 DASHBOARD = DEPLOY / "helm" / "tessera" / "files" / "dashboard.json"
 ONES = np.ones(1000, np.float32)
-
-# --- A scrape -------------------------------------------------------------------------------------
 
 LABEL = r'[a-zA-Z_]\w*="(?:[^"\\\n]|\\[\\"n])*"'
 SAMPLE = re.compile(rf"([a-zA-Z_:][\w:]*)(?:\{{({LABEL}(?:,{LABEL})*)\}})? (\S+)")
@@ -133,9 +128,6 @@ class MetricsCase(o.Case):
 
     def assert_grown(self, before, after, name, by, **labels):
         self.assertEqual(after.sum(name, **labels) - before.sum(name, **labels), by, (name, labels))
-
-
-# --- What is counted ------------------------------------------------------------------------------
 
 
 class CountsTest(MetricsCase):
@@ -393,9 +385,6 @@ class CountsTest(MetricsCase):
             self.assertEqual(now.sum("tessera_budget_limit", budget=name), limit)
 
 
-# --- HTTP -----------------------------------------------------------------------------------------
-
-
 class HttpTest(MetricsCase):
     def setUp(self):
         self.server = self.serve()
@@ -551,9 +540,6 @@ class LifeTest(MetricsCase):
             self.assertEqual(self.client.dot_of_ones(), 1)  # Callers that fill it are served.
             file.touch()
             self.comes(1, "tessera_ready")
-
-
-# --- Prometheus, alerts and dashboard -------------------------------------------------------------
 
 
 class DeployedTest(MetricsCase):

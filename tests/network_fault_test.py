@@ -5,10 +5,7 @@ packets.
 
 The hosts are network namespaces with a router between them that stops forwarding, so that packets
 are lost silently. All of them end with this process. The exit code is 77 if the kernel or the
-container allows no namespaces.
-
-usage: network_fault_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
-"""
+container allows no namespaces."""
 
 import concurrent.futures
 import contextlib

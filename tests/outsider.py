@@ -1,6 +1,8 @@
-"""Common parts of the Python suites.
+"""Common parts of the Python suites: stubs of the protocol, server processes, parsed errors,
+CRC-32C, and handwritten HTTP/2 frames.
 
-Stubs of the protocol, server processes, parsed errors, CRC-32C, and handwritten HTTP/2 frames.
+Usage of a suite: X_test.py --server build/bin/tessera-server [--cli build/bin/tessera]
+                  [--device cuda:0] [TEST...]
 """
 
 import argparse
@@ -222,7 +224,6 @@ def crc32c(data, crc=0):
 
 # --- Errors ---------------------------------------------------------------------------------------
 
-
 class Outcome:
     """How a call ended: its code ("OK", "NOT_FOUND"...), the reason and metadata of its ErrorInfo,
     and its text."""
@@ -297,7 +298,6 @@ def check_refusal(outcome, code, reason, /, **metadata):
 
 
 # --- Clients --------------------------------------------------------------------------------------
-
 
 class Client:
     """A separate connection, with the stubs and the few calls that every test makes."""
@@ -404,7 +404,6 @@ class Client:
 
 
 # --- Servers --------------------------------------------------------------------------------------
-
 
 def environment(**more):
     """Returns this process's environment without the variables that the project's programs read,
@@ -777,7 +776,6 @@ class RawConnection:
 
 
 # --- Suites of functions --------------------------------------------------------------------------
-
 
 class Case(unittest.TestCase):
     """Tests with one folder per class, and servers that end with their test."""

@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
 """Tests the server as a process: signals, limits on threads and memory, its environment, and what
-its log says at the start.
-
-usage: process_test.py --server build/bin/tessera-server [test ...]
-"""
+its log says at the start."""
 
 import json
 import os

@@ -15,21 +15,6 @@ from outsider import into, resident, view
 RNG = np.random.default_rng(7)
 
 
-def test_arrays_come_back_bit_for_bit(server, client):
-    for dtype in ("f4", "u2", "u1"):
-        for shape in ((), (3, 5, 7), (1 << 19,), (0, 4)):
-            data = RNG.bytes(int(np.prod(shape)) * np.dtype(dtype).itemsize)
-            spec = o.spec_of(np.frombuffer(data, dtype).reshape(shape), replace=True)
-            rest = [dict(data=data[i : i + 777777]) for i in range(0, len(data), 777777)]
-            made = client.upload([dict(name="x", spec=spec), *rest])
-            assert made.received_bytes == len(data)
-            assert tuple(made.buffer.shape) == shape
-            assert made.buffer.state == o.buffers.Buffer.STATE_READY
-            assert client.download("x") == data
-            third = len(data) // 3
-            assert client.download("x", offset=third, limit=third) == data[third:][:third or None]
-
-
 def test_results_stay_resident_and_chain(server, client):
     """Squared distances between two sets of points, none of which is downloaded."""
     points = RNG.standard_normal((300, 16)).astype(np.float32)
@@ -55,12 +40,6 @@ def test_results_stay_resident_and_chain(server, client):
     stored = np.frombuffer(client.download("distances"), "<f4").reshape(40, 300)
     offsets = (queries.astype(np.float64) ** 2).sum(1)[:, None]
     np.testing.assert_allclose(stored + offsets, distances, rtol=1e-4, atol=1e-4)
-
-
-def test_errors_carry_code_reason_and_figures(server, client):
-    outcome = client.attempt("Dot", a=resident("none"), b=resident("none"))
-    assert (outcome.code, outcome.reason) == ("NOT_FOUND", "BUFFER_NOT_FOUND"), outcome
-    assert (outcome.domain, outcome.metadata["name"]) == ("tessera", "none"), outcome
 
 
 if __name__ == "__main__":

@@ -33,10 +33,6 @@ RNG = np.random.default_rng(20261125)
 FLAGS = ("--import-from", "127.0.0.1:*", "--no-warm-up", "--workers", "2")
 
 
-def close_to(found, expected, dtype=np.float32):
-    np.testing.assert_allclose(found, expected, rtol=200 * np.finfo(dtype).eps, atol=1e-6)
-
-
 def whole_numbers(*shape):
     """Returns floats whose sums are exact."""
     return RNG.integers(-50, 50, shape).astype(np.float32)
@@ -115,18 +111,15 @@ class Rings(o.Case):
             seen.clear()
 
 
-class Local(o.Case):
-    """Two servers, the first of which is the server of this process."""
+class OneProcess(o.Case):
+    """Chunks without a cluster: what NumPy functions return, and how chunks are sent. The first of
+    two servers is the server of this process."""
 
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
         cls.servers = [cls.serve_class(*FLAGS) for _ in range(2)]
         td.use(cls.servers[0].address)
-
-
-class OneProcess(Local):
-    """Chunks without a cluster: what NumPy functions return, and how chunks are sent."""
 
     def chunk(self, array):
         return td.Chunk(_servers.own().put(array), _servers.own_address())
@@ -144,7 +137,8 @@ class OneProcess(Local):
             found, expected = call(a, b), call(x, y)
             self.assertEqual(found.shape, expected.shape)
             self.assertEqual(found.dtype, expected.dtype)
-            close_to(found if isinstance(found, np.ndarray) else found.numpy(), expected)
+            found = found if isinstance(found, np.ndarray) else found.numpy()
+            np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
         self.assertEqual(np.argmax(a), np.argmax(x))
         self.assertIsInstance(a @ b, td.Chunk)
         self.assertIsInstance(a.sum(axis=0), np.ndarray)  # Small, so in this process.

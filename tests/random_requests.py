@@ -93,7 +93,6 @@ def run_tests(namespace, arguments, *flags):
 
 # --- Arithmetic -----------------------------------------------------------------------------------
 
-
 def bf16_values(bits):
     bits = np.asarray(bits)
     return (bits.ravel().astype(np.uint32) << 16).view(np.float32).reshape(bits.shape)
@@ -228,7 +227,6 @@ class Expression:
 
 
 # --- Expected results -----------------------------------------------------------------------------
-
 
 def check_equal(actual, expected, dtype):
     got, want = wide(actual, dtype), wide(expected, dtype)
@@ -376,7 +374,6 @@ def top_indices(rows, k, smallest):
 
 
 # --- Cases ----------------------------------------------------------------------------------------
-
 
 class Case:
     """A request, and the expected outcome."""

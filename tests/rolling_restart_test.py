@@ -1,10 +1,7 @@
 #!/usr/bin/env python3
 """Tests a rolling restart without a proxy, over TLS. Two servers are stopped and restarted one
 after the other, while callers that know both addresses continue to call: plain gRPC clients, the
-Python client, and the command line with the C++ client.
-
-usage: rolling_restart_test.py --server build/bin/tessera-server --cli build/bin/tessera
-"""
+Python client, and the command line with the C++ client."""
 
 import json
 import sys

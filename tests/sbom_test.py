@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
 """Tests the bill of materials of the bundle and the image: an SPDX 2.3 document in JSON, checked
-field by field, against the package database and against the libraries that the programs load.
-
-usage: sbom_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
-"""
+field by field, against the package database and against the libraries that the programs load."""
 
 import json
 import os

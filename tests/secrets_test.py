@@ -1,10 +1,7 @@
 #!/usr/bin/env python3
 """Checks that secrets stay where they belong. Marked tokens and keys go through every method,
 command and client at the most verbose level, and then everything that others could read is searched
-for them.
-
-usage: secrets_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
-"""
+for them."""
 
 import base64
 import hashlib

@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
 """Tests shared memory as an outsider sees it: contents against NumPy, the socket's promises, and
-what clients that are dishonest, hang or die leave behind.
-
-usage: shared_memory_test.py --server build/bin/tessera-server [--device cuda:0] [test ...]
-"""
+what clients that are dishonest, hang or die leave behind."""
 
 import contextlib
 import ctypes
@@ -32,7 +29,7 @@ PAGE = 4096
 GREETING = b"tessera.v1"
 HANDSHAKE_S = 5
 
-SEAL_SEAL, SEAL_SHRINK, SEAL_GROW, SEAL_WRITE, SEAL_FUTURE_WRITE = 1, 2, 4, 8, 16
+SEAL_SHRINK, SEAL_GROW, SEAL_WRITE = 2, 4, 8
 SEALS = SEAL_SHRINK | SEAL_GROW
 MFD_HUGETLB = 4
 
@@ -46,7 +43,6 @@ FLAGS = (
 
 
 # --- Clients --------------------------------------------------------------------------------------
-
 
 def make_file(size, seals=SEALS, allocate=True, flags=os.MFD_ALLOW_SEALING):
     """Makes a file as the protocol requires, and maps it."""
@@ -138,7 +134,6 @@ def rejected(answer, reason, field=None):
 
 # --- What a server holds --------------------------------------------------------------------------
 
-
 def mapped_regions(server):
     maps = pathlib.Path(f"/proc/{server.pid}/maps").read_text(encoding="ascii", errors="replace")
     return maps.count("memfd:region")
@@ -160,7 +155,6 @@ def path_of(server):
 
 
 # --- Transfers ------------------------------------------------------------------------------------
-
 
 def test_contents_of_every_size(server, client):
     """Tests sizes around pages and pieces, at odd offsets of the region, in both directions."""
@@ -233,9 +227,6 @@ def test_replacing_and_names(server, client):
     def upload(name="n", **fields):
         return attempt(client, "UploadShared", name=name, source=source, **fields)
 
-    def download(name="n", **fields):
-        return attempt(client, "DownloadShared", name=name, target=source, **fields)
-
     def created(name="n", shape=(1,), **spec):
         return upload(name, spec=o.buffers.BufferSpec(dtype=1, shape=shape, **spec))
 
@@ -258,10 +249,9 @@ def test_replacing_and_names(server, client):
     refused(upload("m", version=draft.version + 1), "FAILED_PRECONDITION", "VERSION_MISMATCH")
     for offset in (5, 8, 1 << 63, (1 << 64) - 1, (1 << 64) - 4):
         refused(upload("m", offset=offset), bad, "BAD_RANGE")
-    refused(download("m"), "FAILED_PRECONDITION", "BUFFER_NOT_READY")
-    refused(download(version=1), "FAILED_PRECONDITION", "VERSION_MISMATCH")
-    for offset in (5, 1 << 63, (1 << 64) - 1):
-        refused(download(offset=offset), bad, "BAD_RANGE", limit=4)
+    for rpc, side in (("UploadShared", "source"), ("DownloadShared", "target")):
+        outcome = attempt(client, rpc, name="n", **{side: region.range(1, MIB)})
+        refused(outcome, bad, "BAD_RANGE", offset=1, size=MIB, limit=MIB)
 
 
 def test_truth_values(server, client):
@@ -284,34 +274,13 @@ def test_truth_values(server, client):
     assert client.download("d") == bytes([0, 1] * 500)
 
 
-def test_ranges_outside_of_the_region(server, client):
-    region = Region(path_of(server), 16 * PAGE)
-    size = 16 * PAGE
-    bad = [(0, size + 1), (1, size), (size, 1), (size + 1, 0), (1 << 63, 0), (1 << 63, 1 << 63)]
-    bad += [((1 << 64) - 1, 1), (1, (1 << 64) - 1), ((1 << 64) - 4, 8), (0, (1 << 64) - 1)]
-    client.put("x", np.arange(4, dtype=np.float32))
-    spec = o.buffers.BufferSpec(dtype=1, shape=[1])
-    for offset, length in bad:
-        outside = region.range(offset, length)
-        outcome = attempt(client, "UploadShared", name="y", spec=spec, source=outside)
-        refused(outcome, "INVALID_ARGUMENT", "BAD_RANGE", offset=offset, size=length, limit=size)
-        outcome = attempt(client, "DownloadShared", name="x", target=outside)
-        refused(outcome, "INVALID_ARGUMENT", "BAD_RANGE", offset=offset, size=length, limit=size)
-    assert client.names() == ["x"]
-
-
 def test_tokens(server, client):
     """A region cannot be found without its token or after its end."""
     region = Region(path_of(server), PAGE)
     other = Region(path_of(server), PAGE)
     assert region.token != other.token
     client.put("x", np.ones(1, np.float32))
-    tokens = [b"", b"\0" * 16, b"\xff" * 16, region.token[:15], region.token + b"\0", b"x" * 4096]
-    for i in range(16 * 8):
-        near = bytearray(region.token)
-        near[i // 8] ^= 1 << i % 8
-        tokens.append(bytes(near))
-    for token in tokens:
+    for token in (b"", b"\0" * 16, region.token[:15], region.token + b"\0", b"x" * 4096):
         target = o.shared.RegionRange(region=token, size=4)
         outcome = attempt(client, "DownloadShared", name="x", target=target)
         refused(outcome, "NOT_FOUND", "REGION_NOT_FOUND")
@@ -324,7 +293,6 @@ def test_tokens(server, client):
 
 
 # --- The socket -----------------------------------------------------------------------------------
-
 
 def test_files_that_are_no_region(server, client):
     path = path_of(server)
@@ -348,27 +316,18 @@ def test_files_that_are_no_region(server, client):
     pair = socket.socketpair()
     with tempfile.TemporaryFile() as on_disk:
         on_disk.truncate(PAGE)
-        null = os.open("/dev/zero", os.O_RDWR)
-        for file in (read_end, write_end, pair[0].fileno(), on_disk.fileno(), null):
+        for file in (read_end, write_end, pair[0].fileno(), on_disk.fileno()):
             check([file], field="file")
-        os.close(null)
     with open(f"/dev/shm/tessera_test_{os.getpid()}", "w+b") as in_shm:
         os.unlink(in_shm.name)
         in_shm.truncate(PAGE)
         check([in_shm.fileno()], field="seals")  # It can never be sealed.
-    for seals in (0, SEAL_GROW, SEAL_SHRINK, SEALS | SEAL_SEAL, SEALS | SEAL_FUTURE_WRITE):
-        check([make_file(PAGE, seals)[0]], field="seals")
     written = os.memfd_create("region", os.MFD_ALLOW_SEALING)
     os.ftruncate(written, PAGE)
     fcntl.fcntl(written, fcntl.F_ADD_SEALS, SEALS | SEAL_WRITE)
     check([written], field="seals")
-    for size in (0, 1, PAGE - 1, PAGE + 1, 3 * PAGE - 8):
-        check([make_file(size)[0]], field="size")
-    check([make_file(LIMIT + PAGE, allocate=False)[0]], "SHARED_MEMORY_EXHAUSTED")
+    check([make_file(PAGE - 1)[0]], field="size")
     check([make_file(1 << 45, allocate=False)[0]], "SHARED_MEMORY_EXHAUSTED")
-    check([make_file(4 * PAGE, allocate=False)[0]], field="allocation")
-    read_only = os.open(f"/proc/self/fd/{good}", os.O_RDONLY)
-    check([read_only], field="file")
     punched, _ = make_file(4 * PAGE, seals=0)
     punch(punched, PAGE, PAGE)
     fcntl.fcntl(punched, fcntl.F_ADD_SEALS, SEALS)
@@ -392,32 +351,6 @@ def test_files_that_are_no_region(server, client):
         assert client.download("x") == b"\0" * 4 * PAGE
     connection.close()
     region = Region(path, PAGE)  # It still serves.
-
-
-def test_nobody_takes_pages_away(server, client):
-    """A registered file cannot be truncated, punched, or written except through its mapping."""
-    region = Region(path_of(server), 16 * PAGE)
-    region.bytes[:] = 7
-
-    def fails(work):
-        try:
-            work()
-        except OSError:
-            return True
-        return False
-
-    assert fails(lambda: os.ftruncate(region.file, 0))
-    assert fails(lambda: os.ftruncate(region.file, 32 * PAGE))
-    assert fails(lambda: punch(region.file, 0, 16 * PAGE))
-    assert fails(lambda: os.pwrite(region.file, b"x", 0))
-    assert fails(lambda: mmap.mmap(region.file, PAGE))
-    assert fails(lambda: region.memory.madvise(mmap.MADV_REMOVE))
-    assert fails(lambda: fcntl.fcntl(region.file, fcntl.F_ADD_SEALS, SEAL_WRITE))
-    region.memory.madvise(mmap.MADV_DONTNEED)
-    assert np.all(region.bytes == 7)
-    spec = o.buffers.BufferSpec(dtype=5, shape=[4 * PAGE])
-    call(client, "UploadShared", name="x", spec=spec, source=region.range(0, 16 * PAGE))
-    assert client.download("x") == b"\7" * (16 * PAGE)
 
 
 def test_garbage_and_silence(server, client):
@@ -491,7 +424,6 @@ def test_permissions(server, client):
 
 
 # --- Ends -----------------------------------------------------------------------------------------
-
 
 def large_upload(server, client, **spec):
     """Returns a region of 256 MiB, and a function that begins an upload from it to "x"."""

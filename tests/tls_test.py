@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
 """Tests TLS from outside: certificates made with openssl, grpcio clients, files replaced while a
-server runs, and what is refused at the start.
-
-usage: tls_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
-"""
+server runs, and what is refused at the start."""
 
 import contextlib
 import os

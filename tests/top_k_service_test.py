@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
-"""Tests TopK over the wire: against NumPy's stable sort, in calls and in programs, along every
-axis, with ties and special values; refusals; results in buffers.
-
-usage: top_k_service_test.py --server build/bin/tessera-server [--device cuda] [test ...]
-"""
+"""Tests TopK over the wire: bits of special values, refusals, results in buffers, and programs.
+tests/top_k_test.cc and tests/fuzz_model_test.py compare with models."""
 
 import sys
 
@@ -14,58 +11,13 @@ import random_requests as r
 from outsider import eventually, scratch, step
 
 RNG = np.random.default_rng(20261125)
-DTYPES = ("float32", "float64", "float16", "int32", "int64")
-MOST_K = 4096
 
 
-def expected_of(array, k, axis=-1, smallest=False):
-    """Returns values and indices in NumPy's order: NaN above all numbers, and ties by index."""
-    rows = np.moveaxis(array, axis, -1)
-    indices = r.top_indices(rows, k, smallest)
-    values = np.take_along_axis(rows, indices, axis=-1)
-    return np.moveaxis(values, -1, axis), np.moveaxis(indices, -1, axis)
-
-
-def check(answer, array, k, axis=-1, smallest=False):
-    values, indices = expected_of(array, k, axis, smallest)
-    got = o.to_numpy(answer.indices)
-    assert got.shape == indices.shape, (got.shape, indices.shape)
-    assert np.array_equal(got, indices), (k, axis, smallest, array.dtype, got, indices)
-    assert answer.values.data == np.ascontiguousarray(values).tobytes()
-    assert answer.values.dtype == o.dtype_of(array)
-
-
-def draw(shape, dtype):
-    """Returns a random array with many ties, or hardly any, and with the type's special values."""
-    if np.issubdtype(dtype, np.integer):
-        info = np.iinfo(dtype)
-        low, high = ((-3, 4), (info.min, info.max))[RNG.integers(2)]
-        return RNG.integers(low, high, shape, dtype=dtype, endpoint=True)
-    array = RNG.standard_normal(shape)
-    if RNG.integers(2):
-        array = np.round(array)
-    array = array.astype(dtype)
-    special = np.array([np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, np.finfo(dtype).tiny], dtype)
-    where = RNG.random(shape) < RNG.choice((0, 0.05))
-    return np.where(where, RNG.choice(special, shape), array).astype(dtype)
-
-
-def test_random_arrays_by_every_strategy_along_every_axis(server, client):
-    rows = client.strategies("top_k")
-    for i in range(300):
-        dtype = np.dtype(RNG.choice(DTYPES))
-        rank = int(RNG.integers(1, 5))
-        shape = tuple(int(x) for x in RNG.integers(1, (2000, 60, 14, 8)[rank - 1], rank))
-        axis = int(RNG.integers(-rank, rank))
-        k = int(RNG.integers(1, shape[axis] + 1))
-        array = draw(shape, dtype)
-        smallest = bool(RNG.integers(2))
-        row = rows[i % len(rows)]
-        strategy = row.name if i % 2 and o.dtype_of(array) in row.dtypes else ""
-        answer = client.call("TopK", x=o.inline(array), k=k, axis=axis, smallest=smallest,
-                             strategy=strategy, timing=bool(i % 3))
-        check(answer, array, k, axis, smallest)
-        assert answer.stats.device and strategy in ("", answer.stats.strategy)
+def expected_of(array, k, smallest=False):
+    """Returns values and indices of rows in NumPy's order: NaN above all numbers, and ties by
+    index."""
+    indices = r.top_indices(array, k, smallest)
+    return np.take_along_axis(array, indices, axis=-1), indices
 
 
 def test_bits_of_zeros_and_nans_are_kept(server, client):
@@ -103,21 +55,11 @@ def test_refusals(server, client):
     x = o.inline(np.zeros((3, 10), np.float32))
     for reason, fields in (
         ("BAD_K", dict(x=x)),
-        ("BAD_K", dict(x=x, k=-1)),
-        ("BAD_K", dict(x=x, k=11)),
-        ("BAD_K", dict(x=x, k=4, axis=0)),
-        ("BAD_K", dict(x=x, k=2**62)),
-        ("BAD_K", dict(x=o.inline(np.zeros(5000, np.int64)), k=MOST_K + 1)),
-        ("BAD_AXES", dict(x=x, k=1, axis=2)),
-        ("BAD_AXES", dict(x=x, k=1, axis=-3)),
         ("BAD_AXES", dict(x=x, k=1, axis=-(2**31))),
-        ("BAD_AXES", dict(x=o.inline(np.float32(1)), k=1)),
         ("BAD_OPERAND", dict(k=1)),
         ("BAD_OPERAND", dict(x=o.compute.Operand(tensor=o.tensor([1.0]), output=1), k=1)),
-        ("BUFFER_NOT_FOUND", dict(x=o.resident("none"), k=1)),
         ("BAD_RESULT", dict(x=x, k=1, values=scratch())),
         ("BAD_RESULT", dict(x=x, k=1, indices=scratch())),
-        ("UNKNOWN_STRATEGY", dict(x=x, k=1, strategy="guess")),
     ):
         outcome = client.attempt("TopK", **fields)
         assert outcome.reason == reason, (reason, fields, outcome)
@@ -166,7 +108,9 @@ def test_programs_use_values_and_indices(server, client):
     assert not outcomes[1].answer.HasField("values")
     assert np.array_equal(o.to_numpy(outcomes[2].answer.tensor), indices.max(axis=1))
     assert np.array_equal(o.to_numpy(outcomes[3].answer.tensor), values.sum(axis=1))
-    check(outcomes[4].answer, np.ascontiguousarray(indices[:, :2]), 1, -1, True)
+    smallest, answer = expected_of(indices[:, :2], 1, smallest=True), outcomes[4].answer
+    for got, want in zip((answer.values, answer.indices), smallest):
+        assert np.array_equal(o.to_numpy(got), want), got
     for outcome in outcomes[5:7]:
         assert outcome.reason == "BAD_OPERAND", outcome
         assert outcome.metadata["field"] == "output", outcome

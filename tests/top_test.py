@@ -35,9 +35,6 @@ class TopCase(o.Case):
         return server
 
 
-# --- Once -----------------------------------------------------------------------------------------
-
-
 class OnceTest(TopCase):
     def top(self, server, *arguments):
         ended = run("-s", server.address, "top", *arguments)
@@ -89,8 +86,6 @@ class OnceTest(TopCase):
         for interval in ("0", "soon"):
             self.assertEqual(run("top", "--interval", interval).returncode, 2, interval)
 
-
-# --- Rates ----------------------------------------------------------------------------------------
 
 BOUNDS = (0.001, 0.01, 0.1, float("inf"))
 
@@ -296,8 +291,6 @@ class RatesTest(TopCase):
         ended = run("-s", self.server.address, "top", "--metrics", "127.0.0.1:1")
         self.assertIn("Connection refused", ended.stderr)
 
-
-# --- Live -----------------------------------------------------------------------------------------
 
 ENTER, LEAVE = b"\x1b[?1049h", b"\x1b[?1049l"
 

@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
 """Tests traces from outside: which calls get a response and a log line with their trace, what is
-said about slow calls, and spans in a file, including files that cannot be written.
-
-usage: traces_test.py --server build/bin/tessera-server [test ...]
-"""
+said about slow calls, and spans in a file, including files that cannot be written."""
 
 import contextlib
 import json
@@ -80,9 +77,6 @@ class TracesCase(o.FreshCase):
         self.assertTrue(eventually(enough, 10), server.log())
         self.assertEqual(len(found), count, found)
         return found
-
-
-# --- Answers and the log --------------------------------------------------------------------------
 
 
 class AnswersTest(TracesCase):
@@ -204,8 +198,6 @@ class AnswersTest(TracesCase):
             self.assertNotIn("\x1e", line["message"])
 
 
-# --- Slow calls -----------------------------------------------------------------------------------
-
 TIME = r"[0-9][0-9a-zµ.]*s"
 
 
@@ -269,9 +261,6 @@ class SlowCallsTest(TracesCase):
         left_out = sum(map(int, re.findall(r"(\d+) more calls were slow", text)))
         self.assertGreater(left_out, 0)
         self.assertLessEqual(text.count(" slow: ") + left_out, made)
-
-
-# --- Spans ----------------------------------------------------------------------------------------
 
 
 def attributes(span):

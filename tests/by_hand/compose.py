@@ -32,7 +32,7 @@ import urllib.request
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TESTS))
 
-from tls_test import Authority  # noqa: E402
+from authority import Authority  # noqa: E402
 
 ROOT = TESTS.parent
 FILE = ROOT / "deploy" / "compose.yaml"

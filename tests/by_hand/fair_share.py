@@ -39,7 +39,6 @@ def dot(client):
 
 # --- Floods ---------------------------------------------------------------------------------------
 
-
 def randoms(*shape):
     return np.random.default_rng(1).standard_normal(shape, np.float32)
 
@@ -169,7 +168,6 @@ class Flood:
 
 
 # --- Measuring ------------------------------------------------------------------------------------
-
 
 def sample(tenant, seconds):
     """Returns p50 and p99 of the tenant's calls, in microseconds."""

@@ -53,7 +53,6 @@ def make(client, name, rows, columns, devices):
 
 # --- Speed ----------------------------------------------------------------------------------------
 
-
 def median_us(client, rpc, **fields):
     answers_ = [client.call(rpc, timing=True, timeout=300, **fields) for _ in range(ROUNDS)]
     return statistics.median(answer.stats.kernel_us for answer in answers_[1:]), answers_[0]
