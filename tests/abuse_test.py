@@ -561,20 +561,6 @@ class MemoryTest(Case):
         device = info.devices[0]
         self.assertTrue(0 < device.scratch_limit_bytes <= device.memory_total_bytes, device)
 
-    def test_ranges_of_a_draft_are_bounded(self):
-        client = self.share().client()
-        limit = client.info().limits.max_ranges
-        self.assertTrue(0 < limit <= 1 << 20, f"max_ranges is {limit}")
-        x = np.zeros(limit + 16, np.float32)
-        client.create("x", x)
-        every_other = (dict(name="x", offset=2 * i, data=b"x") for i in range(limit + 8))
-        outcome = client.try_upload(every_other)
-        self.assert_fails(outcome, "RESOURCE_EXHAUSTED", "TOO_MANY_RANGES", limit=limit)
-        # The draft can still be filled.
-        client.upload([dict(name="x", offset=0, data=b"\1" * x.nbytes)])
-        client.call("SealBuffer", name="x")
-        self.assertEqual(client.download("x"), b"\1" * x.nbytes)
-
     def test_missing_ranges_and_drafts_are_listed_to_a_bound(self):
         client = self.share().client()
         client.create("x", np.zeros(200, np.float32))
@@ -612,29 +598,6 @@ class CountTest(Case):
 
     def used(self, budget):
         return self.client.budget(budget).used
-
-    def test_buffers_are_counted(self):
-        client = self.start("--host-memory", "16Mi").client()
-        nothing = np.zeros(0, np.float32)
-        limit = client.budget("buffers").limit
-        client.put("one", ONE)
-        client.call("CopyBuffer", source="one", name="copy")
-        for i in range(limit - 2):
-            client.create(f"draft{i}", nothing)
-        self.assertEqual((limit, client.budget("buffers").used), (1638, 1638))
-        x = inline(np.ones((2, 2), np.float32))
-        more = into("more")
-        for what, outcome in {
-            "CreateBuffer": outcome_of(lambda: client.create("more", nothing)),
-            "Upload": outcome_of(lambda: client.put("more", nothing)),
-            "CopyBuffer": client.attempt("CopyBuffer", source="one", name="more"),
-            "Matmul": client.attempt("Matmul", a=x, b=x, result=more),
-            "Reduce": client.attempt("Reduce", x=x, op="REDUCE_OP_SUM", axes=[0], result=more),
-        }.items():
-            with self.subTest(what):
-                self.assert_fails(outcome, "RESOURCE_EXHAUSTED", "TOO_MANY_BUFFERS", limit=limit)
-        client.call("DeleteBuffer", name="draft0")
-        client.put("more", nothing)
 
     def test_uploads_are_counted(self):
         client, stop, spec = self.client, threading.Event(), o.spec_of(FOUR)
@@ -848,19 +811,13 @@ class BrokenUploadTest(Case):
         client.put("x", FOUR)
         client.create("d", FOUR)
         first = dict(name="x", spec=o.spec_of(FOUR, replace=True))
-        for reason, messages in (
-            ("", []),
-            ("BAD_NAME", [{}]),
-            ("BAD_MESSAGE", [dict(first, data=NEW, version=7)]),
-            ("BAD_MESSAGE", [dict(name="d", data=NEW, buffer_crc32c=1)]),
+        for message in (
+            dict(first, data=NEW, version=7), dict(name="d", data=NEW, buffer_crc32c=1),
         ):
-            with self.subTest(messages=str(messages)):
-                outcome = client.try_upload(messages)
-                self.assertIn(outcome.code, ("INVALID_ARGUMENT", "NOT_FOUND"))
-                if reason == "BAD_MESSAGE":
-                    self.assertEqual(outcome.reason, reason)
-                if outcome.metadata.get("field") == "spec":
-                    self.assertEqual(set(outcome.metadata), {"field"}, "numbers of no spec")
+            outcome = client.try_upload([message])
+            self.assert_fails(outcome, "INVALID_ARGUMENT", "BAD_MESSAGE")
+            if outcome.metadata["field"] == "spec":
+                self.assertEqual(set(outcome.metadata), {"field"}, "numbers of no spec")
         self.assertEqual(client.download("x"), FOUR.tobytes())
         self.assertEqual(client.names(), ["d", "x"])
         self.assertEqual(client.call("GetBuffer", name="d").buffer.committed_bytes, 0)
@@ -1013,21 +970,16 @@ class MessageTest(Case):
 
     def test_messages_that_are_none(self):
         client = self.share().client()
-        for module in (o.buffers, o.compute):
-            (service,) = module.DESCRIPTOR.services_by_name.values()
-            for method in service.methods:
-                bad = [b"\xff" * 40, b"\x0a\x7fshort", b"\x00\x01",
-                       b"\x08" + b"\xff" * 10 + b"\x01",
-                       b"\x0a\x7f" + bytes(400)]  # Its memory is counted first.
-                if service.name == "BufferService" and method.name != "ListBuffers":
-                    bad.append(b"\x0a\x02\xff\xfe")  # A name that is not UTF-8.
-                for request in bad:
-                    with self.subTest(method.name, request=request):
-                        path = f"/{service.full_name}/{method.name}"
-                        outcome = self.send(client, path, request)
-                        bad_message = ("INVALID_ARGUMENT", "BAD_MESSAGE")
-                        self.assert_fails(outcome, *bad_message, method=method.name)
-                        self.assertIn(f"not a valid {method.name}Request", outcome.text)
+        for method, path in o.methods(o.buffers, o.compute).items():
+            bad = [b"\xff" * 40, b"\x0a\x7fshort", b"\x00\x01", b"\x08" + b"\xff" * 10 + b"\x01",
+                   b"\x0a\x7f" + bytes(400)]  # Its memory is counted first.
+            if path.startswith(BUFFERS) and method != "ListBuffers":
+                bad.append(b"\x0a\x02\xff\xfe")  # A name that is not UTF-8.
+            for request in bad:
+                with self.subTest(method, request=request):
+                    outcome = self.send(client, path, request)
+                    self.assert_fails(outcome, "INVALID_ARGUMENT", "BAD_MESSAGE", method=method)
+                    self.assertIn(f"not a valid {method}Request", outcome.text)
         outcome = self.send(client, "/grpc.health.v1.Health/Check", b"\xff")
         self.assertEqual(outcome.code, "INVALID_ARGUMENT", outcome)
         self.assertIn("not a valid HealthCheckRequest", outcome.text)

@@ -6,7 +6,6 @@ import collections
 import concurrent.futures
 import contextlib
 import pathlib
-import re
 import signal
 import socket
 import sys
@@ -567,13 +566,10 @@ def test_names_have_one_home(server, client):
 def test_rings_that_cannot_be_used(server, client):
     with tempfile.TemporaryDirectory() as folder:
         ring = pathlib.Path(folder) / "ring"
-        for text, complaint in (
-            ("# none\n", "there is no server"), ("a\n", "line 1"), ("a b c\n", "line 1"),
-            ("a h:1\nb/ h:2\n", "line 2"), ("b h:1\n", "no server 'a'"), ("a h:1\na h:2", "line 2"),
-        ):  # fmt: skip
+        for text, complaint in (("a h:1\nb/ h:2\n", "line 2"), ("b h:1\n", "no server 'a'")):
             ring.write_text(text)
             said = o.refused("--listen", "127.0.0.1:0", "--ring", ring, "--ring-name", "a")
-            assert "--ring" in said and re.search(re.escape(complaint), said), said
+            assert "--ring" in said and complaint in said, said
         assert "cannot use" in o.refused("--ring", ring.parent / "none", "--ring-name", "a")
         assert "go together" in o.refused("--ring", ring)
         tokens = pathlib.Path(folder) / "tokens"

@@ -156,6 +156,14 @@ def inline(array, window=None):
     return compute.Operand(tensor=tensor(array), view=window)
 
 
+def methods(*modules):
+    """Returns the path of each method of the protocol, or of some of its files, by name."""
+    services = [service for module in modules or (buffers, compute, shared)
+                for service in module.DESCRIPTOR.services_by_name.values()]
+    return {method.name: f"/{service.full_name}/{method.name}"
+            for service in services for method in service.methods}
+
+
 def operations():
     """Returns the method of each operation, by the operation's name."""
     fields = compute.Step.DESCRIPTOR.oneofs_by_name["operation"].fields
