@@ -823,33 +823,6 @@ class BrokenUploadTest(Case):
         self.assertEqual(client.call("GetBuffer", name="d").buffer.committed_bytes, 0)
 
 
-class IdleUploadTest(Case):
-    def test_half_open_connections(self):
-        server = self.share("--transfer-timeout", "3s", *METRICS)
-        client = server.client()
-        request = o.buffers.UploadRequest(
-            name="half", spec=o.spec_of(np.zeros(1000, np.float32), replace=True), data=b"1234"
-        )
-        ended = lambda: self.metric(server, "tessera_requests_total", 'rpc="Upload"')
-        before = ended()
-        raw = [self.raw(server) for _ in range(15)]
-        for one in raw:
-            one.send(
-                o.frame(o.HEADERS, o.END_HEADERS, 1, o.request_headers(BUFFERS + "Upload")),
-                o.frame(o.DATA, 0, 1, in_frames(request)),
-            )
-        # All uploads have begun, and some may have ended already.
-        self.assert_eventually(lambda: ended() + client.budget("uploads").used >= before + 15)
-        # The first third sends nothing from now on.
-        for one in raw[5:10]:
-            one.socket.shutdown(socket.SHUT_WR)
-        for one in raw[10:]:
-            one.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            one.close()
-        self.assert_serves(client)
-        self.assert_empty(client)
-
-
 class UnreadTest(Case):
     """Downloads and other responses that their callers do not read."""
 

@@ -241,33 +241,6 @@ class AccessTest(o.FreshCase):
         )
         return Caller(server, "a"), Caller(server, "b"), server
 
-    def test_an_import_reads_as_its_caller(self):
-        flags = ("--import-from", "127.0.0.1:*", "--insecure")
-        anna, bert, far = self.two()
-        anna.put("x", PIECE)
-        bert.put("x", 2 * PIECE)
-        anna.put("large", np.zeros(1 << 17, np.float32))
-        near = self.serve(  # The first server reads the same file again.
-            line_of("a", "write", "anna", "bytes=100Ki"), line_of("b", "write", "bert"),
-            line_of("r", "read", "bert"), flags=flags,
-        )  # fmt: skip
-        ask = dict(source=far.address, source_name="x", name="y")
-        callers = {token: Caller(near, token) for token in ("a", "b", "r")}
-        for token, expected in (("a", PIECE), ("b", 2 * PIECE)):
-            callers[token].call("ImportBuffer", **ask)
-            got = np.frombuffer(callers[token].download("y"), np.float32)
-            np.testing.assert_array_equal(got, expected)
-        end = callers["r"].attempt("ImportBuffer", **ask)
-        self.assert_refused(end, "PERMISSION_DENIED", "ROLE_TOO_SMALL")
-        end = callers["a"].attempt("ImportBuffer", **(ask | dict(source_name="large", name="z")))
-        self.assert_refused(end, "RESOURCE_EXHAUSTED", "TENANT_QUOTA_EXCEEDED")
-        # A caller whose token the source does not know can read nothing there.
-        other = self.folder / "other-tokens"
-        replace(other, line_of("somebody") + "\n")
-        alone = super().serve("--tokens", other)
-        end = callers["b"].attempt("ImportBuffer", **(ask | dict(source=alone.address, name="z")))
-        self.assert_refused(end, "FAILED_PRECONDITION", "SOURCE_REFUSED", reason="BAD_TOKEN")
-
     def test_a_source_that_tells_the_token_is_not_quoted(self):
         def tell(_, context):
             sent = dict(context.invocation_metadata())["authorization"]

@@ -59,25 +59,6 @@ def idle(client):
 
 # --- Results --------------------------------------------------------------------------------------
 
-def test_a_method_of_several_steps(server, client):
-    """Nearest neighbours, of which only the indices are returned."""
-    train = RNG.integers(-8, 9, (300, 24)).astype(np.float32)
-    test = RNG.integers(-8, 9, (77, 24)).astype(np.float32)
-    client.put("train", train)
-    client.put("test", (-2 * test).astype(np.float32))
-    answers = values(
-        client,
-        reduce("SUM_SQUARES", o.resident("train"), axes=[1], result=scratch()),
-        matmul(o.resident("test"), o.resident("train"), transpose_b=True, result=scratch()),
-        add(step(1), step(0, o.view([77, 300], [0, 1])), result=scratch()),
-        reduce("ARGMIN", step(2), axes=[1]),
-    )
-    distances = ((test[:, None, :] - train[None, :, :]) ** 2).sum(2)
-    assert np.array_equal(o.to_numpy(answers[3].tensor), distances.argmin(1))
-    for answer in answers[:3]:
-        assert not answer.HasField("tensor") and not answer.HasField("buffer")
-    assert client.names() == ["test", "train"]
-
 
 def test_scalars_are_arrays_of_rank_0(server, client):
     """A scalar has the type of the reduction along axes; ARGMAX gives the index."""

@@ -68,8 +68,7 @@ class InstallTest(outsider.Case):
                 alone = self.folder / "alone.cc"
                 alone.write_text(f'#include "{name}"\n')
                 self.run_command("c++", "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra",
-                                 "-Werror",
-                                 "-I", installed, alone)
+                                 "-Werror", "-I", installed, alone)
         for header in installed.rglob("*.h"):
             for name in re.findall(r'#include "([^"]+)"', header.read_text()):
                 ours = name.startswith(("client/", "kernels/", "server/", "tessera/"))

@@ -193,10 +193,8 @@ class ReportTest(unittest.TestCase):
 
     def test_without_ghz_the_reason_is_said(self):
         result = subprocess.run(
-            [LOADTEST / "run.sh", "--check"],
-            env={**os.environ, "GHZ": "/nonexistent/ghz"},
-            capture_output=True,
-            text=True,
+            [LOADTEST / "run.sh", "--check"], env={**os.environ, "GHZ": "/nonexistent/ghz"},
+            capture_output=True, text=True,
         )
         self.assertNotEqual(result.returncode, 0)
         self.assertIn("no ghz", result.stderr)

@@ -295,13 +295,7 @@ class CountsTest(MetricsCase):
             self.assertEqual(one.sum(f"tessera_{name}", **labels), wanted, (name, labels))
         for direction in ("upload", "download"):
             self.assertGreater(one.sum("tessera_copy_seconds_count", direction=direction), 0)
-        # A name that is replaced, and names that are deleted or expire.
-        self.client.put("x", ONES, replace=True)
         self.client.call("DeleteBuffer", name="draft")
-        two = self.scrape()
-        self.assertEqual(two.sum("tessera_buffers", state="ready"), 1)
-        self.assertEqual(two.sum("tessera_buffer_bytes", state="ready"), ONES.nbytes)
-        self.assertEqual(two.sum("tessera_buffers", state="writing"), 0)
         self.client.call("UpdateBuffer", name="x", ttl={"nanos": 1000})
         self.comes(0, "tessera_buffers")
         self.assertEqual(self.scrape().sum("tessera_buffer_bytes"), 0)

@@ -463,17 +463,8 @@ LISTENING = rb"(?m)(?:listening on |^)(unix:\S+|\d+(?:\.\d+){3}:[1-9]\d*)[\s\"]"
 class Server:
     """A server process, by default on a free loopback port."""
 
-    def __init__(
-        self,
-        folder,
-        *flags,
-        prefix=(),
-        pipe=False,
-        listen="127.0.0.1:0",
-        device=None,
-        command=None,
-        **variables,
-    ):
+    def __init__(self, folder, *flags, prefix=(), pipe=False, listen="127.0.0.1:0", device=None,
+                 command=None, **variables):
         """pipe: the log goes into a pipe, which is not read once the address is known. listen:
         another address. device: a device other than the suite's. command: the command of another
         program that listens, which gets only the flags. variables: its environment variables."""
@@ -487,12 +478,8 @@ class Server:
         command = [*prefix, *command, *map(str, flags)]
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if pipe else log,
-                stderr=subprocess.STDOUT,
-                env=environment(**variables),
-            )
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE if pipe else log,
+                stderr=subprocess.STDOUT, env=environment(**variables))
         self.pid = self.process.pid
         self.pipe = self.process.stdout.fileno() if pipe else None
         give_up = time.monotonic() + START_TIMEOUT_S
@@ -646,15 +633,8 @@ def refused(*flags):
 def run(*command, timeout=120, env=None, **more):
     """Runs a program to its end, and returns it with its output."""
     return subprocess.run(
-        list(map(str, command)),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=timeout,
-        env=environment() if env is None else env,
-        **more,
-    )
+        list(map(str, command)), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=timeout, env=environment() if env is None else env, **more)
 
 
 def eventually(condition, seconds, pause=0.02):

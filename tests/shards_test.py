@@ -67,30 +67,6 @@ def test_where_the_shards_are(server, client):
     assert backwards.device == names[-1]
 
 
-def test_what_is_refused(server, client):
-    first, second = client.devices()[:2]
-    array = np.zeros(10, np.float32)
-    for spec, reason in (
-        (dict(placement=[first, "cuda:77"]), "BAD_DEVICE"),
-        (dict(placement=[first, first]), "BAD_PLACEMENT"),
-        (dict(placement=[first, ""]), "BAD_PLACEMENT"),
-        (dict(placement=["all", first]), "BAD_PLACEMENT"),
-        (dict(placement=[first, second], device=first), "BAD_PLACEMENT"),
-    ):
-        outcome = client.attempt("CreateBuffer", name="x", spec=o.spec_of(array, **spec))
-        assert (outcome.code, outcome.reason) == ("INVALID_ARGUMENT", reason), (spec, outcome)
-        assert outcome.metadata["field"] in ("placement", "device"), outcome
-    client.put("x", array)
-    for fields in (dict(placement=["all", "all"]), dict(placement=["all"], device=first)):
-        outcome = client.attempt("CopyBuffer", source="x", name="y", **fields)
-        assert outcome.reason == "BAD_PLACEMENT", outcome
-    # A result is on the device where the operation runs, or on other devices if requested.
-    result = o.into("sum", placement=[second])
-    outcome = client.attempt("Add", a=o.resident("x"), b=o.resident("x"), result=result)
-    assert outcome.reason == "BAD_PLACEMENT", outcome
-    assert client.names() == ["x"]
-
-
 def test_results_smaller_than_the_team(server, client):
     """Devices write their parts of results that are entirely on other devices."""
     rows, columns = 3 * unit(client) // 8, 128
@@ -266,6 +242,9 @@ def test_where_results_go(server, client):
     a = o.resident(small.name)
     got = client.call("Add", a=a, b=a, result=result)
     assert got.buffer.device == names[-1] and not got.buffer.shards, got.buffer
+    result = o.into("other", placement=names[:1])  # Out of its reach.
+    o.check_refusal(client.attempt("Add", a=a, b=a, result=result), "INVALID_ARGUMENT",
+                    "BAD_PLACEMENT")
 
 
 def test_products_of_views_and_steps(server, client):

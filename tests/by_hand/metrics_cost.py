@@ -111,8 +111,7 @@ def count_instructions(build, folder):
 
         def switch(state):
             subprocess.run(["callgrind_control", "-i", state, str(server.pid)], check=True,
-                           stdout=subprocess.DEVNULL,
-                           stderr=subprocess.DEVNULL)
+                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
         calls(5)
         switch("on")
@@ -124,8 +123,7 @@ def count_instructions(build, folder):
     finally:
         server.kill()
     text = subprocess.run(["callgrind_annotate", "--inclusive=yes", "--threshold=100", out],
-                          check=True,
-                          capture_output=True, text=True).stdout
+                          check=True, capture_output=True, text=True).stdout
     found = {}
     for line in text.splitlines():
         for name, pattern in (("all", "PROGRAM TOTALS"),

@@ -170,9 +170,7 @@ class ProxyCase(Proxied):
         second = next(s for s in self.servers if s is not first)
         for server in self.servers:
             subprocess.run([CLI, "--server", server.address, "put", "--name", "x", "--random",
-                            "ones",
-                            "--shape", "8", "--replace"], check=True,
-                           capture_output=True)  # fmt: skip
+                            "ones", "--shape", "8", "--replace"], check=True, capture_output=True)
         calls = repeated = 0
         with self.channel() as channel:
             stub = o.compute_grpc.ComputeServiceStub(channel)

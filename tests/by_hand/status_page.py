@@ -85,8 +85,7 @@ class Browser:
 
         self.process = subprocess.Popen(
             [program, "--headless", "--no-sandbox", "--remote-debugging-pipe", "--disable-gpu",
-             "--hide-scrollbars",
-             "--no-first-run", f"--user-data-dir={folder}/profile"],
+             "--hide-scrollbars", "--no-first-run", f"--user-data-dir={folder}/profile"],
             preexec_fn=set_up, pass_fds=(3, 4), stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL)
         for descriptor in (their_in, their_out, *keep):
@@ -129,8 +128,7 @@ class Browser:
     def show(self, url, scheme, size):
         width, height = SIZES[size]
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height,
-                  deviceScaleFactor=1,
-                  mobile=size == "narrow")
+                  deviceScaleFactor=1, mobile=size == "narrow")
         self.call("Emulation.setEmulatedMedia",
                   features=[{"name": "prefers-color-scheme", "value": scheme}])
         if self.value("location.href") != url:
