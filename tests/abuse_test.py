@@ -7,8 +7,7 @@ parallel, because cases wait more than they compute.
 
 usage: abuse_test.py --server build/bin/tessera-server [--device cuda:0] [NAME...]
 
-A NAME selects the cases whose names contain it.
-"""
+A NAME selects the cases whose names contain it."""
 
 import contextlib
 import fcntl

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Tests `tessera completion` in real shells: bash on its own terminal, and zsh and fish if they are
-installed. Also tests the manual pages that deploy/tools/manual.py makes from the help texts.
-"""
+installed. Also tests the manual pages that deploy/tools/manual.py makes from the help texts."""
 
 import os
 import re

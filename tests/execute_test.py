@@ -12,7 +12,6 @@ from outsider import check_refusal as refused
 from outsider import eventually, scratch, step
 
 RNG = np.random.default_rng(20261123)
-MIB = 1 << 20
 
 
 def dot(a, b, **more):
@@ -225,16 +224,16 @@ def test_too_many_steps(server, client):
     assert outcome.metadata["limit"] == str(limit)
     # Refusing many more steps, which take few bytes, takes no memory.
     before = server.peak_rss()
-    message = b"\x0a\x00" * (2 * MIB - 100)
+    message = b"\x0a\x00" * (2 * o.MI - 100)
     call = client.channel.unary_unary("/tessera.v1.ComputeService/Execute")
     refused(o.outcome_of(lambda: call(message, timeout=20)), "INVALID_ARGUMENT", "TOO_MANY_STEPS")
-    assert server.peak_rss() - before < 40 * MIB, server.peak_rss() - before
+    assert server.peak_rss() - before < 40 * o.MI, server.peak_rss() - before
 
 
 def test_answers_fit_what_clients_receive(server, client):
     """The limit covers all inline results together, and also thousands of errors."""
     block = o.inline(np.ones(250 * 1024 // 4, np.float32))
-    client.put("x", np.ones(MIB // 4, np.float32))
+    client.put("x", np.ones(o.MI // 4, np.float32))
     x = o.resident("x")
     outcomes = run(client, *[add(x, x)] * 5, add(block, block))
     reasons = [outcome.reason for outcome in outcomes]
@@ -251,12 +250,12 @@ def test_answers_fit_what_clients_receive(server, client):
 
 
 def test_scratch_is_limited_and_given_back(server, client):
-    x = fill(client, "x", [8 * MIB // 4], 1)
+    x = fill(client, "x", [8 * o.MI // 4], 1)
     limit = client.device().scratch_limit_bytes
-    enough = [add(x, x, result=scratch())] * (limit // (8 * MIB) + 1)
+    enough = [add(x, x, result=scratch())] * (limit // (8 * o.MI) + 1)
     outcome = client.attempt("Execute", steps=enough)
     refused(outcome, "RESOURCE_EXHAUSTED", "SCRATCH_EXHAUSTED")
-    assert all(outcome.ok for outcome in run(client, *enough[: limit // (16 * MIB)]))
+    assert all(outcome.ok for outcome in run(client, *enough[: limit // (16 * o.MI)]))
     huge = o.inline(np.ones(1, np.float32), o.view([2**30, 2**29], [0, 0]))
     outcome = client.attempt("Execute", steps=[add(huge, huge, result=scratch())] * 4)
     assert not outcome.ok or all(not one.ok for one in map(o.Outcome.of_step,
@@ -341,11 +340,6 @@ def test_callers_that_leave(server, client):
     assert eventually(lambda: client.device().buffer_used_bytes == used, 5)
 
 
-FLAGS = (
-    *("--memory-limit", "512Mi", "--scratch-limit", "128Mi"),
-    *("--max-operation-seconds", "15"),
-)
-
-
 if __name__ == "__main__":
-    sys.exit(o.run_tests(globals(), *FLAGS))
+    flags = "--memory-limit 512Mi --scratch-limit 128Mi --max-operation-seconds 15"
+    sys.exit(o.run_tests(globals(), *flags.split()))

@@ -259,8 +259,6 @@ def test_other_bytes_are_refused(server, client):
     client.call("DeleteBuffer", name="d")
 
 
-FLAGS = ("--memory-limit", "512Mi", "--scratch-limit", str(SCRATCH_LIMIT))
-
-
 if __name__ == "__main__":
-    sys.exit(o.run_tests(globals(), *FLAGS))
+    flags = ("--memory-limit", "512Mi", "--scratch-limit", str(SCRATCH_LIMIT))
+    sys.exit(o.run_tests(globals(), *flags))

@@ -23,7 +23,6 @@ from outsider import check_refusal as fails
 from outsider import eventually
 from relay import Relay
 
-MIB = 1 << 20
 FROM_HERE = ("--import-from", "127.0.0.1:*")
 
 
@@ -37,7 +36,7 @@ def servers(*flags):
 def put_with_checksums(client, name, array):
     """Uploads in messages of 1 MiB with checksums."""
     data = array.tobytes()
-    parts = [data[i : i + MIB] for i in range(0, len(data), MIB)]
+    parts = [data[i : i + o.MI] for i in range(0, len(data), o.MI)]
     messages = [dict(data=part, crc32c=o.crc32c(part)) for part in parts]
     messages[0] |= dict(name=name, spec=o.spec_of(array))
     return client.upload(messages).buffer
@@ -79,7 +78,7 @@ def same(client, name, array):
 # --- links
 
 def test_link_is_the_same_memory(server, client):
-    x = np.arange(3 * MIB // 4, dtype=np.float32)
+    x = np.arange(3 * o.MI // 4, dtype=np.float32)
     first = client.put("x", x)
     before = used(client)
     link = client.call("CopyBuffer", source="x", name="t/1", link=True).buffer
@@ -166,7 +165,7 @@ def test_import_types_and_shapes(server, client):
             np.random.default_rng(1).normal(size=(300, 1000)).astype(np.float32),
         ]):  # fmt: skip
             name = f"a/{i}"
-            put = client.put if array.nbytes < MIB else partial(put_with_checksums, client)
+            put = client.put if array.nbytes < o.MI else partial(put_with_checksums, client)
             source = put(name, array)
             outcome = import_from(there, server.address, f"b/{i}", source_name=name,
                                   source_version=source.version)
@@ -231,21 +230,21 @@ def test_import_refused_by_the_source(server, client):
 
 
 def test_import_resumes_where_it_stood(server, client):
-    x = np.random.default_rng(2).integers(0, 1 << 60, 8 * MIB // 8)
+    x = np.random.default_rng(2).integers(0, 1 << 60, 8 * o.MI // 8)
     source = put_with_checksums(client, "x", x)
     with servers(FROM_HERE) as (near,):
         there = near.client()
         # There are more breaks than the allowed number of attempts without progress.
-        relay = Relay(server.address, cuts=4 * [3 * MIB // 2, 300_000])
+        relay = Relay(server.address, cuts=4 * [3 * o.MI // 2, 300_000])
         answer = import_from(there, relay.where).answer
         assert same(there, "y", x)
         assert answer.interruptions == 8 and answer.buffer.crc32c == source.crc32c
         # Nothing that had arrived was sent again, except for messages that were cut in two.
-        assert sum(relay.passed) < x.nbytes + 9 * MIB, relay.passed
+        assert sum(relay.passed) < x.nbytes + 9 * o.MI, relay.passed
         relay.close()
         # A byte that is changed on the way is noticed, and is sent again. The import continues
         # where it was, which proves that the connection is a new one.
-        relay = Relay(server.address, damage=5 * MIB)
+        relay = Relay(server.address, damage=5 * o.MI)
         answer = import_from(there, relay.where, "z").answer
         assert relay.damage is None and answer.interruptions >= 1 and same(there, "z", x)
         relay.close()
@@ -342,11 +341,11 @@ def test_an_import_that_stands_still_says_why(server, client):
 
 
 def test_import_of_a_server_that_dies(server, client):
-    x = np.ones(32 * MIB // 4, np.float32)
+    x = np.ones(32 * o.MI // 4, np.float32)
     with servers((), FROM_HERE) as (far, near):
         far.client().put("x", x)
         there = near.client()
-        relay = Relay(far.address, hold=4 * MIB)
+        relay = Relay(far.address, hold=4 * o.MI)
         future = begin_import(there, relay.where)
         assert eventually(relay.silent.is_set, 30)
         far.process.kill()
@@ -362,7 +361,7 @@ def test_import_of_a_server_that_dies(server, client):
 
 
 def test_import_that_stands_still(server, client):
-    client.put("x", np.ones(16 * MIB // 4, np.float32))
+    client.put("x", np.ones(16 * o.MI // 4, np.float32))
     with servers((*FROM_HERE, "--transfer-timeout", "2s")) as (near,):
         there = near.client()
         relays = [Relay(server.address) for _ in range(4)]
@@ -471,10 +470,10 @@ def test_import_says_what_is_wrong_here_before_it_asks_the_source(server, client
 
 
 def test_a_name_that_is_deleted_ends_its_import(server, client):
-    client.put("x", np.ones(16 * MIB // 4, np.float32))
+    client.put("x", np.ones(16 * o.MI // 4, np.float32))
     with servers(FROM_HERE) as (near,):
         there = near.client()
-        relay = Relay(server.address, hold=3 * MIB)
+        relay = Relay(server.address, hold=3 * o.MI)
         call = begin_import(there, relay.where)
         assert eventually(relay.silent.is_set, 30)
         assert eventually(lambda: there.attempt("DeleteBuffer", name="y").ok, 10)

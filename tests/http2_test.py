@@ -6,8 +6,7 @@ over.
 usage: http2_test.py --server build/bin/tessera-server [--alone] [test ...]
 
 With --alone it runs the case that needs the machine's descriptors and ports, otherwise all other
-cases.
-"""
+cases."""
 
 import resource
 import struct

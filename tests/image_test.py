@@ -12,21 +12,16 @@ import subprocess
 import outsider as o
 
 
-def run_stage():
-    """Returns the instructions of the Dockerfile's last stage as pairs (name, rest of the line)."""
-    text = (o.ROOT / "deploy" / "Dockerfile").read_text()
-    lines = [line for line in text.splitlines() if not line.startswith("#")]
-    joined = "\n".join(lines).replace("\\\n", " ")
-    instructions = [line.split(None, 1) for line in joined.splitlines() if line.strip()]
-    last = max(i for i, (name, _) in enumerate(instructions) if name == "FROM")
-    return instructions[last:]
-
-
 class ImageTest(o.Case):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.instructions = run_stage()
+        text = (o.ROOT / "deploy" / "Dockerfile").read_text()
+        lines = [line for line in text.splitlines() if not line.startswith("#")]
+        joined = "\n".join(lines).replace("\\\n", " ")
+        every = [line.split(None, 1) for line in joined.splitlines() if line.strip()]
+        last = max(i for i, (name, _) in enumerate(every) if name == "FROM")
+        cls.instructions = every[last:]  # Pairs (name, rest of the line) of the last stage.
         # The folder of programs in the image.
         programs = cls.folder / "bin"
         programs.mkdir()

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Tests deploy/loadtest against a running server. Every call of its configurations is made
-unchanged, and run.sh runs from end to end, with a stand-in for ghz (tests/ghz_stand_in.py).
-"""
+unchanged, and run.sh runs from end to end, with a stand-in for ghz (tests/ghz_stand_in.py)."""
 
 import hashlib
 import json

@@ -77,9 +77,7 @@ FINE = ghz([i / 100 for i in range(1, 2001)])  # 0.01 to 20 ms.
 
 class ReportTest(unittest.TestCase):
     def setUp(self):
-        temporary = tempfile.TemporaryDirectory()
-        self.addCleanup(temporary.cleanup)
-        self.folder = pathlib.Path(temporary.name)
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
         (self.folder / "slo.toml").write_text(SLO)
 
     def run_on(self, *more, out="out", **reports):

@@ -561,8 +561,5 @@ def test_results_larger_than_everything(server, client):
     assert client.names() == []
 
 
-FLAGS = ("--memory-limit", "512Mi", "--scratch-limit", "128Mi")
-
-
 if __name__ == "__main__":
-    sys.exit(o.run_tests(globals(), *FLAGS))
+    sys.exit(o.run_tests(globals(), "--memory-limit", "512Mi", "--scratch-limit", "128Mi"))

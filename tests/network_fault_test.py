@@ -25,7 +25,6 @@ import python_outsider  # Also adds the package's sources.
 import tessera as ts
 from outsider import eventually
 
-MIB = 1 << 20
 NEAR, FAR = "10.77.1.1", "10.77.2.1"
 SKIPPED = 77
 
@@ -198,12 +197,10 @@ class Cut(o.FreshCase):
         return far, near
 
     def connect(self, server, **options):
-        t = ts.connect(server.address, **options)
-        self.addCleanup(t.close)
-        return t
+        return self.enterContext(ts.connect(server.address, **options))
 
     def array(self, mib):
-        return self.random.integers(0, 256, mib * MIB, np.uint8)
+        return self.random.integers(0, 256, mib * o.MI, np.uint8)
 
     def file(self, name, array):
         path = self.folder / f"{name}.npy"
@@ -292,7 +289,7 @@ class Cut(o.FreshCase):
                 moved = lambda: len(self.running) == 2 and min(  # noqa: E731
                     self.line.router.passed(device) - old
                     for device, old in zip(("near", "far"), before)
-                ) > 2 * MIB
+                ) > 2 * o.MI
                 self.assertTrue(eventually(moved, 20, pause=0.002))
                 for process in self.running:
                     process.send_signal(signal.SIGSTOP)
@@ -361,7 +358,7 @@ class Cut(o.FreshCase):
             return [device.buffer_used_bytes, device.scratch_used_bytes, *counts]
 
         self.assertTrue(eventually(lambda: not any(used()), within), used())
-        self.assertTrue(eventually(lambda: budget("host_memory") < MIB, within))
+        self.assertTrue(eventually(lambda: budget("host_memory") < o.MI, within))
 
     def test_a_moment(self):
         """TCP notices the cut, but no client gives up."""

@@ -647,6 +647,24 @@ def eventually(condition, seconds, pause=0.02):
         time.sleep(pause)
 
 
+@contextlib.contextmanager
+def meanwhile(work):
+    """Calls work() again and again in another thread until the block ends."""
+    over = threading.Event()
+
+    def run_on():
+        while not over.is_set():
+            work()
+
+    thread = threading.Thread(target=run_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 def in_threads(count, work):
     """Runs work(i) in count threads at the same time. Raises the first exception again."""
     errors = []
@@ -770,9 +788,7 @@ class Case(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(folder.cleanup)
-        cls.folder = pathlib.Path(folder.name)
+        cls.folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
 
     @classmethod
     def serve_class(cls, *flags, **how):

@@ -4,8 +4,7 @@
 usage: profile_test.py --server build/bin/tessera-server [--recorder libnvtx_recorder.so] [test ...]
 
 --recorder: a library that listens to NVTX (tests/nvtx_recorder.cc). A build without the CUDA
-headers has neither ranges nor this library.
-"""
+headers has neither ranges nor this library."""
 
 import signal
 

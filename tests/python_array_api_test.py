@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """Tests the functions of the Python array API standard 2024.12: which of them work and which are
 refused, as the table in docs/python.md says. tests/python_signatures_test.py compares the working
-functions with NumPy.
-"""
+functions with NumPy."""
 
 import functools
 import re

@@ -2,8 +2,7 @@
 """Talks to a running server with only the .proto files of this project, and compares with NumPy.
 
 The client is the distribution's grpcio with its default options. Clients in any other language can
-do everything that this test does.
-"""
+do everything that this test does."""
 
 import sys
 

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Tests Dask arrays on several servers against NumPy: a cluster of four workers and four servers on
-this host, workers and servers that are killed, links that break, and names with homes.
-"""
+this host, workers and servers that are killed, links that break, and names with homes."""
 
 import gc
 import logging

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Tests errors of the Python client: a class for every reason, arrays that are gone, refusals that
-are retried, and tokens.
-"""
+are retried, and tokens."""
 
 import copy
 import datetime
@@ -27,7 +26,6 @@ from tessera.wire import _connect, _errors, _retry
 from tessera.wire import _protocol as p
 
 LONG = {"timeout": 20, "connect_timeout": o.START_TIMEOUT_S, "stall_timeout": 8}
-MIB = 1 << 20
 
 
 def reasons_of_the_protocol():
@@ -134,7 +132,7 @@ class LimitedServer:
             self.lost -= 1
             raise ts.ConnectionLost("", "UNAVAILABLE")
         if method == "GetServerInfo":
-            limits = {"max_ttl": self.max_ttl, "max_inline_result_bytes": 3 * MIB}
+            limits = {"max_ttl": self.max_ttl, "max_inline_result_bytes": 3 * o.MI}
             return p.METHODS[method].response(limits=limits)
         if method == "ListStrategies":
             return p.METHODS[method].response()
@@ -212,7 +210,7 @@ class CallsTest(unittest.TestCase):
         added = apply("add", (x, x.whole), constant(1))
         return (
             ("Upload", lambda core, ttl: put(core, np.ones(3), ttl)),
-            ("CreateBuffer", lambda core, ttl: put(core, np.ones(MIB), ttl)),
+            ("CreateBuffer", lambda core, ttl: put(core, np.ones(o.MI), ttl)),
             ("CopyBuffer", lambda core, ttl: core.copy(x, x.whole, None, ttl=ttl)),
             ("CopyBuffer", lambda core, ttl: core.link(x, None, ttl=ttl)),
             ("CopyBuffer", lambda core, ttl: core.save((x, x.whole), None, False, ttl)),
@@ -324,8 +322,7 @@ class LostArraysTest(o.Case):
 
     def setUp(self):
         self.server = self.serve("--max-ttl", "2h")
-        self.t = ts.connect(self.server.address, **LONG)
-        self.addCleanup(self.t.close)
+        self.t = self.enterContext(ts.connect(self.server.address, **LONG))
 
     def restart(self, *flags):
         """Starts another server at the same address."""

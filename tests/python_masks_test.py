@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Tests arrays of bool, masks, and expressions as inputs of reductions and as epilogues of
-products, all against NumPy.
-"""
+products, all against NumPy."""
 
 import functools
 import itertools

@@ -23,8 +23,7 @@ class Case(o.Case):
 
         super().setUpClass()
         cls.server = cls.serve_class(*cls.FLAGS)
-        cls.t = ts.connect(cls.server.address)
-        cls.addClassCleanup(cls.t.close)
+        cls.t = cls.enterClassContext(ts.connect(cls.server.address))
 
     @contextlib.contextmanager
     def calls(self):

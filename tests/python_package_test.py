@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Tests the Python package as users get it: the wheel in a clean environment, the lines of the
-README, the tutorial line by line, the examples and their pages.
-"""
+README, the tutorial line by line, the examples and their pages."""
 
 import doctest
 import importlib

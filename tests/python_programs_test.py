@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """Random NumPy programs on resident arrays, as people chain them: views, arithmetic, comparisons,
 masks, reductions, products, NumPy functions. The same lines run on NumPy arrays, which give the
-expected results.
-"""
+expected results."""
 
 import random
 

@@ -56,9 +56,7 @@ class TransfersTest(python_outsider.Case):
     def through(self, relay, **options):
         """Returns a client whose connections go through the relay."""
         self.addCleanup(relay.close)
-        t = ts.connect(relay.where, **options)
-        self.addCleanup(t.close)
-        return t
+        return self.enterContext(ts.connect(relay.where, **options))
 
     def test_an_upload_resumes(self):
         relay = Relay(self.server.address, request_cuts=self.CUTS)
@@ -241,8 +239,8 @@ class DividedTest(TransfersTest):
     def test_a_server_that_never_has_room(self):
         """gRPC accepts the first bytes of a stream before it knows of the refusal. They do not
         count as progress."""
-        t = ts.connect(self.server.address, stall_timeout=STALL_S, shared_memory=False)
-        self.addCleanup(t.close)
+        options = dict(stall_timeout=STALL_S, shared_memory=False)
+        t = self.enterContext(ts.connect(self.server.address, **options))
         perform, refused = t._io.perform, []
 
         def refuse(command):
@@ -365,8 +363,7 @@ class SharedTest(o.Case):
         cls.long = np.concatenate([cls.data, cls.data])  # Three parts.
 
     def setUp(self):
-        self.t = ts.connect(self.server.address)
-        self.addCleanup(self.t.close)
+        self.t = self.enterContext(ts.connect(self.server.address))
         put = self.t.put
         self.t.put = lambda *args, **more: put(*args, placement=self.PLACEMENT, **more)
         self.performed = performed(self.t)

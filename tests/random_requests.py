@@ -2,8 +2,7 @@
 
 A case is one request: its fields, and either the reasons for which the server refuses it or the
 right result. Most cases are valid, and the others have one fault each. The model shares no code
-with the server.
-"""
+with the server."""
 
 import argparse
 import collections

@@ -59,12 +59,9 @@ class RollingRestartTest(o.FreshCase):
         return self.enterContext(own)
 
     def client(self, servers):
-        t = ts.connect(
+        return self.enterContext(ts.connect(
             self.target(servers), tls_ca=str(self.authority.cert), tls_cert=str(self.mine[0]),
-            tls_key=str(self.mine[1]), tls_server_name="tessera",
-        )  # fmt: skip
-        self.addCleanup(t.close)
-        return t
+            tls_key=str(self.mine[1]), tls_server_name="tessera"))
 
     def test_no_call_is_lost(self):
         both, turned = self.servers, self.servers[::-1]

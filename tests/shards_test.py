@@ -5,8 +5,8 @@ the bits of one device.
 usage: shards_test.py --server build/bin/tessera-server [--device cuda:0,cuda:1] [test ...]
 """
 
+import itertools
 import sys
-import threading
 import time
 
 import numpy as np
@@ -15,7 +15,6 @@ import outsider as o
 from outsider import eventually
 
 RNG = np.random.default_rng(20261126)
-MIB = 1 << 20
 # Arrays for GPUs are larger, and some calls need more scratch memory for them. Without
 # --no-warm-up, warming up eight devices would take a long time on few cores.
 FLAGS = ("--scratch-limit", "1Gi" if "cuda" in " ".join(sys.argv) else "64Mi", "--no-warm-up")
@@ -23,7 +22,7 @@ FLAGS = ("--scratch-limit", "1Gi" if "cuda" in " ".join(sys.argv) else "64Mi", "
 
 def unit(client):
     """Returns the unit. Every shard begins at a multiple of it."""
-    return 2 * MIB if client.info().devices[0].backend == "cuda" else 4096
+    return 2 * o.MI if client.info().devices[0].backend == "cuda" else 4096
 
 
 def used(client):
@@ -362,24 +361,17 @@ def test_replaced_and_deleted_meanwhile(server, client):
     names, step = client.devices(), unit(client)
     n = 4 * step // 4
     client.put("x", np.zeros(n, np.float32), placement=["all"])
-    stop = threading.Event()
+    own, numbers = server.client(), itertools.count(1)
 
     def replace():
-        own, k = server.client(), 0
-        while not stop.is_set():
-            k += 1
-            placement = (["all"], names[::-1], [names[k % len(names)]])[k % 3]
-            own.put("x", np.full(n, k % 50, np.float32), placement=placement, replace=True)
+        k = next(numbers)
+        placement = (["all"], names[::-1], [names[k % len(names)]])[k % 3]
+        own.put("x", np.full(n, k % 50, np.float32), placement=placement, replace=True)
 
-    writer = threading.Thread(target=replace)
-    writer.start()
-    try:
+    with o.meanwhile(replace):
         for _ in range(60):
             got = client.call("Reduce", op="REDUCE_OP_SUM", x=o.resident("x")).value.real
             assert got % n == 0 and 0 <= got < 50 * n, "a mixture of two versions"
-    finally:
-        stop.set()
-        writer.join()
     client.call("DeleteBuffer", name="x")
     assert eventually(lambda: not any(used(client)), 5), used(client)
 

@@ -5,6 +5,7 @@ what clients that are dishonest, hang or die leave behind."""
 import contextlib
 import ctypes
 import fcntl
+import itertools
 import mmap
 import os
 import pathlib
@@ -12,7 +13,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import unittest
 
@@ -23,8 +23,7 @@ from outsider import check_refusal as refused
 from outsider import eventually
 
 RNG = np.random.default_rng(20261124)
-MIB = 1 << 20
-PIECE = 64 * MIB
+PIECE = 64 * o.MI
 PAGE = 4096
 GREETING = b"tessera.v1"
 HANDSHAKE_S = 5
@@ -33,7 +32,7 @@ SEAL_SHRINK, SEAL_GROW, SEAL_WRITE = 2, 4, 8
 SEALS = SEAL_SHRINK | SEAL_GROW
 MFD_HUGETLB = 4
 
-LIMIT = 512 * MIB
+LIMIT = 512 * o.MI
 REGIONS = 64
 HANDSHAKES = 64
 FLAGS = (
@@ -158,8 +157,8 @@ def path_of(server):
 
 def test_contents_of_every_size(server, client):
     """Tests sizes around pages and pieces, at odd offsets of the region, in both directions."""
-    region = Region(path_of(server), 2 * PIECE + MIB)
-    sizes = [0, 1, 3, PAGE - 1, PAGE, PAGE + 1, 5 * MIB + 7]
+    region = Region(path_of(server), 2 * PIECE + o.MI)
+    sizes = [0, 1, 3, PAGE - 1, PAGE, PAGE + 1, 5 * o.MI + 7]
     sizes += [PIECE - 1, PIECE, PIECE + 1, 2 * PIECE - 1, 2 * PIECE, 2 * PIECE + 1]
     for size in sizes:
         count = size // 2
@@ -182,17 +181,17 @@ def test_contents_of_every_size(server, client):
 
 def test_ranges_of_a_draft(server, client):
     """Writes ranges in any order, with ranges from streams in between. Sealing sees every byte."""
-    region = Region(path_of(server), MIB)
-    data = RNG.integers(0, 256, 4 * MIB, np.uint8)
+    region = Region(path_of(server), o.MI)
+    data = RNG.integers(0, 256, 4 * o.MI, np.uint8)
     draft = client.call(
-        "CreateBuffer", name="d", spec=o.buffers.BufferSpec(dtype=5, shape=[MIB])
+        "CreateBuffer", name="d", spec=o.buffers.BufferSpec(dtype=5, shape=[o.MI])
     ).buffer
-    bounds = [0, 1, PAGE, MIB - 3, MIB, 2 * MIB + 5, 3 * MIB, 4 * MIB]
+    bounds = [0, 1, PAGE, o.MI - 3, o.MI, 2 * o.MI + 5, 3 * o.MI, 4 * o.MI]
     ranges = list(zip(bounds, bounds[1:]))
     RNG.shuffle(ranges)
     for i, (begin, end) in enumerate(ranges):
-        for at in range(begin, end, MIB):
-            size = min(end - at, MIB)
+        for at in range(begin, end, o.MI):
+            size = min(end - at, o.MI)
             if i % 3 == 2:
                 message = dict(name="d", offset=at, data=data[at : at + size].tobytes())
                 client.upload([dict(message, version=draft.version)])
@@ -206,7 +205,7 @@ def test_ranges_of_a_draft(server, client):
     assert sealed.state == 2
     assert client.download("d") == data.tobytes()
     # Downloads windows of the array.
-    for offset, size in ((0, 1), (4 * MIB - 1, 1), (17, 999_999), (3 * MIB + 1, MIB)):
+    for offset, size in ((0, 1), (4 * o.MI - 1, 1), (17, 999_999), (3 * o.MI + 1, o.MI)):
         region.bytes[:] = 0
         target = region.range(0, size)
         answer = call(client, "DownloadShared", name="d", offset=offset, target=target)
@@ -214,13 +213,13 @@ def test_ranges_of_a_draft(server, client):
         assert answer.size == expected.size
         assert np.array_equal(region.bytes[: expected.size], expected)
         assert np.all(region.bytes[expected.size :] == 0)
-    answer = call(client, "DownloadShared", name="d", offset=4 * MIB, target=region.range(0, MIB))
+    answer = call(client, "DownloadShared", name="d", offset=4 * o.MI, target=region.range(0, o.MI))
     assert answer.size == 0
 
 
 def test_replacing_and_names(server, client):
     """Names, drafts and ranges behave as in Upload and Download."""
-    region = Region(path_of(server), MIB)
+    region = Region(path_of(server), o.MI)
     source = region.range(0, 4)
     bad = "INVALID_ARGUMENT"
 
@@ -250,12 +249,12 @@ def test_replacing_and_names(server, client):
     for offset in (5, 8, 1 << 63, (1 << 64) - 1, (1 << 64) - 4):
         refused(upload("m", offset=offset), bad, "BAD_RANGE")
     for rpc, side in (("UploadShared", "source"), ("DownloadShared", "target")):
-        outcome = attempt(client, rpc, name="n", **{side: region.range(1, MIB)})
-        refused(outcome, bad, "BAD_RANGE", offset=1, size=MIB, limit=MIB)
+        outcome = attempt(client, rpc, name="n", **{side: region.range(1, o.MI)})
+        refused(outcome, bad, "BAD_RANGE", offset=1, size=o.MI, limit=o.MI)
 
 
 def test_truth_values(server, client):
-    region = Region(path_of(server), MIB)
+    region = Region(path_of(server), o.MI)
     spec = o.buffers.BufferSpec(dtype=7, shape=[1000], replace=True)
     region.bytes[:1000] = [0, 1] * 500
     call(client, "UploadShared", name="b", spec=spec, source=region.range(0, 1000))
@@ -333,7 +332,7 @@ def test_files_that_are_no_region(server, client):
     fcntl.fcntl(punched, fcntl.F_ADD_SEALS, SEALS)
     check([punched], field="allocation")
     huge = os.memfd_create("region", os.MFD_ALLOW_SEALING | MFD_HUGETLB)
-    os.ftruncate(huge, 2 * MIB)
+    os.ftruncate(huge, 2 * o.MI)
     fcntl.fcntl(huge, fcntl.F_ADD_SEALS, SEALS)
     assert "normal pages" in check([huge], field="file").message
     assert eventually(lambda: o.descriptors(server) <= before, 5), (before, o.descriptors(server))
@@ -427,9 +426,9 @@ def test_permissions(server, client):
 
 def large_upload(server, client, **spec):
     """Returns a region of 256 MiB, and a function that begins an upload from it to "x"."""
-    region = Region(path_of(server), 256 * MIB)
-    spec = o.buffers.BufferSpec(dtype=5, shape=[64 * MIB], **spec)
-    request = o.shared.UploadSharedRequest(name="x", spec=spec, source=region.range(0, 256 * MIB))
+    region = Region(path_of(server), 256 * o.MI)
+    spec = o.buffers.BufferSpec(dtype=5, shape=[64 * o.MI], **spec)
+    request = o.shared.UploadSharedRequest(name="x", spec=spec, source=region.range(0, 256 * o.MI))
     upload = o.shared_grpc.SharedMemoryServiceStub(client.channel).UploadShared
     return region, lambda timeout=60: upload.future(request, timeout=timeout)
 
@@ -443,7 +442,7 @@ def test_a_region_that_ends_during_a_transfer(server, client):
     region.connection.close()
     outcome = o.outcome_of(future)
     assert outcome.ok, outcome
-    assert client.download("x", offset=255 * MIB) == b"\3" * MIB
+    assert client.download("x", offset=255 * o.MI) == b"\3" * o.MI
     assert eventually(lambda: is_clean(server, client), 5)
 
 
@@ -511,10 +510,10 @@ def test_clients_that_are_killed(server, client):
     is left."""
     before = o.descriptors(server)
     stub = o.shared_grpc.SharedMemoryServiceStub(client.channel)
-    spec = o.buffers.BufferSpec(dtype=5, shape=[4 * MIB], replace=True)
+    spec = o.buffers.BufferSpec(dtype=5, shape=[4 * o.MI], replace=True)
     latest = 0.03  # Clients die within these seconds.
     outcomes = {True: 0, False: 0}
-    arguments = [sys.executable, "-c", NURSERY, str(path_of(server)), str(16 * MIB), "tessera.v1"]
+    arguments = [sys.executable, "-c", NURSERY, str(path_of(server)), str(16 * o.MI), "tessera.v1"]
     pipe = subprocess.PIPE
     nursery = subprocess.Popen(arguments, stdin=pipe, stdout=pipe, text=True, bufsize=1)
     for i in range(200):
@@ -525,7 +524,7 @@ def test_clients_that_are_killed(server, client):
             nursery.stdin.write("kill\n")
         else:
             answer = o.shared.RegisterRegionResponse.FromString(bytes.fromhex(answer))
-            source = o.shared.RegionRange(region=answer.region, size=16 * MIB)
+            source = o.shared.RegionRange(region=answer.region, size=16 * o.MI)
             request = o.shared.UploadSharedRequest(name="x", spec=spec, source=source)
             delay = RNG.uniform(-latest, latest)
             if delay < 0:
@@ -551,50 +550,40 @@ def test_clients_that_are_killed(server, client):
 
 def test_writers_during_transfers(server, client):
     """A client that writes all the time gets some of its own bytes, and the server survives."""
-    region = Region(path_of(server), 32 * MIB)
-    stop = threading.Event()
-
-    def scribble():
-        value = 0
-        while not stop.is_set():
-            value = (value + 1) & 255
-            region.bytes[:] = value
-
-    writer = threading.Thread(target=scribble)
-    writer.start()
-    spec = o.buffers.BufferSpec(dtype=5, shape=[8 * MIB], replace=True)
-    for _ in range(10):
-        source = region.range(0, 32 * MIB)
-        assert attempt(client, "UploadShared", name="x", spec=spec, source=source).ok
-        assert attempt(client, "DownloadShared", name="x", target=source).ok
-    stop.set()
-    writer.join()
+    region = Region(path_of(server), 32 * o.MI)
+    spec = o.buffers.BufferSpec(dtype=5, shape=[8 * o.MI], replace=True)
+    values = itertools.cycle(range(256))
+    with o.meanwhile(lambda: region.bytes.fill(next(values))):
+        for _ in range(10):
+            source = region.range(0, 32 * o.MI)
+            assert attempt(client, "UploadShared", name="x", spec=spec, source=source).ok
+            assert attempt(client, "DownloadShared", name="x", target=source).ok
     assert client.dot_of_ones() == 1
 
 
 def test_many_transfers_at_once(server, client):
     """There are as many transfers as the limits allow, in several regions. Further ones are
     refused."""
-    regions = [Region(path_of(server), 8 * MIB) for _ in range(4)]
+    regions = [Region(path_of(server), 8 * o.MI) for _ in range(4)]
     wrong, too_many = [], []
 
     def work(i):
         region = regions[i % 4]
         mine = server.client()
-        spec = o.buffers.BufferSpec(dtype=5, shape=[MIB], replace=True)
-        at = (i // 4) * 4 * MIB
+        spec = o.buffers.BufferSpec(dtype=5, shape=[o.MI], replace=True)
+        at = (i // 4) * 4 * o.MI
         for round_ in range(10):
-            region.bytes[at : at + 4 * MIB] = i * 10 + round_
-            source = region.range(at, 4 * MIB)
+            region.bytes[at : at + 4 * o.MI] = i * 10 + round_
+            source = region.range(at, 4 * o.MI)
             outcome = attempt(mine, "UploadShared", name=f"m{i}", spec=spec, source=source)
             if not outcome.ok and outcome.reason == "TOO_MANY_UPLOADS":
                 too_many.append(outcome)
                 continue
-            region.bytes[at : at + 4 * MIB] = 0xFF
+            region.bytes[at : at + 4 * o.MI] = 0xFF
             got = attempt(mine, "DownloadShared", name=f"m{i}", target=source)
             if got.reason == "TOO_MANY_DOWNLOADS":
                 too_many.append(got)
-            elif not got.ok or np.any(region.bytes[at : at + 4 * MIB] != i * 10 + round_):
+            elif not got.ok or np.any(region.bytes[at : at + 4 * o.MI] != i * 10 + round_):
                 wrong.append((i, outcome, got))
 
     o.in_threads(8, work)

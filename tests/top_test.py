@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Tests `tessera top` from outside: its output is compared with the server and its metrics, metrics
-pages may be malformed, and the terminal is restored regardless of how the program ends.
-"""
+pages may be malformed, and the terminal is restored regardless of how the program ends."""
 
 import contextlib
 import http.server
@@ -233,22 +232,13 @@ class RatesTest(TopCase):
         self.assertEqual([c["rpc"] for c in document["calls"]], ["Dot"])
 
     def test_a_real_server(self):
-        stop = threading.Event()
-
         def work():
-            client = self.server.client()
-            while not stop.is_set():
-                client.dot_of_ones()
-                client.attempt("GetBuffer", name="none")
+            self.client.dot_of_ones()
+            self.client.attempt("GetBuffer", name="none")
 
-        thread = threading.Thread(target=work)
-        thread.start()
-        try:
+        with o.meanwhile(work):
             ended = run("-s", self.server.address, "top", "--once", "--metrics",
-                        self.metrics.removeprefix("http://"), "--interval", "300ms")
-        finally:
-            stop.set()
-            thread.join()
+                        self.server.http_address(), "--interval", "300ms")
         self.assertEqual(ended.returncode, 0, ended.stderr)
         dot = re.search(r"(?m)^Dot +([\d.]+) +([\d.]+) +(\S+ [um]?s) +(\S+ [um]?s)$", ended.stdout)
         self.assertGreater(float(dot[1]), 0)

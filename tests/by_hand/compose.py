@@ -101,9 +101,7 @@ def prometheus(path, **query):
 class ComposeTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        temporary = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(temporary.cleanup)
-        cls.folder = pathlib.Path(temporary.name)
+        cls.folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
         authority = Authority(cls.folder, "ca")
         cls.tls = cls.folder / "tls"
         cls.tls.mkdir()

@@ -8,8 +8,7 @@ usage: fair_share.py --server build/bin/tessera-server [--device cuda:0] [--floo
 Small calls are Dots of 4096 resident floats, one after the other. The flood is a separate process,
 which keeps 16 calls in flight. The small calls are timed alternately without and with the flood,
 and the results are medians over all rounds. Prints p50 and p99 in microseconds, and exits with 1 if
-p99 during a flood is more than five times p99 without it.
-"""
+p99 during a flood is more than five times p99 without it."""
 
 import argparse
 import os

@@ -11,8 +11,7 @@ numbers of them. --products: products of square matrices, of which all three are
 needs room for the whole second operand in its --scratch, which is the server's --scratch-limit.
 --copy-gib: CopyBuffer from the first device to the second, including the allocation of the new
 buffer. --upload-gib: an array that is uploaded through shared memory, and over streams, to all
-devices at the same time.
-"""
+devices at the same time."""
 
 import argparse
 import importlib

@@ -4,13 +4,11 @@ TLS, client certificates, affinity, large transfers, a server that stops, and a 
 TLS to the servers too. In front of three servers that share names: one of them is killed. Needs the
 packages nginx and haproxy. CI does not run it.
 
-usage: proxies.py --server build/bin/tessera-server --cli build/bin/tessera [unittest arguments]
-"""
+usage: proxies.py --server build/bin/tessera-server --cli build/bin/tessera [unittest arguments]"""
 
 import pathlib
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -35,12 +33,6 @@ TIMEOUT_S = 60
 CLI = o.Program.cli
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 class Proxied:
     """A proxy in front of servers. Subclasses define the program, the configuration and other
     differences."""
@@ -50,9 +42,7 @@ class Proxied:
     flags = ("--drain-delay", "5s")
 
     def setUp(self):
-        temporary = tempfile.TemporaryDirectory()
-        self.addCleanup(temporary.cleanup)
-        self.folder = pathlib.Path(temporary.name)
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
         self.authority = Authority(self.folder, "ca")
         self.tls = self.folder / "tls"
         self.tls.mkdir()
@@ -70,7 +60,7 @@ class Proxied:
         for _ in range(self.count):
             self.servers.append(self.start_server())
             self.addCleanup(self.servers[-1].kill)
-        self.port = free_port()
+        self.port = rolling.lasting_address().split(":")[1]
         (self.folder / "config").write_text(self.configuration())
         self.start_proxy()
         self.client_cert = self.authority.issue("alice")
@@ -111,12 +101,9 @@ class Proxied:
         """Returns a client of the package in client/python whose calls carry the route of a
         name."""
         cert, key = self.client_cert
-        t = ts.connect(
+        return self.enterContext(ts.connect(
             f"127.0.0.1:{self.port}", tls_ca=str(self.authority.cert), tls_cert=str(cert),
-            tls_key=str(key), route=route,
-        )  # fmt: skip
-        self.addCleanup(t.close)
-        return t
+            tls_key=str(key), route=route))
 
     def buffers_of(self, server):
         run = subprocess.run([CLI, "--server", server.address, "ls"], capture_output=True,

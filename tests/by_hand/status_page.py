@@ -6,8 +6,7 @@ have no errors. Leaves pictures for inspection. Needs Chromium; CI does not run 
 usage: status_page.py --server build/bin/tessera-server [--out FOLDER]
 
 The pictures "gpu" show made-up numbers instead of those of a GPU's driver, and a label that
-contains markup.
-"""
+contains markup."""
 
 import argparse
 import base64
