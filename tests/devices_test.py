@@ -20,10 +20,6 @@ def named(key, device):
     return f"{key}/{device.replace(':', '-')}"
 
 
-def values_of(response):
-    return o.to_numpy(response.tensor)
-
-
 def test_names_and_budgets(server, client):
     info = client.info()
     assert len({device.name for device in info.devices}) == len(info.devices) >= 3
@@ -63,7 +59,7 @@ def test_every_operation_with_operands_everywhere(server, client):
             got = client.call("Add", a=at("x", first), b=at("y", second))
             assert got.tensor.data == expected["add"], (first, second)
             got = client.call("Matmul", a=at("a", first), b=at("b", second))
-            assert np.allclose(values_of(got), a @ b, atol=1e-4)
+            assert np.allclose(o.to_numpy(got.tensor), a @ b, atol=1e-4)
             # The result is on the device where the call ran.
             result = o.into("result", replace=True)
             stored = client.call("Add", a=at("x", first), b=at("y", second), result=result)
@@ -82,7 +78,7 @@ def test_the_largest_operand_stays(server, client):
         nodes = [dict(operand=0), dict(operand=1), dict(op="MAP_OP_ADD", args=[0, 1])]
         answer = client.call("Map", operands=[a, b], expression=dict(nodes=nodes))
         assert answer.stats.device == second
-        assert np.array_equal(values_of(answer), small + large)
+        assert np.array_equal(o.to_numpy(answer.tensor), small + large)
 
 
 def test_views_of_another_device(server, client):
@@ -108,7 +104,7 @@ def test_views_of_another_device(server, client):
         )
         assert got.ok, got
         assert got.answer.stats.device == first, view
-        assert np.array_equal(values_of(got.answer), expected + 1), view
+        assert np.array_equal(o.to_numpy(got.answer.tensor), expected + 1), view
     # A repeated element is moved once.
     repeated = client.call(
         "Dot", a=o.resident("ones"), b=o.resident("big", o.view([100_000], [0], 123))

@@ -666,17 +666,12 @@ def fuzzers_of(server, rng):
     return fuzzers
 
 
-def totals(fuzzers, name):
-    total = collections.Counter()
-    for fuzzer in fuzzers:
-        total.update(getattr(fuzzer, name))
-    return total
-
-
 def check_variety(fuzzers, steps):
     """Checks that every kind of request was sent, and that every ending that this suite tests
     occurred."""
-    ended, broken, calls = (totals(fuzzers, name) for name in ("ended", "broken", "calls"))
+    ended, broken, calls = (
+        sum((collections.Counter(getattr(one, name)) for one in fuzzers), collections.Counter())
+        for name in ("ended", "broken", "calls"))
     if steps > 10 * sum(TenantFuzzer.WEIGHTS.values()):
         check(len(calls) == len(TenantFuzzer.WEIGHTS), "only", calls)
         for reason in ("ROLE_TOO_SMALL", "TENANT_QUOTA_EXCEEDED", "SOURCE_REFUSED"):

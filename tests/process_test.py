@@ -7,7 +7,6 @@ import os
 import pathlib
 import re
 import signal
-import tempfile
 import threading
 import unittest
 
@@ -21,10 +20,7 @@ ONES = np.ones(3, np.float32)
 BYTE_ORDER_MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
 
 
-class Case(o.Case):
-    def setUp(self):
-        self.folder = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
-
+class Case(o.FreshCase):
     def assert_logs(self, server, text, count=1):
         said = lambda: server.log().count(text) >= count
         self.assertTrue(o.eventually(said, LONG_S), f"{text!r} is not in\n{server.log()}")

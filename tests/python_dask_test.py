@@ -99,9 +99,8 @@ class Rings(o.Case):
         def deaf(details):
             seen.append(dict(details.invocation_metadata).get("tessera-route"))
 
-        address = self.enterContext(o.handling(deaf))
         for options, expected in ((dict(route="run7/a/x"), "run7/a"), (dict(), None)):
-            with ts.connect(address, **options) as t:
+            with o.handling(deaf) as address, ts.connect(address, **options) as t:
                 with self.assertRaises(ts.Error):
                     t["run7/a/x"]
                 with self.assertRaises(ts.Error):
@@ -373,18 +372,12 @@ class Faults(o.Case):
     def setUp(self):
         self.servers = [self.serve(*FLAGS) for _ in range(2)]
 
-    def sent(self, x, address=None):
-        """Returns a handle from the first server, with which the second server is to fetch the
-        array."""
-        td.use(self.servers[0].address)
-        sent = pickle.dumps(td.Chunk(_servers.own().put(x), address or self.servers[0].address))
-        td.use(self.servers[1].address)
-        return sent
-
     def test_a_server_that_dies_and_comes_back_empty(self):
         x = RNG.normal(size=(2048, 2048)).astype(np.float32)
         relay = Relay(self.servers[0].address, hold=2 << 20)
-        sent = self.sent(x, relay.where)
+        td.use(self.servers[0].address)
+        sent = pickle.dumps(td.Chunk(_servers.own().put(x), relay.where))
+        td.use(self.servers[1].address)  # It is to fetch the array from the first one.
         chunk = pickle.loads(sent)
         self.assertTrue(o.eventually(relay.silent.is_set, 30))
         self.servers[0].kill()

@@ -322,7 +322,8 @@ class LostArraysTest(o.Case):
 
     def setUp(self):
         self.server = self.serve("--max-ttl", "2h")
-        self.t = self.enterContext(ts.connect(self.server.address, **LONG))
+        self.t = ts.connect(self.server.address, **LONG)
+        self.addCleanup(self.t.close)
 
     def restart(self, *flags):
         """Starts another server at the same address."""

@@ -23,7 +23,8 @@ class Case(o.Case):
 
         super().setUpClass()
         cls.server = cls.serve_class(*cls.FLAGS)
-        cls.t = cls.enterClassContext(ts.connect(cls.server.address))
+        cls.t = ts.connect(cls.server.address)
+        cls.addClassCleanup(cls.t.close)
 
     @contextlib.contextmanager
     def calls(self):

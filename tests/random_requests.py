@@ -525,18 +525,14 @@ class Requests:
         return rng.choice((
             view(offset=count, shape=[1]),
             view(offset=rng.choice(EXTREMES), shape=[1 if count else 2]),
-            view(shape=[size + 1]),
-            view(shape=[2], strides=[size]),
+            view(shape=[size + 1]), view(shape=[2], strides=[size]),
             view(shape=[2], strides=[-1]),
             view(shape=[2], strides=[rng.choice(EXTREMES)])
             if count < 3 else view(shape=[count + 1]),
             view(shape=[2, 2], strides=[2**62, 2**62]),
-            view(shape=[2**63 - 1], strides=[2**63 - 1]),
-            view(shape=[-1]),
-            view(shape=[2, -(2**63)]),
-            view(shape=[1] * 9, strides=[0] * 9),
-            view(shape=[1, 1], strides=[1]),
-            view(shape=[1], strides=[1, 1]),
+            view(shape=[2**63 - 1], strides=[2**63 - 1]), view(shape=[-1]),
+            view(shape=[2, -(2**63)]), view(shape=[1] * 9, strides=[0] * 9),
+            view(shape=[1, 1], strides=[1]), view(shape=[1], strides=[1, 1]),
         )), ("BAD_VIEW", "BAD_SHAPE")
 
     def operand(self, dtype, rank=None, shape=None, special=True):

@@ -66,10 +66,6 @@ def fallocate(file, mode, offset, size):
         raise OSError(ctypes.get_errno(), "fallocate")
 
 
-def punch(file, offset, size):
-    fallocate(file, KEEP_SIZE | PUNCH_HOLE, offset, size)
-
-
 def connect(path, timeout=20):
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.settimeout(timeout)
@@ -328,7 +324,7 @@ def test_files_that_are_no_region(server, client):
     check([make_file(PAGE - 1)[0]], field="size")
     check([make_file(1 << 45, allocate=False)[0]], "SHARED_MEMORY_EXHAUSTED")
     punched, _ = make_file(4 * PAGE, seals=0)
-    punch(punched, PAGE, PAGE)
+    fallocate(punched, KEEP_SIZE | PUNCH_HOLE, PAGE, PAGE)
     fcntl.fcntl(punched, fcntl.F_ADD_SEALS, SEALS)
     check([punched], field="allocation")
     huge = os.memfd_create("region", os.MFD_ALLOW_SEALING | MFD_HUGETLB)
@@ -340,7 +336,7 @@ def test_files_that_are_no_region(server, client):
     # hole.
     tricky, _ = make_file(4 * PAGE, seals=0)
     fallocate(tricky, KEEP_SIZE, 4 * PAGE, 4 * PAGE)
-    punch(tricky, PAGE, 2 * PAGE)
+    fallocate(tricky, KEEP_SIZE | PUNCH_HOLE, PAGE, 2 * PAGE)
     fcntl.fcntl(tricky, fcntl.F_ADD_SEALS, SEALS)
     connection, answer = register(path, [tricky])
     if answer.region:
