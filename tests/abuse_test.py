@@ -279,8 +279,7 @@ class BusyWorkerTest(Case):
         before = used()
         x = inline(np.ones(3 * o.MI // 4, np.float32))
         call = client.future(
-            "Execute", steps=[o.compute.Step(reduce=dict(x=x, op="REDUCE_OP_SUM"))]
-        )
+            "Execute", steps=[o.compute.Step(reduce=dict(x=x, op="REDUCE_OP_SUM"))])
         self.assert_becomes(1, lambda: client.device().waiting)
         held = used() - before
         self.assertTrue(3 * o.MI < held < 4 * o.MI, f"3 MiB count as {held / o.MI:.1f} MiB")
@@ -356,21 +355,18 @@ class WorkTest(Case):
                     b = resident("x", view([n, 0] if tb else [0, n], s))
                     with self.subTest(strategy=strategy, m=m, n=n, strides=s):
                         outcome = client.attempt(
-                            "Matmul", a=a, b=b, transpose_a=ta, transpose_b=tb, strategy=strategy
-                        )
+                            "Matmul", a=a, b=b, transpose_a=ta, transpose_b=tb, strategy=strategy)
                         if outcome.reason != "STRATEGY_UNSUPPORTED":
                             answer = self.assert_ok(outcome)
                             self.assertEqual(answer.tensor.data, bytes(4 * m * n))
         for s in strides:
             nothing = resident("x", view([0, 1 << 60], s))
             copy = dict(source="x", name="x", view=nothing.view, replace=True)
-            for rpc, fields in (
-                ("Dot", dict(a=nothing, b=nothing)),
-                ("Reduce", dict(x=nothing, op="REDUCE_OP_SUM")),
-                ("Reduce", dict(x=nothing, op="REDUCE_OP_SUM", axes=[1])),
-                ("Add", dict(a=nothing, b=nothing)),
-                ("CopyBuffer", copy),
-            ):
+            for rpc, fields in (("Dot", dict(a=nothing, b=nothing)),
+                                ("Reduce", dict(x=nothing, op="REDUCE_OP_SUM")),
+                                ("Reduce", dict(x=nothing, op="REDUCE_OP_SUM", axes=[1])),
+                                ("Add", dict(a=nothing, b=nothing)),
+                                ("CopyBuffer", copy)):
                 with self.subTest(rpc, strides=s):
                     self.assert_ok(client.attempt(rpc, **fields))
             client.put("x", ONE, replace=True)
@@ -387,20 +383,16 @@ class WorkTest(Case):
         client.put("two", np.ones(2, np.float32))
         mixed = resident("two", view([n // 2, 2], [0, 1]))
         before = server.peak_rss()
-        for rpc, fields in (
-            ("Dot", dict(a=wide, b=wide)),
-            ("Reduce", dict(x=wide, op="REDUCE_OP_SUM")),
-            ("Dot", dict(a=half, b=half)),
-            ("Dot", dict(a=mixed, b=mixed)),
-        ):
+        for rpc, fields in (("Dot", dict(a=wide, b=wide)),
+                            ("Reduce", dict(x=wide, op="REDUCE_OP_SUM")),
+                            ("Dot", dict(a=half, b=half)),
+                            ("Dot", dict(a=mixed, b=mixed))):
             outcome = client.attempt(rpc, **fields)
             if outcome.ok:
                 self.assertEqual(outcome.answer.value.real, n)
                 continue
-            numbers = {
-                "SCRATCH_EXHAUSTED": ("requested", "free", "total"),
-                "OPERATION_TOO_LONG": ("estimate_seconds", "limit_seconds"),
-            }
+            numbers = {"SCRATCH_EXHAUSTED": ("requested", "free", "total"),
+                       "OPERATION_TOO_LONG": ("estimate_seconds", "limit_seconds")}
             self.assertIn(outcome.reason, numbers, outcome)
             self.assert_fails(outcome, outcome.code, outcome.reason, *numbers[outcome.reason])
             # The call exceeds the limit by itself, so a retry is pointless.
@@ -473,8 +465,7 @@ class WorkTest(Case):
 
         def assert_is_refused(outcome):
             self.assert_fails(
-                outcome, "RESOURCE_EXHAUSTED", "HOST_MEMORY_EXHAUSTED", "free", total=total
-            )
+                outcome, "RESOURCE_EXHAUSTED", "HOST_MEMORY_EXHAUSTED", "free", total=total)
             requested = int(outcome.metadata["requested"])
             self.assertGreater(requested, total, outcome)
             self.assertIn("than the server has", outcome.text)
@@ -519,8 +510,7 @@ class MemoryTest(Case):
         outcome = client.attempt("CreateBuffer", name="big", spec=big)
         self.assertEqual(outcome.code, "RESOURCE_EXHAUSTED", outcome)
         self.assertIn(
-            outcome.reason, ("HOST_MEMORY_EXHAUSTED", "GPU_MEMORY_EXHAUSTED", "QUOTA_EXCEEDED")
-        )
+            outcome.reason, ("HOST_MEMORY_EXHAUSTED", "GPU_MEMORY_EXHAUSTED", "QUOTA_EXCEEDED"))
         self.assertEqual(outcome.metadata.get("requested"), str(7 << 30), outcome)
         self.assert_serves(client)
         self.assert_empty(client)
@@ -544,17 +534,14 @@ class MemoryTest(Case):
         self.assertEqual(missing, [(0, 1), (2, 5)])
         made = [client.create("y", ONE, replace=True).version for _ in range(20)]
         self.assertEqual(
-            [draft.version for draft in client.call("GetBuffer", name="y").drafts], made[4:]
-        )
+            [draft.version for draft in client.call("GetBuffer", name="y").drafts], made[4:])
 
     def test_sealing_again_checks_the_checksum(self):
         client = self.share().client()
         right = o.crc32c(NEW)
-        for reason, message, crc32c in (
-            ("", dict(crc32c=right), right),
-            ("BAD_CHECKSUM", dict(crc32c=right), 1),
-            ("CHECKSUM_UNKNOWN", {}, right),
-        ):
+        for reason, message, crc32c in (("", dict(crc32c=right), right),
+                                        ("BAD_CHECKSUM", dict(crc32c=right), 1),
+                                        ("CHECKSUM_UNKNOWN", {}, right)):
             version = client.create("x", FOUR, replace=True).version
             client.upload([dict(name="x", data=NEW, **message)])
             seal = lambda **more: client.attempt("SealBuffer", name="x", version=version, **more)
@@ -575,15 +562,11 @@ class CountTest(Case):
     def test_uploads_are_counted(self):
         client, stop, spec = self.client, threading.Event(), o.spec_of(FOUR)
         self.assertEqual(client.budget("uploads").limit, 3)
-        streams = [
-            self.idle_upload(client, stop, dict(name=f"x{i}", spec=spec, data=NEW))
-            for i in range(3)
-        ]
+        streams = [self.idle_upload(client, stop, dict(name=f"x{i}", spec=spec, data=NEW))
+                   for i in range(3)]
         self.assert_becomes(3, lambda: self.used("uploads"))
-        self.assert_fails(
-            outcome_of(lambda: client.put("more", FOUR)),
-            "RESOURCE_EXHAUSTED", "TOO_MANY_UPLOADS", limit=3,
-        )  # fmt: skip
+        self.assert_fails(outcome_of(lambda: client.put("more", FOUR)),
+                          "RESOURCE_EXHAUSTED", "TOO_MANY_UPLOADS", limit=3)
         streams[0].cancel()
         self.assert_becomes(2, lambda: self.used("uploads"))
         client.put("more", FOUR)
@@ -594,10 +577,8 @@ class CountTest(Case):
     def test_downloads_are_counted(self):
         client = self.client
         calls = self.unread_downloads(self.server)
-        self.assert_fails(
-            outcome_of(lambda: client.download("big")),
-            "RESOURCE_EXHAUSTED", "TOO_MANY_DOWNLOADS", limit=3,
-        )  # fmt: skip
+        self.assert_fails(outcome_of(lambda: client.download("big")),
+                          "RESOURCE_EXHAUSTED", "TOO_MANY_DOWNLOADS", limit=3)
         calls[0].cancel()
         self.assert_becomes(2, lambda: self.used("downloads"))
         self.assertEqual(len(client.download("big")), 32 << 20)
@@ -606,8 +587,7 @@ class CountTest(Case):
 
 
 LOG_LINE = re.compile(
-    r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\S* (trace|debug|info|warn|warning|error|critical) "
-)
+    r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\S* (trace|debug|info|warn|warning|error|critical) ")
 CONTROL = "[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e]"
 # An error quotes a hundred characters of each.
 HOSTILE_TEXTS = [
@@ -623,21 +603,19 @@ class LogTest(Case):
         one, spec = inline(ONE), o.spec_of(ONE)
         named = ("GetBuffer", "DeleteBuffer", "SealBuffer", "UpdateBuffer")
         # The log writes ten lines a second, so calls with different texts come first.
-        return [
-            client.attempt("CreateBuffer", name="y", spec=o.spec_of(ONE, device=text)),
-            client.attempt("ListBuffers", page_token=text),
-            client.attempt("Dot", a=one, b=one, strategy=text),
-            client.attempt("ListStrategies", operation=text),
-            client.try_upload([dict(name=text, spec=spec, data=b"1234")]),
-            client.try_upload([dict(name=text, data=b"1234")]),
-            client.attempt("Add", a=one, b=one, result=into(text)),
-            client.attempt("CopyBuffer", source=text, name="y"),
-            *(client.attempt(rpc, name=text) for rpc in named),
-            client.attempt("CopyBuffer", source="y", name=text),
-            client.attempt("CreateBuffer", name=text, spec=spec),
-            outcome_of(lambda: client.download(text)),
-            client.attempt("Dot", a=resident(text), b=one),
-        ]
+        return [client.attempt("CreateBuffer", name="y", spec=o.spec_of(ONE, device=text)),
+                client.attempt("ListBuffers", page_token=text),
+                client.attempt("Dot", a=one, b=one, strategy=text),
+                client.attempt("ListStrategies", operation=text),
+                client.try_upload([dict(name=text, spec=spec, data=b"1234")]),
+                client.try_upload([dict(name=text, data=b"1234")]),
+                client.attempt("Add", a=one, b=one, result=into(text)),
+                client.attempt("CopyBuffer", source=text, name="y"),
+                *(client.attempt(rpc, name=text) for rpc in named),
+                client.attempt("CopyBuffer", source="y", name=text),
+                client.attempt("CreateBuffer", name=text, spec=spec),
+                outcome_of(lambda: client.download(text)),
+                client.attempt("Dot", a=resident(text), b=one)]
 
     def test_texts_forge_no_lines(self):
         # By default, libprotobuf reports text that is not UTF-8 on standard error.
@@ -671,17 +649,15 @@ class LogTest(Case):
         name, one = "A" * 4_000_000, inline(ONE)
         many = [1] * 4_000_000
         spec = o.buffers.BufferSpec(dtype="DTYPE_F32", shape=many)
-        for rpc, fields in (
-            ("GetBuffer", dict(name=name)),
-            ("DeleteBuffer", dict(name=name)),
-            ("Dot", dict(a=resident(name), b=one)),
-            ("Dot", dict(a=one, b=one, strategy=name)),
-            ("ListBuffers", dict(page_token=name)),
-            ("Dot", dict(a=inline(ONE, view(many)), b=one)),
-            ("Dot", dict(a=inline(ONE, view([1], many)), b=one)),
-            ("Reduce", dict(x=one, op="REDUCE_OP_SUM", axes=many)),
-            ("CreateBuffer", dict(name="x", spec=spec)),
-        ):
+        for rpc, fields in (("GetBuffer", dict(name=name)),
+                            ("DeleteBuffer", dict(name=name)),
+                            ("Dot", dict(a=resident(name), b=one)),
+                            ("Dot", dict(a=one, b=one, strategy=name)),
+                            ("ListBuffers", dict(page_token=name)),
+                            ("Dot", dict(a=inline(ONE, view(many)), b=one)),
+                            ("Dot", dict(a=inline(ONE, view([1], many)), b=one)),
+                            ("Reduce", dict(x=one, op="REDUCE_OP_SUM", axes=many)),
+                            ("CreateBuffer", dict(name="x", spec=spec))):
             outcome = client.attempt(rpc, **fields)
             self.assertIn(outcome.code, ("INVALID_ARGUMENT", "NOT_FOUND"), outcome)
             self.assertTrue(outcome.reason, outcome)
@@ -767,12 +743,10 @@ class BrokenUploadTest(Case):
         self.assert_serves(judge)
 
     def test_messages_that_are_refused_are_not_the_end(self):
-        for what, second in (
-            ("larger than gRPC takes", padded_message(9 * o.MI)),
-            ("above the limit", padded_message(5 * o.MI)),
-            ("garbage", b"\xff" * 50),
-            ("half a message", padded_message(1000)[:-500]),
-        ):
+        for what, second in (("larger than gRPC takes", padded_message(9 * o.MI)),
+                             ("above the limit", padded_message(5 * o.MI)),
+                             ("garbage", b"\xff" * 50),
+                             ("half a message", padded_message(1000)[:-500])):
             with self.subTest(what):
                 self.check(second, os.urandom(64))
         # gRPC sends incompressible messages uncompressed. Here, only the first message, which is
@@ -785,8 +759,7 @@ class BrokenUploadTest(Case):
         client.create("d", FOUR)
         first = dict(name="x", spec=o.spec_of(FOUR, replace=True))
         for message in (
-            dict(first, data=NEW, version=7), dict(name="d", data=NEW, buffer_crc32c=1),
-        ):
+                dict(first, data=NEW, version=7), dict(name="d", data=NEW, buffer_crc32c=1)):
             outcome = client.try_upload([message])
             self.assert_fails(outcome, "INVALID_ARGUMENT", "BAD_MESSAGE")
             if outcome.metadata["field"] == "spec":
@@ -829,9 +802,8 @@ class UnreadTest(Case):
         size = client.call("ListBuffers", page_size=1000).ByteSize()
         refused = lambda: self.metric(server, "tessera_errors_total", '"HOST_MEMORY_EXHAUSTED"')
         for method, request, each, count in (
-            (COMPUTE + "Add", o.compute.AddRequest(a=wide, b=wide), 4 * n, 50),
-            (BUFFERS + "ListBuffers", o.buffers.ListBuffersRequest(page_size=1000), size, 300),
-        ):
+                (COMPUTE + "Add", o.compute.AddRequest(a=wide, b=wide), 4 * n, 50),
+                (BUFFERS + "ListBuffers", o.buffers.ListBuffersRequest(page_size=1000), size, 300)):
             with self.subTest(method):
                 before, begin = server.rss(), refused()
                 # The window of a connection is 64 KiB until its reader widens it, and these readers
@@ -893,14 +865,13 @@ class MessageTest(Case):
         full = ("RESOURCE_EXHAUSTED", "HOST_MEMORY_EXHAUSTED")
         bad = ("INVALID_ARGUMENT", "BAD_MESSAGE")
         for what, expected, outcome in (
-            ("Dot", full, ask(COMPUTE + "Dot", dot + groups)),
-            ("a shape", full, ask(COMPUTE + "Dot", shape)),
-            ("Execute", full, ask(COMPUTE + "Execute", execute + groups)),
-            ("GetBuffer", full, ask(BUFFERS + "GetBuffer", field(1, b"x") + groups)),
-            ("Upload", bad, ask(BUFFERS + "Upload", upload)),
-            ("Download", bad, ask(BUFFERS + "Download", field(1, b"x") + groups)),
-            ("a large Download", bad, ask(BUFFERS + "Download", long_name)),
-        ):
+                ("Dot", full, ask(COMPUTE + "Dot", dot + groups)),
+                ("a shape", full, ask(COMPUTE + "Dot", shape)),
+                ("Execute", full, ask(COMPUTE + "Execute", execute + groups)),
+                ("GetBuffer", full, ask(BUFFERS + "GetBuffer", field(1, b"x") + groups)),
+                ("Upload", bad, ask(BUFFERS + "Upload", upload)),
+                ("Download", bad, ask(BUFFERS + "Download", field(1, b"x") + groups)),
+                ("a large Download", bad, ask(BUFFERS + "Download", long_name))):
             self.assertEqual((outcome.code, outcome.reason), expected, (what, outcome))
         # None of them has been parsed, which would take 100 MiB. gRPC holds 4 MiB and the pieces of
         # the messages.
@@ -953,18 +924,15 @@ class ErrorTest(Case):
         client.put("x", FOUR)
         client.create("open", FOUR)
         good, short = resident("x"), o.compute.Tensor(dtype="DTYPE_F32", shape=[6], data=b"123")
-        for reason, operand in (
-            ("BAD_VIEW", resident("x", view([4], offset=1))),
-            ("BAD_OPERAND", o.compute.Operand(tensor=short)),
-            ("BUFFER_NOT_READY", resident("open")),
-        ):
+        for reason, operand in (("BAD_VIEW", resident("x", view([4], offset=1))),
+                                ("BAD_OPERAND", o.compute.Operand(tensor=short)),
+                                ("BUFFER_NOT_READY", resident("open"))):
             for rpc, which, fields in (
-                *((rpc, "a", dict(a=operand, b=good)) for rpc in ("Dot", "Add", "Matmul")),
-                *((rpc, "b", dict(a=good, b=operand)) for rpc in ("Dot", "Add", "Matmul")),
-                ("Reduce", "x", dict(x=operand, op="REDUCE_OP_SUM")),
-                ("WindowSum", "x", dict(x=operand, radius=1)),
-                ("Scan", "x", dict(x=operand, op="REDUCE_OP_SUM")),
-            ):
+                    *((rpc, "a", dict(a=operand, b=good)) for rpc in ("Dot", "Add", "Matmul")),
+                    *((rpc, "b", dict(a=good, b=operand)) for rpc in ("Dot", "Add", "Matmul")),
+                    ("Reduce", "x", dict(x=operand, op="REDUCE_OP_SUM")),
+                    ("WindowSum", "x", dict(x=operand, radius=1)),
+                    ("Scan", "x", dict(x=operand, op="REDUCE_OP_SUM"))):
                 outcome = client.attempt(rpc, **fields)
                 self.assertEqual((outcome.reason, outcome.metadata.get("operand")), (reason, which))
 
@@ -1008,11 +976,9 @@ class ErrorTest(Case):
     def test_launch_takes_what_the_table_says(self):
         client = self.share().client()
         x, flat = inline(np.ones((4, 4), np.float32)), inline(np.ones(16, np.float32))
-        requests = {
-            **{name: (rpc, o.fields_of(rpc, flat)) for name, rpc in o.operations().items()},
-            "reduce_axes": ("Reduce", dict(x=x, op="REDUCE_OP_SUM", axes=[0])),
-            "matmul": ("Matmul", dict(a=x, b=x)),
-        }
+        requests = {**{name: (rpc, o.fields_of(rpc, flat)) for name, rpc in o.operations().items()},
+                    "reduce_axes": ("Reduce", dict(x=x, op="REDUCE_OP_SUM", axes=[0])),
+                    "matmul": ("Matmul", dict(a=x, b=x))}
         refused = 0
         for row in client.call("ListStrategies", backend=client.device().backend).strategies:
             if not row.available or o.buffers.DTYPE_F32 not in row.dtypes:
@@ -1047,10 +1013,8 @@ class ConnectionTest(Case):
         raw = [self.raw(server) for _ in range(40)]
         for one in raw:
             # This announces a message and sends 5 bytes of its data.
-            one.send(
-                o.frame(o.HEADERS, o.END_HEADERS, 1, headers),
-                o.frame(o.DATA, 0, 1, b"\0" + size.to_bytes(4, "big")),
-            )
+            one.send(o.frame(o.HEADERS, o.END_HEADERS, 1, headers),
+                     o.frame(o.DATA, 0, 1, b"\0" + size.to_bytes(4, "big")))
         for _ in range(5):
             for one in raw:
                 with contextlib.suppress(OSError):
@@ -1068,13 +1032,9 @@ class ConnectionTest(Case):
             raw = self.raw(server)
             with contextlib.suppress(OSError):  # The server may close it.
                 for begin in range(1, 2 * count, 200):
-                    raw.send(
-                        *(
-                            o.frame(o.HEADERS, o.END_HEADERS, stream, headers)
-                            + o.frame(o.RST_STREAM, 0, stream, b"\0\0\0\x08")
-                            for stream in range(begin, begin + 200, 2)
-                        )
-                    )
+                    raw.send(*(o.frame(o.HEADERS, o.END_HEADERS, stream, headers)
+                               + o.frame(o.RST_STREAM, 0, stream, b"\0\0\0\x08")
+                               for stream in range(begin, begin + 200, 2)))
             self.assert_serves(client)
 
         # A call that is not freed would take 17 KiB.
@@ -1154,8 +1114,7 @@ class TooManyStreamsTest(Case):
         """Opens a connection and that many calls on it, without their messages."""
         raw = self.raw(self.server, **how)
         raw.send(
-            *(o.frame(o.HEADERS, o.END_HEADERS, 2 * i + 1, self.HEADERS) for i in range(count))
-        )
+            *(o.frame(o.HEADERS, o.END_HEADERS, 2 * i + 1, self.HEADERS) for i in range(count)))
         return raw
 
     @staticmethod
@@ -1254,10 +1213,8 @@ class SlowDrainTest(Case):
             servers.append(server)
             calls += self.unread_downloads(server)
             raw = self.raw(server, window=0)
-            for call in (
-                (COMPUTE + "GetServerInfo", o.compute.GetServerInfoRequest()),
-                (BUFFERS + "Upload", self.one_upload()),
-            ):
+            for call in ((COMPUTE + "GetServerInfo", o.compute.GetServerInfoRequest()),
+                         (BUFFERS + "Upload", self.one_upload())):
                 raw.call(*call)
                 self.assertIsNotNone(raw.find_frame(o.HEADERS, LONG_S), "no response comes")
             server.signal()
@@ -1286,8 +1243,7 @@ class SlowDrainTest(Case):
         still = {
             "nothing after its first message": self.idle_upload(client, stop, first),
             "nothing": self.idle_upload(client, stop),
-            "empty messages": self.idle_upload(client, stop, dict(first, name="e"), pause=0.05),
-        }
+            "empty messages": self.idle_upload(client, stop, dict(first, name="e"), pause=0.05)}
         running = self.slow_upload(client, go_on)
         self.addCleanup(go_on.set)
         self.assert_becomes(4, lambda: client.budget("uploads").used)

@@ -20,12 +20,10 @@ from callers import PIECE, Caller, Region, every_method, line_of, replace
 ROLES = ("read", "write", "admin")
 
 # The lowest role that each method needs. All methods of ComputeService need the role read.
-NEEDED = {
-    "CreateBuffer": "write", "Upload": "write", "GetBuffer": "read", "ListBuffers": "read",
-    "SealBuffer": "write", "UpdateBuffer": "write", "CopyBuffer": "write", "Download": "read",
-    "ImportBuffer": "write", "DeleteBuffer": "write",
-    "GetSharedMemory": "read", "UploadShared": "write", "DownloadShared": "read",
-}
+NEEDED = {"CreateBuffer": "write", "Upload": "write", "GetBuffer": "read", "ListBuffers": "read",
+          "SealBuffer": "write", "UpdateBuffer": "write", "CopyBuffer": "write", "Download": "read",
+          "ImportBuffer": "write", "DeleteBuffer": "write",
+          "GetSharedMemory": "read", "UploadShared": "write", "DownloadShared": "read"}
 
 
 class AccessTest(o.FreshCase):
@@ -63,10 +61,8 @@ class AccessTest(o.FreshCase):
 
     def test_every_method_with_every_role(self):
         tokens = {role: secrets.token_urlsafe() for role in ROLES}
-        server = self.serve(
-            *(line_of(token, role) for role, token in tokens.items()),
-            flags=("--shared-memory", self.folder / "shared"),
-        )
+        server = self.serve(*(line_of(token, role) for role, token in tokens.items()),
+                            flags=("--shared-memory", self.folder / "shared"))
         Caller(server, tokens["write"]).put("x", PIECE)
         for i, role in enumerate(ROLES):
             for rpc, end in every_method(Caller(server, tokens[role])).items():
@@ -87,13 +83,11 @@ class AccessTest(o.FreshCase):
         x, out = o.resident("x"), o.into("out", replace=True)
         step = o.compute.Step(add=o.compute.AddRequest(a=x, b=x, result=out))
         plain = o.compute.Step(add=o.compute.AddRequest(a=x, b=x))
-        for rpc, fields in (
-            ("Add", dict(a=x, b=x, result=out)),
-            ("WindowSum", dict(x=x, radius=1, result=out)),
-            ("TopK", dict(x=x, k=1, indices=out)),
-            ("Scan", dict(x=x, op=o.compute.REDUCE_OP_SUM, result=out)),
-            ("Execute", dict(steps=[plain, step])),
-        ):
+        for rpc, fields in (("Add", dict(a=x, b=x, result=out)),
+                            ("WindowSum", dict(x=x, radius=1, result=out)),
+                            ("TopK", dict(x=x, k=1, indices=out)),
+                            ("Scan", dict(x=x, op=o.compute.REDUCE_OP_SUM, result=out)),
+                            ("Execute", dict(steps=[plain, step]))):
             with self.subTest(rpc):
                 end = reader.attempt(rpc, **fields)
                 self.assert_refused(end, "PERMISSION_DENIED", "ROLE_TOO_SMALL")
@@ -110,8 +104,7 @@ class AccessTest(o.FreshCase):
         server = self.serve(line_of("t"))
         self.assertEqual(server.client().health(), 1)
         reflect = server.client().channel.stream_stream(
-            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
-        )
+            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
         answers = reflect(iter([b"\x3a\x00"]), timeout=20)  # list_services: ""
         self.assertIn(b"tessera.v1.BufferService", next(answers))
 
@@ -124,20 +117,16 @@ class AccessTest(o.FreshCase):
         server = self.serve(line_of(token), f"{close} write one")
         wrong = [
             (),
-            *(
-                (("authorization", value),)
-                for value in (
-                    "", "Bearer", "Bearer ", "bearer", "Basic " + token, token, "Bearer " + hashed,
-                    "Bearer " + token[:-1], "Bearer " + token + "x", "Bearer  " + token,
-                    "Bearer " + token.upper(), "Bearer " + "x" * 2000,
-                    "Bearer another",
-                )
-            ),
+            *((("authorization", value),)
+              for value in (
+                  "", "Bearer", "Bearer ", "bearer", "Basic " + token, token, "Bearer " + hashed,
+                  "Bearer " + token[:-1], "Bearer " + token + "x", "Bearer  " + token,
+                  "Bearer " + token.upper(), "Bearer " + "x" * 2000,
+                  "Bearer another")),
             (("authorization", "Bearer " + token), ("authorization", "Bearer " + token)),
             (("authorization", "Bearer x"), ("authorization", "Bearer " + token)),
             (("authorization-bin", token.encode()),),
-            (("x-authorization", "Bearer " + token),),
-        ]
+            (("x-authorization", "Bearer " + token),)]
         said = set()
         for metadata in wrong:
             caller = Caller(server, metadata=metadata)
@@ -190,19 +179,13 @@ class AccessTest(o.FreshCase):
         ring.write_text("a host-a:1\n")
         server = self.serve(line_of("t"), flags=("--ring", ring, "--ring-name", "a"))
         caller = Caller(server, "t")
-        for change, said in (
-            (
-                lambda: self.write_tokens("rubbish"),
-                "line 1: it needs a caller, a role and a tenant",
-            ),
-            (
-                lambda: self.write_tokens(line_of("t"), line_of("u", "root")),
-                "line 2: the role is not",
-            ),
-            (lambda: self.write_tokens("# nobody"), "it admits no callers"),
-            (lambda: self.file.chmod(0o666), "its group or others may write it"),
-            (self.file.unlink, "there is no such file"),
-        ):
+        for change, said in ((lambda: self.write_tokens("rubbish"),
+                              "line 1: it needs a caller, a role and a tenant"),
+                             (lambda: self.write_tokens(line_of("t"), line_of("u", "root")),
+                              "line 2: the role is not"),
+                             (lambda: self.write_tokens("# nobody"), "it admits no callers"),
+                             (lambda: self.file.chmod(0o666), "its group or others may write it"),
+                             (self.file.unlink, "there is no such file")):
             with self.subTest(said):
                 change()
                 self.assert_logs(server, said)
@@ -235,10 +218,8 @@ class AccessTest(o.FreshCase):
 
     def two(self, *quotas, flags=()):
         """Returns the clients of two tenants, and the server."""
-        server = self.serve(
-            line_of("a", "write", "anna", *quotas), line_of("b", "write", "bert"),
-            line_of("admin", "admin", "staff"), flags=flags,
-        )
+        server = self.serve(line_of("a", "write", "anna", *quotas), line_of("b", "write", "bert"),
+                            line_of("admin", "admin", "staff"), flags=flags)
         return Caller(server, "a"), Caller(server, "b"), server
 
     def test_a_source_that_tells_the_token_is_not_quoted(self):
@@ -295,8 +276,7 @@ class AccessTest(o.FreshCase):
                 bert.attempt("Reduce", op=o.compute.REDUCE_OP_SUM, x=operand),
                 bert.try_upload([dict(name=name, data=b"1234")]),
                 o.outcome_of(lambda: bert.download(name)),
-                bert.shared("DownloadShared", name=name, target=region.range(PIECE.nbytes)),
-            ]
+                bert.shared("DownloadShared", name=name, target=region.range(PIECE.nbytes))]
             self.assertEqual({end.code for end in ends}, {"NOT_FOUND", "FAILED_PRECONDITION"})
             texts = [repr((end.code, end.reason, end.text)) for end in ends]
             result = bert.call("Execute", steps=[step]).results[0]
@@ -318,10 +298,8 @@ class AccessTest(o.FreshCase):
         self.assertEqual(anna.names(), ["secret", "sketch"])
 
     def test_only_an_admin_is_told_what_is_free(self):
-        flags = (
-            "--memory-limit", "8Mi", "--scratch-limit", "1Mi", "--host-memory", "16Mi",
-            "--shared-memory", self.folder / "shared", "--shared-memory-limit", "4096",
-        )
+        flags = ("--memory-limit", "8Mi", "--scratch-limit", "1Mi", "--host-memory", "16Mi",
+                 "--shared-memory", self.folder / "shared", "--shared-memory-limit", "4096")
         anna, bert, server = self.two(flags=flags)
         staff = Caller(server, "admin")
         huge = o.buffers.BufferSpec(dtype=1, shape=[1 << 40])
@@ -332,20 +310,16 @@ class AccessTest(o.FreshCase):
             """Returns the outcomes of calls that are refused because the memory of all tenants
             together is too small."""
             add = o.compute.AddRequest(a=wider, b=wider, result=o.into("sum"))
-            found = {
-                "buffer": caller.attempt("CreateBuffer", name="big", spec=huge),
-                "upload": caller.try_upload([dict(name="big", spec=huge)]),
-                "result": caller.attempt("Add", a=wide, b=wide),
-                "step": caller.attempt("Execute", steps=[o.compute.Step(add=add)]),
-            }
+            found = {"buffer": caller.attempt("CreateBuffer", name="big", spec=huge),
+                     "upload": caller.try_upload([dict(name="big", spec=huge)]),
+                     "result": caller.attempt("Add", a=wide, b=wide),
+                     "step": caller.attempt("Execute", steps=[o.compute.Step(add=add)])}
 
             return {name: o.Outcome.of_step(end.answer.results[0]) if name == "step" else end
                     for name, end in found.items()}
 
-        expected = {
-            "buffer": "QUOTA_EXCEEDED", "upload": "QUOTA_EXCEEDED",
-            "result": "SCRATCH_EXHAUSTED", "step": "QUOTA_EXCEEDED",
-        }
+        expected = {"buffer": "QUOTA_EXCEEDED", "upload": "QUOTA_EXCEEDED",
+                    "result": "SCRATCH_EXHAUSTED", "step": "QUOTA_EXCEEDED"}
         before = ends(bert)
         anna.put("x", np.zeros(1 << 20, np.float32))
         after = ends(bert)
@@ -424,8 +398,7 @@ class AccessTest(o.FreshCase):
     def test_an_admin_sees_what_each_tenant_has_and_is_refused(self):
         server = self.serve(
             line_of("a", "write", "anna", "bytes=1Mi", "buffers=2"), line_of("b", "write", "bert"),
-            line_of("admin", "admin", "staff"), flags=("--metrics-listen", "127.0.0.1:0"),
-        )  # fmt: skip
+            line_of("admin", "admin", "staff"), flags=("--metrics-listen", "127.0.0.1:0"))
         anna, staff = Caller(server, "a"), Caller(server, "admin")
         anna.put("x", PIECE)
         big = np.zeros(1 << 20, np.uint8)
@@ -496,9 +469,7 @@ class AccessTest(o.FreshCase):
         anna, bert, _ = self.two()
         hold = threading.Event()
         uploads = [self.begin_upload(anna, name, hold) for name in "xy"]
-        self.write_tokens(
-            line_of("a", "write", "anna", "calls=2"), line_of("b", "write", "bert")
-        )
+        self.write_tokens(line_of("a", "write", "anna", "calls=2"), line_of("b", "write", "bert"))
         self.assert_eventually(lambda: anna.reason("ListBuffers") == "TOO_MANY_CALLS")
         end = anna.attempt("ListBuffers")
         self.assert_refused(end, "RESOURCE_EXHAUSTED", "TOO_MANY_CALLS", limit="2")
@@ -593,8 +564,7 @@ class AccessTest(o.FreshCase):
 
     def test_the_command_line_sends_a_token(self):
         server = self.serve(
-            line_of("from-env", "write", "one"), line_of("from-file", "read", "two")
-        )
+            line_of("from-env", "write", "one"), line_of("from-file", "read", "two"))
         np.save(self.folder / "x.npy", PIECE)
         put = ("put", self.folder / "x.npy", "--name", "x")
         self.assertEqual(self.run_cli(server, *put, token="from-env").returncode, 0)
@@ -643,17 +613,14 @@ class AccessTest(o.FreshCase):
         self.assertRaises(BlockingIOError, proxy.accept)
 
     def test_the_command_line_makes_tokens(self):
-        made = [
-            json.loads(self.run_cli(None, "--json", "token", *flags).stdout)
-            for flags in ((), ("--role", "read", "--tenant", "vision"))
-        ]
+        made = [json.loads(self.run_cli(None, "--json", "token", *flags).stdout)
+                for flags in ((), ("--role", "read", "--tenant", "vision"))]
         self.assertNotEqual(made[0]["token"], made[1]["token"])
         self.assertEqual(made[1]["line"], line_of(made[1]["token"], "read", "vision"))
         server = self.serve(*(one["line"] for one in made))
         self.assertTrue(Caller(server, made[0]["token"]).attempt("ListBuffers").ok)
         self.assertEqual(
-            Caller(server, made[1]["token"]).reason("DeleteBuffer", name="x"), "ROLE_TOO_SMALL"
-        )
+            Caller(server, made[1]["token"]).reason("DeleteBuffer", name="x"), "ROLE_TOO_SMALL")
         plain = self.run_cli(None, "token")
         token, line = (text.split(": ", 1)[1] for text in plain.stdout.splitlines())
         self.assertEqual(line, line_of(token, "write", "default"))

@@ -328,8 +328,7 @@ class CliTest(CliCase):
             {"map": {"operands": ["step:5", "step:5.indices"], "expression": "a + b"}},
             {"top_k": {"x": "x[0]", "k": 2, "smallest": True, "indices": "i"}},
             {"window-sum": {"x": "step:5.indices@0:4:1", "radius": 1}},
-            {"scan": {"op": "sum", "x": "x", "axis": 0, "exclusive": True, "reverse": True}},
-        )
+            {"scan": {"op": "sum", "x": "x", "axis": 0, "exclusive": True, "reverse": True}})
         answer = self.json("run", path)
         steps = answer["steps"]
         product = x @ x.T
@@ -497,8 +496,7 @@ class CliTest(CliCase):
                 answer = self.json("search", "vectors", "--queries", "queries", "--k", 6,
                                    "--metric", "dot")
                 self.assertEqual(answer["indices"]["data"], indices.tolist())
-                np.testing.assert_allclose(answer["products"]["data"], values, rtol=1e-5,
-                                           atol=1e-4)
+                np.testing.assert_allclose(answer["products"]["data"], values, rtol=1e-5, atol=1e-4)
         # Windows of both arrays, with printed and saved results. The last arrays are i4.
         values, indices = self.neighbours(vectors[100:300:2, ::2], queries[::-2, 12:], 3)
         words = ("search", "vectors[100:300:2, ::2]", "--queries", "queries[::-2, 12:]", "--k", 3)
@@ -606,10 +604,8 @@ class CliTest(CliCase):
         """Replacing an array between two calls of a search is an error, and the search does not
         read the new array."""
         random = np.random.default_rng(15)
-        arrays = {
-            "vectors": random.integers(-8, 8, (70_000, 3)).astype("<f4"),
-            "queries": random.integers(-8, 8, (2, 3)).astype("<f4"),
-        }
+        arrays = {"vectors": random.integers(-8, 8, (70_000, 3)).astype("<f4"),
+                  "queries": random.integers(-8, 8, (2, 3)).astype("<f4")}
         server = self.little_scratch("1Mi", **arrays)
         far = grpc.insecure_channel(server)
         self.addCleanup(far.close)
@@ -857,12 +853,10 @@ class CliTest(CliCase):
         large = "file:" + self.save("large", np.zeros(1 << 20))
         put = ("put", "upload.npy", "--name")
         (self.folder / "text.npy").write_text("hello")
-        self.all_fail(
-            3,
-            ("FILE_NOT_FOUND", "path", "put", "nothing.npy"),
-            ("BUFFER_NOT_FOUND", "tessera ls", "dot", "x", "nothing"),
-            ("BUFFER_NOT_FOUND", "tessera ls", "get", "nothing", "-o", "x.npy"),
-        )
+        self.all_fail(3,
+                      ("FILE_NOT_FOUND", "path", "put", "nothing.npy"),
+                      ("BUFFER_NOT_FOUND", "tessera ls", "dot", "x", "nothing"),
+                      ("BUFFER_NOT_FOUND", "tessera ls", "get", "nothing", "-o", "x.npy"))
         self.all_fail(
             4,
             ("BAD_SHAPE", "tessera info", "dot", "x", "y"),
@@ -879,8 +873,7 @@ class CliTest(CliCase):
             ("OPERAND_TOO_LARGE", "put", "dot", large, "x"),
             ("BAD_NPY", "numpy.save", "put", "text.npy"),
             ("BAD_DTYPE", "numpy.save", "put", self.save("complex", np.zeros(3, "c8"))),
-            ("BAD_SHAPE", "numpy.save", "put", self.save("deep", np.zeros((1,) * 9))),
-        )
+            ("BAD_SHAPE", "numpy.save", "put", self.save("deep", np.zeros((1,) * 9))))
         self.all_fail(9, ("BUFFER_EXISTS", "--replace", "cp", "x", "y"),
                       ("BUFFER_EXISTS", "--replace", *put, "x"))
         self.fails(5, "STRATEGY_UNSUPPORTED", "strategies", "matmul", ints, ints, "--strategy",

@@ -31,15 +31,11 @@ def _stub(package, service):
         for method in service.method:
             sides = (method.client_streaming, method.server_streaming)
             kind = "_".join("stream" if side else "unary" for side in sides)
-            request, response = (
-                _class_of(_pool.FindMessageTypeByName(name.lstrip(".")))
-                for name in (method.input_type, method.output_type)
-            )
-            call = getattr(channel, kind)(
-                f"/{package}.{service.name}/{method.name}",
-                request_serializer=request.SerializeToString,
-                response_deserializer=response.FromString,
-            )
+            request, response = (_class_of(_pool.FindMessageTypeByName(name.lstrip(".")))
+                                 for name in (method.input_type, method.output_type))
+            call = getattr(channel, kind)(f"/{package}.{service.name}/{method.name}",
+                                          request_serializer=request.SerializeToString,
+                                          response_deserializer=response.FromString)
             setattr(self, method.name, call)
 
     return type(f"{service.name}Stub", (), {"__init__": connect})

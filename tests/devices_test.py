@@ -100,21 +100,17 @@ def test_views_of_another_device(server, client):
     ):
         # The array of ones spans more memory than the other operand's view, so that view is moved.
         got = client.attempt(
-            "Add", a=o.resident("ones", o.view([len(expected)], [5])), b=o.resident("big", view),
-        )
+            "Add", a=o.resident("ones", o.view([len(expected)], [5])), b=o.resident("big", view))
         assert got.ok, got
         assert got.answer.stats.device == first, view
         assert np.array_equal(o.to_numpy(got.answer.tensor), expected + 1), view
     # A repeated element is moved once.
     repeated = client.call(
-        "Dot", a=o.resident("ones"), b=o.resident("big", o.view([100_000], [0], 123))
-    )
+        "Dot", a=o.resident("ones"), b=o.resident("big", o.view([100_000], [0], 123)))
     assert repeated.value.real == 100_000 * flat[123]
     # A column spans all rows, which are larger than the scratch memory.
-    column = client.attempt(
-        "Add", a=o.resident("as_big", o.view([rows], [columns])),
-        b=o.resident("big", o.view([rows], [columns])),
-    )
+    column = client.attempt("Add", a=o.resident("as_big", o.view([rows], [columns])),
+                            b=o.resident("big", o.view([rows], [columns])))
     assert column.reason == "SCRATCH_EXHAUSTED", column
     assert eventually(client.is_idle, 5)
 

@@ -65,17 +65,15 @@ def test_scalars_are_arrays_of_rank_0(server, client):
         x = RNG.integers(-9, 10, 1000).astype(dtype)
         result = "<i8" if dtype[1] == "i" else dtype
         everywhere = o.view([1000], [0])
-        answers = values(
-            client,
-            reduce("SUM", o.inline(x)),
-            reduce("MIN", o.inline(x)),
-            reduce("ARGMAX", o.inline(x)),
-            dot(o.inline(x), o.inline(x)),
-            add(step(0), o.inline(np.array(1, result))),
-            add(step(1, everywhere), o.inline(x)),
-            add(step(2), o.inline(np.array(0, "<i8"))),
-            add(step(3), o.inline(np.array(0, result))),
-        )
+        answers = values(client,
+                         reduce("SUM", o.inline(x)),
+                         reduce("MIN", o.inline(x)),
+                         reduce("ARGMAX", o.inline(x)),
+                         dot(o.inline(x), o.inline(x)),
+                         add(step(0), o.inline(np.array(1, result))),
+                         add(step(1, everywhere), o.inline(x)),
+                         add(step(2), o.inline(np.array(0, "<i8"))),
+                         add(step(3), o.inline(np.array(0, result))))
         exact = x.astype(np.float64)
         assert o.to_numpy(answers[4].tensor) == np.array(exact.sum() + 1).astype(result)
         assert np.array_equal(o.to_numpy(answers[5].tensor), x + x.min())
@@ -146,12 +144,10 @@ def test_all_buffers_are_read_at_one_moment(server, client):
     """A step that replaces an operand of a later step does not change the later step's operand."""
     client.put("x", np.array([1, 2, 3], np.float32))
     three = o.view([3], [1])
-    answers = values(
-        client,
-        add(o.resident("x"), o.resident("x"), result=o.into("x", replace=True)),
-        reduce("SUM", o.resident("x", three)),
-        reduce("SUM", step(0)),
-    )
+    answers = values(client,
+                     add(o.resident("x"), o.resident("x"), result=o.into("x", replace=True)),
+                     reduce("SUM", o.resident("x", three)),
+                     reduce("SUM", step(0)))
     assert [answers[1].value.real, answers[2].value.real] == [6.0, 12.0]
     assert np.array_equal(np.frombuffer(client.download("x"), "<f4"), [2, 4, 6])
 
@@ -170,26 +166,24 @@ def test_a_failing_step_fails_what_needs_it_and_nothing_else(server, client):
     x = o.inline(np.arange(6, dtype=np.float32))
     client.put("taken", np.ones(1, np.float32))
     bad, failed = "INVALID_ARGUMENT", ("FAILED_PRECONDITION", "STEP_FAILED")
-    cases = (
-        (dot(x, o.resident("missing")), ("NOT_FOUND", "BUFFER_NOT_FOUND")),
-        (dot(x, x), None),
-        (add(step(0, o.view([6], [0])), x), failed),
-        (add(x, x, result=o.into("taken")), ("ALREADY_EXISTS", "BUFFER_EXISTS")),
-        (reduce("SUM", step(3)), failed),
-        (reduce("SUM", step(2)), failed),
-        (add(x, o.inline(np.ones(5, np.float32))), (bad, "BAD_SHAPE")),
-        (dot(x, x, strategy="guess"), (bad, "UNKNOWN_STRATEGY")),
-        (o.compute.Step(), (bad, "BAD_OPERATION")),
-        (reduce("SUM", step(9)), (bad, "BAD_OPERAND")),
-        (reduce("SUM", step(77)), (bad, "BAD_OPERAND")),
-        (matmul(x, x), (bad, "BAD_SHAPE")),
-        (add(x, x, result=o.into("bad name")), (bad, "BAD_NAME")),
-        (add(x, x, result=o.into("good")), None),
-        (reduce("MAX", o.inline(np.zeros(0, np.float32))), (bad, "EMPTY_INPUT")),
-        (reduce("SUM", o.resident("taken", version=5)),
-         ("FAILED_PRECONDITION", "VERSION_MISMATCH")),
-        (dot(x, o.compute.Operand()), (bad, "BAD_OPERAND")),
-    )
+    cases = ((dot(x, o.resident("missing")), ("NOT_FOUND", "BUFFER_NOT_FOUND")),
+             (dot(x, x), None),
+             (add(step(0, o.view([6], [0])), x), failed),
+             (add(x, x, result=o.into("taken")), ("ALREADY_EXISTS", "BUFFER_EXISTS")),
+             (reduce("SUM", step(3)), failed),
+             (reduce("SUM", step(2)), failed),
+             (add(x, o.inline(np.ones(5, np.float32))), (bad, "BAD_SHAPE")),
+             (dot(x, x, strategy="guess"), (bad, "UNKNOWN_STRATEGY")),
+             (o.compute.Step(), (bad, "BAD_OPERATION")),
+             (reduce("SUM", step(9)), (bad, "BAD_OPERAND")),
+             (reduce("SUM", step(77)), (bad, "BAD_OPERAND")),
+             (matmul(x, x), (bad, "BAD_SHAPE")),
+             (add(x, x, result=o.into("bad name")), (bad, "BAD_NAME")),
+             (add(x, x, result=o.into("good")), None),
+             (reduce("MAX", o.inline(np.zeros(0, np.float32))), (bad, "EMPTY_INPUT")),
+             (reduce("SUM", o.resident("taken", version=5)),
+              ("FAILED_PRECONDITION", "VERSION_MISMATCH")),
+             (dot(x, o.compute.Operand()), (bad, "BAD_OPERAND")))
     outcomes = run(client, *(one for one, _ in cases))
     for i, (outcome, (_, want)) in enumerate(zip(outcomes, cases)):
         if want is None:

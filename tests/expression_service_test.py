@@ -100,8 +100,7 @@ def test_steps_of_a_program_are_operands(server, client):
         # Adjacent steps that share a launch, next to a step that does not.
         *[o.compute.Step(reduce=dict(x=o.resident("a"), op=SUM))] * 2,
         reduce_step(o.resident("a"), SUM, [operand(0), node("NEGATE", 0)]),
-        o.compute.Step(reduce=dict(x=o.resident("a"), op=SUM)),
-    ]
+        o.compute.Step(reduce=dict(x=o.resident("a"), op=SUM))]
     results = client.call("Execute", steps=steps).results
     assert np.allclose(o.to_numpy(results[1].reduce.tensor), a.var(axis=0))
     assert math.isclose(number(results[2].reduce), ((a - a.mean(axis=0)) ** 2).sum())
@@ -162,11 +161,9 @@ def test_errors_name_the_operand_and_the_node(server, client):
     a, add = o.resident("a"), [operand(0), operand(1), node("ADD", 0, 1)]
 
     def both(nodes, others, reason, **metadata):
-        for operation, request in (
-            ("Reduce", reduction(a, SUM, nodes, others)),
-            ("Reduce", reduction(a, SUM, nodes, others, axes=[0])),
-            ("Matmul", product(a, a, nodes, others, transpose_b=True)),
-        ):
+        for operation, request in (("Reduce", reduction(a, SUM, nodes, others)),
+                                   ("Reduce", reduction(a, SUM, nodes, others, axes=[0])),
+                                   ("Matmul", product(a, a, nodes, others, transpose_b=True))):
             expect_refused(client.attempt(operation, **request), reason, **metadata)
 
     both(add, [o.resident("bad")], "BAD_SHAPE", operand="with[0]")

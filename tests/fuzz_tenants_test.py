@@ -36,17 +36,13 @@ from random_requests import BOOL, F32, SIZES, U8, Wrong, check
 PAGE = 4096
 LARGE = 4 << 20
 # The role and the quotas, in bytes and in buffers.
-TENANTS = {
-    "anna": ("write", 5000, None),
-    "bert": ("write", None, 5),
-    "carl": ("write", 8 << 20, 9),
-    "staff": ("admin", None, None),
-}
+TENANTS = {"anna": ("write", 5000, None),
+           "bert": ("write", None, 5),
+           "carl": ("write", 8 << 20, 9),
+           "staff": ("admin", None, None)}
 # Methods that a reader may not call. A reader may not store results either.
-WRITES = {
-    "CreateBuffer", "Upload", "SealBuffer", "UpdateBuffer", "CopyBuffer", "ImportBuffer",
-    "DeleteBuffer", "UploadShared",
-}
+WRITES = {"CreateBuffer", "Upload", "SealBuffer", "UpdateBuffer", "CopyBuffer", "ImportBuffer",
+          "DeleteBuffer", "UploadShared"}
 
 
 class Member(r.ThroughPrograms):
@@ -144,8 +140,7 @@ class TenantFuzzer(f.Fuzzer):
         """Returns whether the model agrees with a refusal because of a quota."""
         used, limit = {
             "bytes": (self.used_bytes(), self.most_bytes),
-            "buffers": (self.used_buffers(), self.most_buffers),
-        }[outcome.metadata["quota"]]
+            "buffers": (self.used_buffers(), self.most_buffers)}[outcome.metadata["quota"]]
         said = outcome.metadata["limit"]
         check(limit is not None and said == str(limit), outcome, "the quota is", limit)
         return used + int(outcome.metadata["requested"]) > limit
@@ -242,13 +237,11 @@ class TenantFuzzer(f.Fuzzer):
         unreadable = peer.not_readable(source, version)
         reasons = (*reasons, *(("SOURCE_REFUSED",) if unreadable else ()))
         fields.update(source=peer.server.address, source_name=source, source_version=version)
-        for field, value, reason in (
-            ("source", "nowhere", "BAD_SOURCE"),
-            ("source", "192.0.2.1:50051", "SOURCE_NOT_ALLOWED"),
-            ("name", rng.choice(r.BAD_NAMES), "BAD_NAME"),
-            ("ttl", {"seconds": -1}, "BAD_TTL"),
-            ("device", "cuda:77", "BAD_DEVICE"),
-        ):
+        for field, value, reason in (("source", "nowhere", "BAD_SOURCE"),
+                                     ("source", "192.0.2.1:50051", "SOURCE_NOT_ALLOWED"),
+                                     ("name", rng.choice(r.BAD_NAMES), "BAD_NAME"),
+                                     ("ttl", {"seconds": -1}, "BAD_TTL"),
+                                     ("device", "cuda:77", "BAD_DEVICE")):
             if rng.random() < 0.03:
                 fields[field], reasons = value, (*reasons, reason)
         outcome = self.client.attempt("ImportBuffer", **fields)
@@ -340,8 +333,7 @@ class TenantFuzzer(f.Fuzzer):
         reasons = (*reasons, *unreadable)
         self.region.memory[:] = b"\xa5" * PAGE
         outcome = self.client.shared(
-            "DownloadShared", name=name, version=version, offset=offset, target=target
-        )
+            "DownloadShared", name=name, version=version, offset=offset, target=target)
         if not self.expect(outcome, *reasons, ok=not reasons):
             return
         count, memory = min(size - offset, target.size), self.region.memory
@@ -379,8 +371,7 @@ class TenantFuzzer(f.Fuzzer):
         # threads. A reader sees only its own calls, even in an administrator's tenant, and this
         # call is the last one.
         over = eventually(self.server.asleep, 60, pause=0.001) and eventually(
-            lambda: self.members[1].budget("calls").used == 1, 60
-        )
+            lambda: self.members[1].budget("calls").used == 1, 60)
         check(over, "a call that was broken off goes on:", way, outcome)
         return outcome.ok
 
@@ -395,8 +386,7 @@ class TenantFuzzer(f.Fuzzer):
         self.client.note("Upload", spec=spec)
         upload = self.client.b.Upload
         ok = self.break_off(
-            lambda timeout: upload.future(messages(let_go), timeout=timeout), *reasons
-        )
+            lambda timeout: upload.future(messages(let_go), timeout=timeout), *reasons)
         let_go.set()
         return ok
 
@@ -548,10 +538,8 @@ class TenantFuzzer(f.Fuzzer):
                 self.forget(name)
 
     def broken_seal(self, _):
-        drafts = [
-            draft for draft in self.all_drafts() if not draft.missing() and draft.replace
-            and self.history.get(draft.name, 0) < draft.version
-        ]
+        drafts = [draft for draft in self.all_drafts() if not draft.missing() and draft.replace
+                  and self.history.get(draft.name, 0) < draft.version]
         if drafts:
             draft = self.rng.choice(drafts)
             fields = dict(name=draft.name, version=draft.version)
@@ -595,8 +583,7 @@ class TenantFuzzer(f.Fuzzer):
     WEIGHTS = f.Fuzzer.WEIGHTS | {
         "large": 1, "account": 6, "metrics": 2, "import_buffer": 14,
         "link": 8, "upload_shared": 14, "download_shared": 8, "broken_upload": 8,
-        "broken_ranges": 6, "broken_call": 16, "broken_read": 4,
-    }
+        "broken_ranges": 6, "broken_call": 16, "broken_read": 4}
 
     def choose_client(self, kind):
         reads = self.rng.random() < 0.2 and not kind.startswith("broken_")
@@ -626,8 +613,7 @@ def start(folder, file, number):
     path = folder / f"shared{number}"
     server = o.Server(
         folder, *("--tokens", str(file), "--import-from", "127.0.0.1:*", "--insecure"),
-        *("--shared-memory", str(path), "--metrics-listen", "127.0.0.1:0"), *f.LIMITS,
-    )
+        *("--shared-memory", str(path), "--metrics-listen", "127.0.0.1:0"), *f.LIMITS)
     server.shared = path
     return server
 

@@ -123,8 +123,7 @@ def main():
                     "metadata": config.get("metadata"), **schedule},
         "count": len(run.details), "total": int(total * 1e9), "rps": len(run.details) / total,
         "errorDistribution": count(run.details, "error"),
-        "statusCodeDistribution": count(run.details, "status"), "details": run.details,
-    }))  # fmt: skip
+        "statusCodeDistribution": count(run.details, "status"), "details": run.details}))
 
 
 if __name__ == "__main__":

@@ -102,10 +102,8 @@ def test_link_is_the_same_memory(server, client):
 def test_link_errors_and_expiry(server, client):
     x = np.ones(8, np.float32)
     client.put("x", x)
-    for field in (
-        dict(view=o.view([8])), dict(dtype=2), dict(device=client.device().name),
-        dict(placement=["all"]),
-    ):  # fmt: skip
+    for field in (dict(view=o.view([8])), dict(dtype=2), dict(device=client.device().name),
+                  dict(placement=["all"])):
         outcome = client.attempt("CopyBuffer", source="x", name="t", link=True, **field)
         assert fails(outcome, "INVALID_ARGUMENT", "BAD_LINK").metadata["field"] in field
     client.create("draft", x)
@@ -160,10 +158,9 @@ def test_import_types_and_shapes(server, client):
     with servers(FROM_HERE) as (near,):
         there = near.client()
         for i, array in enumerate([
-            np.arange(7, dtype=np.int64), np.ones((3, 0, 2), np.float64),
-            np.float32(3.5).reshape(()), np.arange(24, dtype=np.uint16).reshape(2, 3, 4),
-            np.random.default_rng(1).normal(size=(300, 1000)).astype(np.float32),
-        ]):  # fmt: skip
+                np.arange(7, dtype=np.int64), np.ones((3, 0, 2), np.float64),
+                np.float32(3.5).reshape(()), np.arange(24, dtype=np.uint16).reshape(2, 3, 4),
+                np.random.default_rng(1).normal(size=(300, 1000)).astype(np.float32)]):
             name = f"a/{i}"
             put = client.put if array.nbytes < o.MI else partial(put_with_checksums, client)
             source = put(name, array)
@@ -189,10 +186,8 @@ def test_import_is_closed_by_default(server, client):
         patterns = ("--import-from", f"localhost:{port},10.*.7:50051,[::1]:*")
         with servers(patterns) as (near,):
             there = near.client()
-            for source in (
-                f"127.0.0.1:{port}", f"localhost:{port - 1}", "10.0.0.7:50052",
-                "110.0.0.7:50051", f"xlocalhost:{port}", "[::2]:50051",
-            ):  # fmt: skip
+            for source in (f"127.0.0.1:{port}", f"localhost:{port - 1}", "10.0.0.7:50052",
+                           "110.0.0.7:50051", f"xlocalhost:{port}", "[::2]:50051"):
                 fails(import_from(there, source), *refused)
             for source in (
                 "", "localhost", "unix:/tmp/x", "unix:///run/x:1", "dns:///localhost:1", "a,b:1",
@@ -218,10 +213,9 @@ def test_import_refused_by_the_source(server, client):
     with servers(FROM_HERE) as (near,):
         there = near.client()
         for fields, reason, code in (
-            (dict(source_name="no"), "BUFFER_NOT_FOUND", "NOT_FOUND"),
-            (dict(source_name="draft"), "BUFFER_NOT_READY", "FAILED_PRECONDITION"),
-            (dict(source_version=have.version + 1), "VERSION_MISMATCH", "FAILED_PRECONDITION"),
-        ):
+                (dict(source_name="no"), "BUFFER_NOT_FOUND", "NOT_FOUND"),
+                (dict(source_name="draft"), "BUFFER_NOT_READY", "FAILED_PRECONDITION"),
+                (dict(source_version=have.version + 1), "VERSION_MISMATCH", "FAILED_PRECONDITION")):
             outcome = import_from(there, server.address, **fields)
             fails(outcome, "FAILED_PRECONDITION", "SOURCE_REFUSED")
             expected = {"source": server.address, "code": code, "reason": reason}
@@ -266,16 +260,14 @@ def test_import_checks_the_whole(server, client):
         buffer = o.buffers.Buffer(
             name="x", dtype=1, shape=x.shape, size_bytes=x.nbytes, state=changes.get("state", 2),
             version=changes.get("version", 7) + asked[i] * changes.get("replaced", 0),
-            crc32c=o.crc32c(data) ^ changes.get("whole", 0),
-        )  # fmt: skip
+            crc32c=o.crc32c(data) ^ changes.get("whole", 0))
         for begin in range(request.offset, len(data), size):
             part = data[begin : begin + size]
             yield o.buffers.DownloadResponse(
                 buffer=None if "untyped" in changes else buffer,
                 offset=begin + changes.get("shift", 0),
                 data=part + bytes(changes.get("more", 0)),
-                crc32c=None if "bare" in changes else o.crc32c(part),
-            )
+                crc32c=None if "bare" in changes else o.crc32c(part))
             if "short" in changes:
                 return
         if asked[i] <= changes.get("ends", 0):
@@ -295,8 +287,7 @@ def test_import_checks_the_whole(server, client):
         (dict(), "OK", ""),
         (dict(short=1), "OK", ""),  # One message per attempt is progress.
         (dict(full=2), "OK", ""),
-        (dict(ends=1, code=grpc.StatusCode.UNAVAILABLE), "OK", ""),
-    )
+        (dict(ends=1, code=grpc.StatusCode.UNAVAILABLE), "OK", ""))
     with servers(FROM_HERE) as (near,), concurrent.futures.ThreadPoolExecutor(4) as threads:
         there = near.client()
 
@@ -460,11 +451,10 @@ def test_import_says_what_is_wrong_here_before_it_asks_the_source(server, client
         there = near.client()
         there.put("y", np.ones(4, np.float32))
         for wrong, code, reason in (
-            ({"name": "y"}, "ALREADY_EXISTS", "BUFFER_EXISTS"),
-            ({"name": ""}, "INVALID_ARGUMENT", "BAD_NAME"),
-            ({"name": "z", "ttl": Duration(seconds=-1)}, "INVALID_ARGUMENT", "BAD_TTL"),
-            ({"name": "z", "device": "cpu:7"}, "INVALID_ARGUMENT", "BAD_DEVICE"),
-        ):
+                ({"name": "y"}, "ALREADY_EXISTS", "BUFFER_EXISTS"),
+                ({"name": ""}, "INVALID_ARGUMENT", "BAD_NAME"),
+                ({"name": "z", "ttl": Duration(seconds=-1)}, "INVALID_ARGUMENT", "BAD_TTL"),
+                ({"name": "z", "device": "cpu:7"}, "INVALID_ARGUMENT", "BAD_DEVICE")):
             fails(import_from(there, where(mute), timeout=10, **wrong), code, reason)
         assert_not_called(mute)
 
@@ -506,13 +496,11 @@ def test_names_have_one_home(server, client):
                         assert own.call("Dot", a=o.resident(name), b=o.resident(name)).value.real
                         continue
                     expected = {"name": name, "owner": home, "address": addresses[home]}
-                    for end in (
-                        outcome, own.attempt("GetBuffer", name=name),
-                        own.attempt("Dot", a=o.resident(name), b=o.resident(name)),
-                        own.attempt("DeleteBuffer", name=name),
-                        own.attempt("Reduce", op=1, x=o.inline(np.ones((2, 2), np.float32)),
-                                    axes=[0], result=o.into(name)),
-                    ):  # fmt: skip
+                    for end in (outcome, own.attempt("GetBuffer", name=name),
+                                own.attempt("Dot", a=o.resident(name), b=o.resident(name)),
+                                own.attempt("DeleteBuffer", name=name),
+                                own.attempt("Reduce", op=1, x=o.inline(np.ones((2, 2), np.float32)),
+                                            axes=[0], result=o.into(name))):
                         fails(end, "FAILED_PRECONDITION", "WRONG_HOST")
                         assert expected.items() <= end.metadata.items(), end
             assert homes == {"a", "b", "c"}

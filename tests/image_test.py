@@ -119,8 +119,7 @@ class ImageTest(o.Case):
     def test_a_stopping_server_says_so_before_it_goes(self):
         self.assertGreaterEqual(float(self.variables["TESSERA_DRAIN_DELAY"].rstrip("s")), 2)
         server, _ = self.start(
-            TESSERA_LISTEN=f"unix:{self.folder}/stopping", TESSERA_DRAIN_DELAY="1h"
-        )
+            TESSERA_LISTEN=f"unix:{self.folder}/stopping", TESSERA_DRAIN_DELAY="1h")
         self.assertTrue(self.healthy(server))
         server.signal(signal.SIGTERM)
         self.assertTrue(o.eventually(lambda: not self.healthy(server), o.START_TIMEOUT_S))

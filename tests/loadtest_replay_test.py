@@ -25,8 +25,7 @@ import plan  # noqa: E402
 GHZ_KEYS = set(
     "proto import-paths call insecure concurrency connections async rps duration duration-stop "
     "timeout data metadata format load-schedule load-start load-end load-step load-step-duration"
-    .split()
-)
+    .split())
 # A repeated call must succeed again, except that these calls can only be made once or need a second
 # server.
 ONCE = {"CreateBuffer", "SealBuffer", "DeleteBuffer", "ImportBuffer"}
@@ -57,8 +56,7 @@ class ReplayTest(outsider.Case):
         run = self.run_sh(*flags, "--cases", cases, "--out", str(out))
         self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
         summary = json.loads((out / "summary.json").read_text())
-        self.assertEqual(
-            {name.split(".")[0] for name in summary}, set(cases.split()), run.stdout)
+        self.assertEqual({name.split(".")[0] for name in summary}, set(cases.split()), run.stdout)
         self.assertEqual(len([name for name in summary if name.startswith("mixed.")]), 6)
         self.assertTrue((out / "dot-step.svg").is_file())
         for name, figures in summary.items():
@@ -106,12 +104,10 @@ class ReplayTest(outsider.Case):
         self.assertIn("unencrypted", run.stderr)
 
     def test_bad_flags(self):
-        for flags, wanted in [
-            (["--cases", "dott"], "there is no case 'dott'"),
-            (["--seconds", "soon"], "takes whole seconds"),
-            (["--compare", str(self.folder / "nothing")], "no summary.json"),
-            (["--slo", str(self.folder / "no.toml")], "no.toml"),
-        ]:
+        for flags, wanted in [(["--cases", "dott"], "there is no case 'dott'"),
+                              (["--seconds", "soon"], "takes whole seconds"),
+                              (["--compare", str(self.folder / "nothing")], "no summary.json"),
+                              (["--slo", str(self.folder / "no.toml")], "no.toml")]:
             run = self.run_sh(*flags, "--out", str(self.folder / "bad"))
             self.assertNotEqual(run.returncode, 0)
             self.assertIn(wanted, run.stderr)

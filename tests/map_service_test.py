@@ -165,8 +165,7 @@ MODEL = {  # Name: (arguments, rule, function).
     "AND": (2, "logic", np.logical_and),
     "OR": (2, "logic", np.logical_or),
     "XOR": (2, "logic", np.logical_xor),
-    "NOT": (1, "logic", np.logical_not),
-}
+    "NOT": (1, "logic", np.logical_not)}
 FUNCTIONS = ("EXP", "LOG", "TANH", "POWER")
 
 
@@ -264,8 +263,7 @@ def specials(dtype):
         some = [0, 1, -1, 2, -2, 3, -7, 10, limits.max, limits.min, limits.max - 1, limits.min + 1]
         return [x for x in some if x >= limits.min]
     tiny, large = {F32: (1e-45, 3e38), F64: (5e-324, 1e308), F16: (6e-8, 6e4), BF16: (1e-40, 3e38)}[
-        dtype
-    ]
+        dtype]
     return [0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -2.5, -0.5, 3.75, tiny, -tiny, large, -large]  + [
         np.inf, -np.inf, np.nan]
 
@@ -440,32 +438,30 @@ def test_random_expressions(server, client):
 def test_bad_expressions_say_which_node(server, client):
     x = tensors((F32, np.ones(3, np.float32)), (I32, np.ones(3, np.int32)))
     a, b = operand(0), operand(1)
-    cases = [
-        (1, [a, {}]),
-        (0, [operand(2)]),
-        (1, [a, dict(op=99)]),
-        (1, [a, dict(op=258)]),  # Its low byte is a valid operation.
-        (1, [a, dict(op=0)]),
-        (1, [a, node("ADD", 0)]),
-        (1, [a, node("ADD", 0, 0, 0)]),
-        (1, [a, node("SQRT", *([0] * 100000))]),
-        (1, [a, node("ADD", 0, 1)]),
-        (1, [a, node("ADD", 0, 2**32 - 1)]),
-        (1, [a, node("NOT", 0)]),
-        (2, [a, b, node("WHERE", 0, 0, 1)]),
-        (1, [a, node("CAST", 0)]),
-        (1, [a, node("CAST", 0, dtype=55)]),
-        (2, [a, node("EQUAL", 0, 0), node("ADD", 1, 1)]),
-        (1, [a, real(1.5, I32), node("ADD", 0, 1)]),
-        (1, [a, integer(2**31, I32), node("ADD", 0, 1)]),
-        (2, [b, integer(2**31), node("ADD", 0, 1)]),
-        (1, [a, integer(1, BOOL), node("ADD", 0, 1)]),
-        (1, [a, integer(-1, U8), node("ADD", 0, 1)]),
-        (1, [a, integer(128, I8), node("ADD", 0, 1)]),
-        (1, [a, real(1.5, U8), node("ADD", 0, 1)]),
-        (1, [a, dict(boolean=True, dtype=F32), node("ADD", 0, 1)]),
-        (0, [dict(real=1.0, dtype=-1), a]),
-    ]
+    cases = [(1, [a, {}]),
+             (0, [operand(2)]),
+             (1, [a, dict(op=99)]),
+             (1, [a, dict(op=258)]),  # Its low byte is a valid operation.
+             (1, [a, dict(op=0)]),
+             (1, [a, node("ADD", 0)]),
+             (1, [a, node("ADD", 0, 0, 0)]),
+             (1, [a, node("SQRT", *([0] * 100000))]),
+             (1, [a, node("ADD", 0, 1)]),
+             (1, [a, node("ADD", 0, 2**32 - 1)]),
+             (1, [a, node("NOT", 0)]),
+             (2, [a, b, node("WHERE", 0, 0, 1)]),
+             (1, [a, node("CAST", 0)]),
+             (1, [a, node("CAST", 0, dtype=55)]),
+             (2, [a, node("EQUAL", 0, 0), node("ADD", 1, 1)]),
+             (1, [a, real(1.5, I32), node("ADD", 0, 1)]),
+             (1, [a, integer(2**31, I32), node("ADD", 0, 1)]),
+             (2, [b, integer(2**31), node("ADD", 0, 1)]),
+             (1, [a, integer(1, BOOL), node("ADD", 0, 1)]),
+             (1, [a, integer(-1, U8), node("ADD", 0, 1)]),
+             (1, [a, integer(128, I8), node("ADD", 0, 1)]),
+             (1, [a, real(1.5, U8), node("ADD", 0, 1)]),
+             (1, [a, dict(boolean=True, dtype=F32), node("ADD", 0, 1)]),
+             (0, [dict(real=1.0, dtype=-1), a])]
     for row in strategies(client) + [""]:
         for place, nodes in cases:
             outcome = client.attempt("Map", operands=x, expression=expression(*nodes), strategy=row)

@@ -112,8 +112,7 @@ def read_all(connection):
 
 class MetricsCase(o.Case):
     def serve(self, *flags):
-        server = super().serve("--metrics-listen", "127.0.0.1:0", "--memory-limit",
-                               "256Mi", *flags)
+        server = super().serve("--metrics-listen", "127.0.0.1:0", "--memory-limit", "256Mi", *flags)
         self.address = server.http_address()
         self.client = server.client()
         return server
@@ -179,8 +178,7 @@ class CountsTest(MetricsCase):
             c.attempt("CreateBuffer", name="big",
                       spec=o.buffers.BufferSpec(dtype=1, shape=[1 << 40])),
             c.try_upload([dict(name="y", spec=o.spec_of(ONES), data=ONES.tobytes(), crc32c=1)]),
-            o.outcome_of(one_message("idle")),
-        ]
+            o.outcome_of(one_message("idle"))]
         codes = [outcome.code for outcome in outcomes]
         self.assertEqual(codes, ["OK", "INVALID_ARGUMENT", "NOT_FOUND", "ALREADY_EXISTS",
                                  "FAILED_PRECONDITION", "RESOURCE_EXHAUSTED", "DATA_LOSS",
@@ -283,15 +281,14 @@ class CountsTest(MetricsCase):
         device = self.client.device()
         one = self.scrape()
         for wanted, name, labels in (
-            (1, "buffers", dict(state="ready")),
-            (data.nbytes, "buffer_bytes", dict(state="ready")),
-            (1, "buffers", dict(state="writing")),
-            (ONES.nbytes, "buffer_bytes", dict(state="writing")),
-            (device.buffer_used_bytes, "buffer_memory_used_bytes", {}),
-            (device.buffer_limit_bytes, "buffer_memory_limit_bytes", {}),
-            (data.nbytes, "transfer_bytes_total", dict(direction="upload", via="stream")),
-            (data.nbytes - 5, "transfer_bytes_total", dict(direction="download")),
-        ):
+                (1, "buffers", dict(state="ready")),
+                (data.nbytes, "buffer_bytes", dict(state="ready")),
+                (1, "buffers", dict(state="writing")),
+                (ONES.nbytes, "buffer_bytes", dict(state="writing")),
+                (device.buffer_used_bytes, "buffer_memory_used_bytes", {}),
+                (device.buffer_limit_bytes, "buffer_memory_limit_bytes", {}),
+                (data.nbytes, "transfer_bytes_total", dict(direction="upload", via="stream")),
+                (data.nbytes - 5, "transfer_bytes_total", dict(direction="download"))):
             self.assertEqual(one.sum(f"tessera_{name}", **labels), wanted, (name, labels))
         for direction in ("upload", "download"):
             self.assertGreater(one.sum("tessera_copy_seconds_count", direction=direction), 0)
@@ -418,24 +415,22 @@ class HttpTest(MetricsCase):
                    b"GET / / HTTP/1.1", b"G\x00T / HTTP/1.1", b"GET / HTTP/1.1\r\nHost: x",
                    b"GET / HTTP/1.1\r\nno colon", b"GET / HTTP/1.1\r\nSpace : x",
                    b"GET / HTTP/1.1\r\n folded")),
-            (431, (b"GET /" + b"x" * 9000 + b" HTTP/1.1",
-                   b"GET / HTTP/1.1" + b"\r\nA: b" * 2000)),
+            (431, (b"GET /" + b"x" * 9000 + b" HTTP/1.1", b"GET / HTTP/1.1" + b"\r\nA: b" * 2000)),
         ):  # fmt: skip
             for line in lines:
                 with self.subTest(line[:60]):
                     self.assert_code(line + b"\r\nHost: x\r\n\r\n", code)
         for request, code in (
-            (b"GET /healthz HTTP/1.1\nHost: x\n\n", 200),
-            (b"GET /healthz HTTP/1.1\r\nHost: x\n\r\n", 200),
-            (b"GET /healthz HTTP/1.1\nHost: x\r\n\n", 200),
-            (b"GET /healthz HTTP/1.1\nHost: x\rA: b\n\n", 400),
-            (b"GET / HTTP/1.1\r\n\r\n", 400),
-            (b"hello\r\n\r\n", 400),
-            (b"\r\n\r\n", 400),
-            (b"POST /metrics HTTP/1.1\r\nContent-Length: 3\r\nHost: x\r\n\r\nabc", 405),
-            (o.PREFACE, 505),
-            (b"x" * 100_000, 431),
-        ):
+                (b"GET /healthz HTTP/1.1\nHost: x\n\n", 200),
+                (b"GET /healthz HTTP/1.1\r\nHost: x\n\r\n", 200),
+                (b"GET /healthz HTTP/1.1\nHost: x\r\n\n", 200),
+                (b"GET /healthz HTTP/1.1\nHost: x\rA: b\n\n", 400),
+                (b"GET / HTTP/1.1\r\n\r\n", 400),
+                (b"hello\r\n\r\n", 400),
+                (b"\r\n\r\n", 400),
+                (b"POST /metrics HTTP/1.1\r\nContent-Length: 3\r\nHost: x\r\n\r\nabc", 405),
+                (o.PREFACE, 505),
+                (b"x" * 100_000, 431)):
             with self.subTest(request[:60]):
                 self.assert_code(request, code)
         rng = np.random.default_rng(7)
@@ -490,9 +485,8 @@ class HttpTest(MetricsCase):
 class LifeTest(MetricsCase):
     def test_where_it_listens_and_what_the_log_says(self):
         for flags, variables, said in (
-            ((), dict(TESSERA_METRICS_LISTEN="localhost:0"), "metrics at http://localhost:"),
-            (("--metrics-listen", "0.0.0.0:0"), {}, "other hosts can read the metrics"),
-        ):
+                ((), dict(TESSERA_METRICS_LISTEN="localhost:0"), "metrics at http://localhost:"),
+                (("--metrics-listen", "0.0.0.0:0"), {}, "other hosts can read the metrics")):
             server = o.Case.serve(self, *flags, **variables)
             self.assertIn(said, server.log())
         self.assertNotIn("metrics", o.Case.serve(self).log())

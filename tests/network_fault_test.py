@@ -52,8 +52,7 @@ class Host:
 
     def __init__(self):
         self.process = subprocess.Popen(
-            ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "sleep", "infinity"]
-        )
+            ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "sleep", "infinity"])
         self.pid = self.process.pid
         own = os.readlink("/proc/self/ns/net")
         found = lambda: os.readlink(f"/proc/{self.pid}/ns/net") != own  # noqa: E731
@@ -133,8 +132,7 @@ class Line:
         means = {
             "netem": [("tc", "qdisc", "add", "dev", device, "root", "netem", "loss", f"{percent}%")
                       for device in devices],
-            "iptables": [("iptables", "-A", *rule)],
-        }  # fmt: skip
+            "iptables": [("iptables", "-A", *rule)]}
         used = None
         for name, commands in means.items():
             try:
@@ -163,8 +161,7 @@ def cli(running, server, *arguments, timeout="60s"):
     process."""
     command = [o.Program.cli, "--server", server, "--timeout", timeout, *map(str, arguments)]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         running.append(process)
         said, _ = process.communicate(timeout=120)
     return process.returncode, said
@@ -288,8 +285,7 @@ class Cut(o.FreshCase):
                 begin(["cli_put", "cli_get"])
                 moved = lambda: len(self.running) == 2 and min(  # noqa: E731
                     self.line.router.passed(device) - old
-                    for device, old in zip(("near", "far"), before)
-                ) > 2 * o.MI
+                    for device, old in zip(("near", "far"), before)) > 2 * o.MI
                 self.assertTrue(eventually(moved, 20, pause=0.002))
                 for process in self.running:
                     process.send_signal(signal.SIGSTOP)
@@ -310,9 +306,7 @@ class Cut(o.FreshCase):
             far.signal(signal.SIGCONT)
             begin(later)
             self.assertTrue(until(futures))
-        return {
-            name: future.exception(60) or future.result(0) for name, future in futures.items()
-        }
+        return {name: future.exception(60) or future.result(0) for name, future in futures.items()}
 
     def check(self, name, outcome):
         """Checks the outcome of work that has succeeded."""
@@ -385,8 +379,7 @@ class Cut(o.FreshCase):
 
         works["call"] = lambda: self.clients[3].info()
         all_end = lambda futures: not concurrent.futures.wait(  # noqa: E731
-            futures.values(), 30
-        ).not_done
+            futures.values(), 30).not_done
         outcomes = self.cut_in_the_middle(far, near, works, all_end, later=["call"])
         for name, outcome in outcomes.items():
             if name in ("cli_put", "cli_get"):
@@ -394,13 +387,11 @@ class Cut(o.FreshCase):
                 code, said = outcome
                 self.assertIn((code, said.split("\n")[0].split(": ")[-1]),
                               [(8, "STALLED"), (7, "CONNECTION_LOST")])  # fmt: skip
-        for name, error in {
-            "python_put": ts.Stalled,
-            "python_get": ts.Stalled,
-            "python_program": ts.DeadlineExceeded,
-            "call": ts.DeadlineExceeded,
-            "imported": ts.SourceStalled,
-        }.items():
+        for name, error in {"python_put": ts.Stalled,
+                            "python_get": ts.Stalled,
+                            "python_program": ts.DeadlineExceeded,
+                            "call": ts.DeadlineExceeded,
+                            "imported": ts.SourceStalled}.items():
             self.assertIsInstance(outcomes[name], error, name)
         self.all_go_on()
         # TCP gives up a reader that has acknowledged nothing for 20 s.

@@ -45,21 +45,17 @@ status_pb2 = error_details_pb2 = None
 
 # --- Stubs ----------------------------------------------------------------------------------------
 
-MODULES = {
-    "buffers": "tessera.v1.buffer_pb2",
-    "compute": "tessera.v1.compute_pb2",
-    "shared": "tessera.v1.shared_memory_pb2",
-    "status_pb2": "google.rpc.status_pb2",
-    "error_details_pb2": "google.rpc.error_details_pb2",
-    "buffer_grpc": "tessera.v1.buffer_pb2_grpc",
-    "compute_grpc": "tessera.v1.compute_pb2_grpc",
-    "shared_grpc": "tessera.v1.shared_memory_pb2_grpc",
-}
-SOURCES = [
-    PROTO / (name.removesuffix("_pb2").replace(".", "/") + ".proto")
-    for name in MODULES.values()
-    if name.endswith("_pb2")
-]
+MODULES = {"buffers": "tessera.v1.buffer_pb2",
+           "compute": "tessera.v1.compute_pb2",
+           "shared": "tessera.v1.shared_memory_pb2",
+           "status_pb2": "google.rpc.status_pb2",
+           "error_details_pb2": "google.rpc.error_details_pb2",
+           "buffer_grpc": "tessera.v1.buffer_pb2_grpc",
+           "compute_grpc": "tessera.v1.compute_pb2_grpc",
+           "shared_grpc": "tessera.v1.shared_memory_pb2_grpc"}
+SOURCES = [PROTO / (name.removesuffix("_pb2").replace(".", "/") + ".proto")
+           for name in MODULES.values()
+           if name.endswith("_pb2")]
 
 
 def protoc(*outputs):
@@ -120,8 +116,7 @@ def make_descriptors():
 NUMPY_TYPES = {1: "<f4", 2: "<f8", 3: "<f2", 4: "<u2", 5: "<i4", 6: "<i8", 7: "?", 8: "u1", 9: "i1"}
 WIRE_TYPES = {
     "float32": 1, "float64": 2, "float16": 3, "uint16": 4, "int32": 5, "int64": 6, "bool": 7,
-    "uint8": 8, "int8": 9,
-}
+    "uint8": 8, "int8": 9}
 
 
 def dtype_of(array):
@@ -136,8 +131,7 @@ def spec_of(array, **more):
 def tensor(array):
     array = np.asarray(array)
     return compute.Tensor(
-        dtype=dtype_of(array), shape=array.shape, data=np.ascontiguousarray(array).tobytes()
-    )
+        dtype=dtype_of(array), shape=array.shape, data=np.ascontiguousarray(array).tobytes())
 
 
 def to_numpy(message):
@@ -287,8 +281,7 @@ def outcome_of(call):
     """Returns the outcome of a function, or of a gRPC future."""
     try:
         return Outcome(
-            answer=call() if callable(call) and not hasattr(call, "result") else call.result()
-        )
+            answer=call() if callable(call) and not hasattr(call, "result") else call.result())
     except grpc.RpcError as error:
         return Outcome(error=error)
     except grpc.FutureCancelledError:
@@ -493,10 +486,8 @@ class Server:
             if self.process.poll() is not None or time.monotonic() > give_up:
                 self.process.kill()
                 self.process.wait()
-                raise AssertionError(
-                    f"the server did not start: {' '.join(map(str, command))}\n"
-                    + text.decode(errors="replace")
-                )
+                raise AssertionError(f"the server did not start: {' '.join(map(str, command))}\n"
+                                     + text.decode(errors="replace"))
             time.sleep(0.01)
 
     def __enter__(self):
@@ -541,8 +532,7 @@ class Server:
                 if line.startswith(key + ":"):
                     return int(line.split()[1])
         raise AssertionError(
-            f"the server (pid {self.pid}) is gone: exit code {self.process.poll()}"
-        )
+            f"the server (pid {self.pid}) is gone: exit code {self.process.poll()}")
 
     def rss(self):
         """Returns the resident memory in bytes."""
@@ -703,14 +693,12 @@ def request_headers(path):
         assert len(value) < 127
         return bytes([len(value)]) + value
 
-    fields = [
-        (":method", "POST"),
-        (":scheme", "http"),
-        (":path", path),
-        (":authority", "localhost"),
-        ("te", "trailers"),
-        ("content-type", "application/grpc"),
-    ]
+    fields = [(":method", "POST"),
+              (":scheme", "http"),
+              (":path", path),
+              (":authority", "localhost"),
+              ("te", "trailers"),
+              ("content-type", "application/grpc")]
     return b"".join(b"\x00" + text(name) + text(value) for name, value in fields)
 
 

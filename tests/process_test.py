@@ -158,8 +158,7 @@ class StartTest(Case):
         server = self.serve(
             TESSERA_MEMRY_LIMIT="60Gi", TESSERA_TOKEN="secret", TESSERA_CLIENT_TLS_CA="ca.pem",
             TESSERA_QUEUE="7", TESSERA_PORT="tcp://10.0.0.1:50051",
-            TESSERA_SERVICE_PORT_GRPC="50051",
-        )
+            TESSERA_SERVICE_PORT_GRPC="50051")
         found = re.findall(r"the variable (\w+) has no effect", server.log())
         self.assertEqual(found, ["TESSERA_MEMRY_LIMIT"])
 

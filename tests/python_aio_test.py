@@ -70,8 +70,7 @@ class AioTest(o.Case, unittest.IsolatedAsyncioTestCase):
         begun = asyncio.Event()
         data = np.zeros(16 << 20, "f4")
         running = asyncio.ensure_future(
-            self.t.put(data, "half", progress=lambda done, total: begun.set())
-        )
+            self.t.put(data, "half", progress=lambda done, total: begun.set()))
         await begun.wait()
         running.cancel()
         with self.assertRaises(asyncio.CancelledError):
@@ -127,8 +126,7 @@ class AioTest(o.Case, unittest.IsolatedAsyncioTestCase):
         for name in ("closed", None):
             t, begun = await ts.aio.connect(self.server.address), asyncio.Event()
             running = asyncio.ensure_future(
-                t.put(np.zeros(6 << 20), name, progress=lambda *_: begun.set())
-            )
+                t.put(np.zeros(6 << 20), name, progress=lambda *_: begun.set()))
             await begun.wait()
             await t.close()
             with self.assertRaisesRegex(ts.Error, "closed"):

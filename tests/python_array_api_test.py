@@ -26,8 +26,7 @@ STANDARD = {
     "linalg": (
         "cholesky cross det diagonal eigh eigvalsh inv matmul matrix_norm matrix_power matrix_rank"
         " matrix_transpose outer pinv qr slogdet solve svd svdvals tensordot trace vecdot"
-        " vector_norm"
-    ),
+        " vector_norm"),
     "fft": (
         "fft fftfreq fftn fftshift hfft ifft ifftn ifftshift ihfft irfft irfftn rfft rfftfreq rfftn"
     ),
@@ -36,60 +35,49 @@ STANDARD = {
     "utilities": "all any diff",
     "manipulation": (
         "broadcast_arrays broadcast_to concat expand_dims flip moveaxis permute_dims repeat reshape"
-        " roll squeeze stack tile unstack"
-    ),
+        " roll squeeze stack tile unstack"),
     "creation": (
         "arange asarray empty empty_like eye from_dlpack full full_like linspace meshgrid ones"
-        " ones_like tril triu zeros zeros_like"
-    ),
+        " ones_like tril triu zeros zeros_like"),
     "data types": "astype can_cast finfo iinfo isdtype result_type",
     "sets": "unique_all unique_counts unique_inverse unique_values",
     "sorting": "argsort sort",
-    "indexing": "take take_along_axis",
-}
+    "indexing": "take take_along_axis"}
 
 REFUSED = {
     "elementwise": (
         "acos acosh asin asinh atan atan2 atanh bitwise_left_shift bitwise_right_shift copysign cos"
-        " cosh expm1 hypot imag log10 log1p log2 logaddexp nextafter signbit sin sinh tan"
-    ),
+        " cosh expm1 hypot imag log10 log1p log2 logaddexp nextafter signbit sin sinh tan"),
     "linalg": (
-        "cholesky cross det eigh eigvalsh inv matrix_rank pinv qr slogdet solve svd svdvals"
-    ),
+        "cholesky cross det eigh eigvalsh inv matrix_rank pinv qr slogdet solve svd svdvals"),
     "searching": "nonzero searchsorted",
     "sets": "unique_all unique_counts unique_inverse unique_values",
     "sorting": "argsort sort",
     "manipulation": "concat roll stack",
     "indexing": "take take_along_axis",
     "creation": "empty_like meshgrid tril triu",
-    "fft": "fft fftn fftshift hfft ifft ifftn ifftshift ihfft irfft irfftn rfft rfftn",
-}
-WORKS = {
-    part: [name for name in names.split() if name not in REFUSED.get(part, "").split()]
-    for part, names in STANDARD.items()
-}
+    "fft": "fft fftn fftshift hfft ifft ifftn ifftshift ihfft irfft irfftn rfft rfftn"}
+WORKS = {part: [name for name in names.split() if name not in REFUSED.get(part, "").split()]
+         for part, names in STANDARD.items()}
 # For functions that work, the tables of tests/python_signatures_test.py have the NumPy functions of
 # the same names, or of these names. CASES has the others.
 OTHERWISE = {
     "bitwise_invert": "invert", "conj": "conjugate", "pow": "power", "permute_dims": "transpose",
     "matrix_transpose": "transpose", "matrix_power": "linalg.matrix_power",
     "matrix_norm": "linalg.norm", "vector_norm": "linalg.norm",
-    "cumulative_prod": "cumprod", "cumulative_sum": "cumsum",
-}
+    "cumulative_prod": "cumprod", "cumulative_sum": "cumsum"}
 # Functions that return NumPy arrays, without any array of the client.
 FROM_NOTHING = "arange asarray empty eye full linspace ones zeros fftfreq rfftfreq".split()
-CASES = {
-    "unstack": (lambda x: list(x)[-1], lambda a: a[-1]),
-    "vecdot": (lambda x: ts.vecdot(x, x), lambda a: (a * a).sum(-1)),
-    "astype": (lambda x: x.astype("f4"), lambda a: a.astype("f4")),
-    "from_dlpack": (lambda x: x._session.put(np.from_dlpack(x)), lambda a: a),
-    "can_cast": (lambda x: x + int(np.can_cast(x, "f8")), lambda a: a + 1),
-    "finfo": (lambda x: x + np.finfo(x.dtype).bits, lambda a: a + 64),
-    "iinfo": (lambda x: x + np.iinfo(x.astype("i4").dtype).bits, lambda a: a + 32),
-    "isdtype": (lambda x: x + int(x.dtype.kind == "f"), lambda a: a + 1),
-    "result_type": (lambda x: x.astype(np.result_type(x, "f4")), lambda a: a),
-    "broadcast_arrays": (lambda x: np.broadcast_arrays(x, x[0])[1], lambda a: a[[0, 0, 0]]),
-}
+CASES = {"unstack": (lambda x: list(x)[-1], lambda a: a[-1]),
+         "vecdot": (lambda x: ts.vecdot(x, x), lambda a: (a * a).sum(-1)),
+         "astype": (lambda x: x.astype("f4"), lambda a: a.astype("f4")),
+         "from_dlpack": (lambda x: x._session.put(np.from_dlpack(x)), lambda a: a),
+         "can_cast": (lambda x: x + int(np.can_cast(x, "f8")), lambda a: a + 1),
+         "finfo": (lambda x: x + np.finfo(x.dtype).bits, lambda a: a + 64),
+         "iinfo": (lambda x: x + np.iinfo(x.astype("i4").dtype).bits, lambda a: a + 32),
+         "isdtype": (lambda x: x + int(x.dtype.kind == "f"), lambda a: a + 1),
+         "result_type": (lambda x: x.astype(np.result_type(x, "f4")), lambda a: a),
+         "broadcast_arrays": (lambda x: np.broadcast_arrays(x, x[0])[1], lambda a: a[[0, 0, 0]])}
 
 
 class ArrayApiTest(python_outsider.Case):

@@ -21,16 +21,12 @@ def test_results_stay_resident_and_chain(server, client):
     client.put("points", points)
     client.put("queries", -2 * queries)
     client.call(
-        "Reduce", x=resident("points"), op="REDUCE_OP_SUM_SQUARES", axes=[1], result=into("norms")
-    )
-    client.call(
-        "Matmul", a=resident("queries"), b=resident("points"), transpose_b=True,
-        result=into("distances"),
-    )
+        "Reduce", x=resident("points"), op="REDUCE_OP_SUM_SQUARES", axes=[1], result=into("norms"))
+    client.call("Matmul", a=resident("queries"), b=resident("points"), transpose_b=True,
+                result=into("distances"))
     answer = client.call(
         "Add", a=resident("distances"), b=resident("norms", view((40, 300), (0, 1))),
-        result=into("distances", replace=True),
-    )
+        result=into("distances", replace=True))
     assert not answer.HasField("tensor")
     assert tuple(answer.buffer.shape) == (40, 300)
     answer = client.call("Reduce", x=resident("distances"), op="REDUCE_OP_ARGMIN", axes=[1])

@@ -67,10 +67,8 @@ class Rings(o.Case):
 
         ring = written("# two\n b\thost-b:2 # second\r\n\na host-a:1")
         self.assertEqual(ring.servers, {"a": "host-a:1", "b": "host-b:2"})
-        for text, complaint in (
-            ("a", "line 1"), ("a b c", "line 1"), ("a h:1\n\na h:2", "line 3"),
-            ("a/b h:1", "line 1"), ("", "at least one"),
-        ):
+        for text, complaint in (("a", "line 1"), ("a b c", "line 1"), ("a h:1\n\na h:2", "line 3"),
+                                ("a/b h:1", "line 1"), ("", "at least one")):
             with self.assertRaisesRegex(ValueError, complaint):
                 written(text)
 
@@ -147,11 +145,9 @@ class OneProcess(o.Case):
 
     def test_empty_chunks_need_no_server(self):
         empty = td.Chunk(np.empty((0, 0), np.float32))
-        for call in (
-            lambda a: a[0:0], lambda a: a.astype(np.float64), lambda a: a.reshape((0,)),
-            lambda a: a @ a, lambda a: a + 1, lambda a: a.T, np.exp,
-            lambda a: np.sum(a, axis=(0,), keepdims=True),
-        ):
+        for call in (lambda a: a[0:0], lambda a: a.astype(np.float64), lambda a: a.reshape((0,)),
+                     lambda a: a @ a, lambda a: a + 1, lambda a: a.T, np.exp,
+                     lambda a: np.sum(a, axis=(0,), keepdims=True)):
             made, want = call(empty), call(np.empty((0, 0), np.float32))
             self.assertIsInstance(made, td.Chunk)
             self.assertEqual((made.shape, made.dtype), (want.shape, want.dtype))
@@ -189,8 +185,7 @@ class OneProcess(o.Case):
             np.testing.assert_array_equal((whole * 2).sum(axis=0), (x * 2).sum(axis=0))
             del there, whole
             self.assertTrue(
-                o.eventually(lambda: _servers.own().info() and not used(self.servers[1]), 20)
-            )
+                o.eventually(lambda: _servers.own().info() and not used(self.servers[1]), 20))
         finally:
             td.use(self.servers[0].address)
 
@@ -201,10 +196,9 @@ class OneProcess(o.Case):
         self.assertIsInstance(joined, td.Joined)
         self.assertEqual((joined.shape, joined.dtype), (whole.shape, whole.dtype))
         for number, call in enumerate((
-            lambda a: a, lambda a: a.sum(axis=0), lambda a: a.max(axis=(0, 1)),
-            lambda a: a.sum(axis=1), lambda a: (a + 1)[5:9], lambda a: a.reshape(-1, 250),
-            lambda a: a.ravel(), lambda a: a.T, lambda a: a[:1].squeeze(0),
-        )):
+                lambda a: a, lambda a: a.sum(axis=0), lambda a: a.max(axis=(0, 1)),
+                lambda a: a.sum(axis=1), lambda a: (a + 1)[5:9], lambda a: a.reshape(-1, 250),
+                lambda a: a.ravel(), lambda a: a.T, lambda a: a[:1].squeeze(0))):
             with self.subTest(number):
                 found = call(joined)
                 found = found.numpy() if hasattr(found, "numpy") else found
@@ -216,10 +210,9 @@ class OneProcess(o.Case):
         a, b = self.chunk(x), np.concatenate([self.chunk(y[:50]), self.chunk(y[50:])], axis=0)
         self.assertIsInstance(b, td.Joined)
         for number, call in enumerate((
-            lambda a, b: a - b, lambda a, b: b - a, lambda a, b: a < b, lambda a, b: a @ b.T,
-            lambda a, b: np.where(a > 0, b, a), lambda a, b: np.clip(a, b, b + 1),
-            lambda a, b: np.clip(a, a_min=b, a_max=b + 1), np.maximum,
-        )):
+                lambda a, b: a - b, lambda a, b: b - a, lambda a, b: a < b, lambda a, b: a @ b.T,
+                lambda a, b: np.where(a > 0, b, a), lambda a, b: np.clip(a, b, b + 1),
+                lambda a, b: np.clip(a, a_min=b, a_max=b + 1), np.maximum)):
             with self.subTest(number):
                 np.testing.assert_array_equal(call(a, b).numpy(), call(x, y))
 
@@ -229,14 +222,13 @@ class OneProcess(o.Case):
         r = v.rechunk((20, 10))
         u = td.put(da.from_array(np.full(9, 200, "u1"), chunks=4))
         for number, (found, expected) in enumerate((
-            (v.reshape(-1), x.reshape(-1)), (v.reshape(4, 10, 30), x.reshape(4, 10, 30)),
-            (da.expand_dims(r, 0), x[None]), (r * 2 + r, x * 2 + x),
-            ((r * 2) @ v.T.rechunk((10, 20)), x * 2 @ x.T),
-            (da.where(r > 0, r, 0), np.where(x > 0, x, 0)),
-            (da.clip(r * 2, r, r + 1), np.clip(x * 2, x, x + 1)),
-            (da.cumsum(r, axis=0), np.cumsum(x, 0)), (da.cumsum(v, axis=1), np.cumsum(x, 1)),
-            (u.sum(), np.full(9, 200, "u1").sum()), (u.prod(), np.full(9, 200, "u1").prod()),
-        )):
+                (v.reshape(-1), x.reshape(-1)), (v.reshape(4, 10, 30), x.reshape(4, 10, 30)),
+                (da.expand_dims(r, 0), x[None]), (r * 2 + r, x * 2 + x),
+                ((r * 2) @ v.T.rechunk((10, 20)), x * 2 @ x.T),
+                (da.where(r > 0, r, 0), np.where(x > 0, x, 0)),
+                (da.clip(r * 2, r, r + 1), np.clip(x * 2, x, x + 1)),
+                (da.cumsum(r, axis=0), np.cumsum(x, 0)), (da.cumsum(v, axis=1), np.cumsum(x, 1)),
+                (u.sum(), np.full(9, 200, "u1").sum()), (u.prod(), np.full(9, 200, "u1").prod()))):
             with self.subTest(number):
                 got = td.numpy(found).compute(scheduler="sync")
                 np.testing.assert_array_equal(got, expected)
@@ -264,8 +256,7 @@ class Cluster(o.Case):
             n_workers=4, threads_per_worker=1, processes=True, dashboard_address=None,
             memory_limit=0, local_directory=str(cls.folder),
             # Workers request chunks from a killed worker for this long.
-            config={"distributed.comm.timeouts.connect": "3s"},
-        )  # fmt: skip
+            config={"distributed.comm.timeouts.connect": "3s"})
         cls.addClassCleanup(cluster.close)
         cls.client = distributed.Client(cluster)
         cls.addClassCleanup(cls.client.close)
@@ -291,17 +282,15 @@ class Cluster(o.Case):
         self.assertIsInstance(a._meta, td.Chunk)
         self.assertGreater(sum(used(server) > 0 for server in self.servers), 1)
         for number, (found, expected) in enumerate((
-            *((call(a), call(x)) for call in (
-                lambda a: a.sum(), lambda a: a.sum(axis=0), lambda a: a.mean(axis=1),
-                lambda a: a.var(), lambda a: a.var(axis=0), lambda a: a.std(ddof=1),
-                lambda a: a.min(axis=1), lambda a: a.argmax(axis=1), lambda a: a.argmin(axis=0),
-                lambda a: a.argmax(), lambda a: (a > 4).any(), lambda a: a[100:900:3, 50:250],
-                lambda a: a[::-1], lambda a: a[7], lambda a: (a * a).sum(axis=0),
-            )),
-            (a @ b, x @ y), (a @ b[:, 0], x @ y[:, 0]),
-            (da.tensordot(a, a, ((0, 1), (0, 1))), np.tensordot(x, x, 2)),
-            (da.exp(a * 0.5) - 1, np.exp(x * np.float32(0.5)) - 1),
-        )):
+                *((call(a), call(x)) for call in (
+                    lambda a: a.sum(), lambda a: a.sum(axis=0), lambda a: a.mean(axis=1),
+                    lambda a: a.var(), lambda a: a.var(axis=0), lambda a: a.std(ddof=1),
+                    lambda a: a.min(axis=1), lambda a: a.argmax(axis=1), lambda a: a.argmin(axis=0),
+                    lambda a: a.argmax(), lambda a: (a > 4).any(), lambda a: a[100:900:3, 50:250],
+                    lambda a: a[::-1], lambda a: a[7], lambda a: (a * a).sum(axis=0))),
+                (a @ b, x @ y), (a @ b[:, 0], x @ y[:, 0]),
+                (da.tensordot(a, a, ((0, 1), (0, 1))), np.tensordot(x, x, 2)),
+                (da.exp(a * 0.5) - 1, np.exp(x * np.float32(0.5)) - 1))):
             with self.subTest(number):
                 self.assertEqual((found.shape, found.dtype), (np.shape(expected), expected.dtype))
                 got = td.numpy(found).compute()

@@ -182,10 +182,9 @@ class CallsTest(unittest.TestCase):
 
     def test_durations(self):
         for text, want in (
-            ("1ms", 10**6), ("1500ms", 1.5e9), ("90s", 90e9), ("1.5s", 1.5e9), ("2m", 120e9),
-            ("1.5h", 5400e9), ("7d", 604800e9), (2, 2e9), (0.25, 0.25e9),
-            (datetime.timedelta(minutes=1, milliseconds=5), 60.005e9),
-        ):  # fmt: skip
+                ("1ms", 10**6), ("1500ms", 1.5e9), ("90s", 90e9), ("1.5s", 1.5e9), ("2m", 120e9),
+                ("1.5h", 5400e9), ("7d", 604800e9), (2, 2e9), (0.25, 0.25e9),
+                (datetime.timedelta(minutes=1, milliseconds=5), 60.005e9)):
             self.assertEqual(nanoseconds(_connect.duration(text)), want, text)
         self.assertIsNone(_connect.duration(None))
 
@@ -357,8 +356,7 @@ class LostArraysTest(o.Case):
         x = self.t.put(np.ones((2000, 2000), "f4"))
         single, several = ts.topk(x, 5, axis=0)[0], (x @ x @ x).sum(axis=0)
         for work, times in (
-            (single.numpy, 0), (single.save, 0), (several.numpy, 1), (several.save, 1),
-        ):
+                (single.numpy, 0), (single.save, 0), (several.numpy, 1), (several.save, 1)):
             with self.assertRaises(ts.ScratchExhausted) as caught:
                 work()
             self.assertEqual(str(caught.exception).count("intermediate results"), times)
@@ -384,13 +382,11 @@ class ErrorsOfCallsTest(python_outsider.Case):
         total = (deleted + 1).sum()
         deleted.delete()
         self.assertRaisesRegex(ts.BufferNotFound, "is gone", total.numpy)
-        for error, call in (
-            (ts.BadName, lambda: self.t.put(np.zeros(1), "no spaces")),
-            (ts.EmptyInput, lambda: x[:0].max().numpy()),
-            (ts.EmptyInput, lambda: (x[:0] + 1).max().numpy()),
-            (ts.BufferNotFound, lambda: self.t["none"]),
-            (ts.BufferNotFound, lambda: self.t.delete("none")),
-        ):
+        for error, call in ((ts.BadName, lambda: self.t.put(np.zeros(1), "no spaces")),
+                            (ts.EmptyInput, lambda: x[:0].max().numpy()),
+                            (ts.EmptyInput, lambda: (x[:0] + 1).max().numpy()),
+                            (ts.BufferNotFound, lambda: self.t["none"]),
+                            (ts.BufferNotFound, lambda: self.t.delete("none"))):
             self.assertRaises(error, call)
         for call in (ts.sum_squares, ts.norm, lambda a: ts.window_sum(a, 1),
                      lambda a: ts.topk(a, 1), lambda a: ts.vecdot(a, a)):
@@ -468,8 +464,7 @@ class CutAnswersTest(python_outsider.Case):
             ("SealBuffer", lambda: t.put(large, "cut/large", replace=True).shape),
             ("CopyBuffer", lambda: x.copy("cut/copy", replace=True).shape),
             ("CopyBuffer", lambda: x.link("cut/link", replace=True).shape),
-            ("Map", lambda: (x + 1).save("cut/saved", replace=True).shape),
-        )
+            ("Map", lambda: (x + 1).save("cut/saved", replace=True).shape))
         large_x = t.put(large)
         for method, work in reads:
             cut = Cut(t._io.calls[method])
@@ -505,8 +500,7 @@ class CutAnswersTest(python_outsider.Case):
         delay = p.RetryInfo(retry_delay={"seconds": 1, "nanos": 250_000_000})
         status = p.Status()
         status.details.add(
-            type_url="type.googleapis.com/google.rpc.RetryInfo", value=delay.SerializeToString()
-        )
+            type_url="type.googleapis.com/google.rpc.RetryInfo", value=delay.SerializeToString())
         Refusal.value = status.SerializeToString()
         self.assertEqual(_errors.from_rpc(Refusal()).retry_after, 1.25)
 

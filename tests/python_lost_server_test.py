@@ -110,13 +110,11 @@ class LostServer(Case):
                 self.until_waiting(server, len(works) - 1)
                 server.signal(end)
 
-            works = [
-                lambda t: product.numpy(), lambda t: (product + 1).sum(axis=0).numpy(),
-                lambda t: product.save("product"),
-                lambda t: (product * 2).save("program", replace=True),
-                lambda t: t.keep(product, product.sum()),
-                lambda t: t.compute(product.max(), product.min()),
-            ]
+            works = [lambda t: product.numpy(), lambda t: (product + 1).sum(axis=0).numpy(),
+                     lambda t: product.save("product"),
+                     lambda t: (product * 2).save("program", replace=True),
+                     lambda t: t.keep(product, product.sum()),
+                     lambda t: t.compute(product.max(), product.min())]
             for i, outcome in enumerate(client.outcomes(works, stop)):
                 self.assertIsInstance(outcome, LOST, (end, i))
 
@@ -144,10 +142,8 @@ class LostServer(Case):
             (("--shared-memory", f"{self.folder}/socket"), _messages.DIVIDED),
             ((), 8 * o.MI),  # Through several connections.
         ):
-            for work in (
-                lambda t, x, data, kill: t.put(data, progress=kill),
-                lambda t, x, data, kill: x.numpy(progress=kill),
-            ):
+            for work in (lambda t, x, data, kill: t.put(data, progress=kill),
+                         lambda t, x, data, kill: x.numpy(progress=kill)):
                 with self.subTest(flags), mock.patch.object(_messages, "DIVIDED", divided):
                     with several as begun:
                         self.check_transfer(flags, work)
@@ -167,10 +163,8 @@ class LostServer(Case):
                 server.signal(signals.pop())
 
         np.testing.assert_array_equal(client.do(lambda t: x.numpy(progress=stop)), data)
-        for work in (
-            lambda t: t.put(data), lambda t: t.put(data[:4]), lambda t: x.sum().numpy(),
-            lambda t: (x.sum() + 1).numpy(),
-        ):
+        for work in (lambda t: t.put(data), lambda t: t.put(data[:4]), lambda t: x.sum().numpy(),
+                     lambda t: (x.sum() + 1).numpy()):
             with self.assertRaises(LOST):
                 client.do(work)
 
@@ -184,8 +178,7 @@ class LostServer(Case):
         try:
             works = [
                 lambda t: x.sum().numpy(), lambda t: (x.sum() + 1).numpy(), lambda t: x.numpy(),
-                lambda t: t.put(data[:4]), lambda t: t.put(data),
-            ]
+                lambda t: t.put(data[:4]), lambda t: t.put(data)]
             for outcome in client.outcomes(works, lambda: None):
                 self.assertIsInstance(outcome, (ts.Stalled, ts.DeadlineExceeded))
         finally:

@@ -231,8 +231,7 @@ class Program:
         v = self.pick(lambda v: v.array.ndim and not v.slack)
         if v is None:
             return
-        ufunc = self.random.choice(
-            (np.add, np.minimum, np.maximum, np.logical_and, np.logical_or))
+        ufunc = self.random.choice((np.add, np.minimum, np.maximum, np.logical_and, np.logical_or))
         axis = self.random.randrange(v.array.ndim)
         real = v.array.dtype.kind == "f"
         want = ufunc.accumulate(v.array.astype("f8") if real else v.array, axis)

@@ -46,8 +46,7 @@ class TlsTest(o.Case):
         with self.assertRaisesRegex(ts.Unreachable, "certificate .*was refused.*not in peer"):
             self.total(server, **SOON, tls_ca=str(self.ca.cert))
         self.assertEqual(
-            self.total(server, tls_ca=str(self.ca.cert), tls_server_name="gpu.example"), 12
-        )
+            self.total(server, tls_ca=str(self.ca.cert), tls_server_name="gpu.example"), 12)
 
     def test_who_is_let_in(self):
         trust = {"tls_ca": str(self.ca.cert)}

@@ -184,10 +184,9 @@ class DividedTest(TransfersTest):
             callers.add(threading.current_thread())
 
         for work, count in (
-            (lambda: t.put(self.data, "large", replace=True, progress=tell), _messages.UPLOADS),
-            (lambda: t["large"].numpy(progress=tell), _messages.DOWNLOADS),
-            (lambda: t["large"][9 : 3 * MIB].numpy(), _messages.DOWNLOADS),
-        ):
+                (lambda: t.put(self.data, "large", replace=True, progress=tell), _messages.UPLOADS),
+                (lambda: t["large"].numpy(progress=tell), _messages.DOWNLOADS),
+                (lambda: t["large"][9 : 3 * MIB].numpy(), _messages.DOWNLOADS)):
             streams.clear()
             got = work()
             self.assertEqual(sorted(s.connection for s in streams), list(range(count)))
@@ -635,17 +634,15 @@ class SeveralTest(unittest.TestCase):
     # The streams' outcomes in chronological order, and which of them is reported.
     FULL, LOST, ENDED = ts.TooManyDownloads("", "RESOURCE_EXHAUSTED"), ts.ConnectionLost(""), None
     ALSO_FULL, STALLED = ts.HostMemoryExhausted("", "RESOURCE_EXHAUSTED"), ts.Stalled("")
-    CASES = (
-        ((ENDED, ENDED, ENDED), None),
-        ((FULL, ENDED, ENDED), FULL),  # The other streams continue.
-        ((ENDED, ENDED, FULL), FULL),
-        ((FULL, ALSO_FULL, ENDED), FULL),
-        ((FULL, ALSO_FULL, LOST), LOST),
-        ((FULL, LOST, ALSO_FULL), LOST),
-        ((LOST, FULL, STALLED), LOST),
-        ((ENDED, LOST, STALLED), LOST),
-        ((STALLED, LOST, ENDED), STALLED),
-    )
+    CASES = (((ENDED, ENDED, ENDED), None),
+             ((FULL, ENDED, ENDED), FULL),  # The other streams continue.
+             ((ENDED, ENDED, FULL), FULL),
+             ((FULL, ALSO_FULL, ENDED), FULL),
+             ((FULL, ALSO_FULL, LOST), LOST),
+             ((FULL, LOST, ALSO_FULL), LOST),
+             ((LOST, FULL, STALLED), LOST),
+             ((ENDED, LOST, STALLED), LOST),
+             ((STALLED, LOST, ENDED), STALLED))
 
     def check(self, run, want):
         raised = None

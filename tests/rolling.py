@@ -75,8 +75,7 @@ class Load:
         self._over = threading.Event()
         calls = [make(self) for make in makers]
         self._threads = [
-            threading.Thread(target=self._run, args=one, daemon=True) for one in enumerate(calls)
-        ]
+            threading.Thread(target=self._run, args=one, daemon=True) for one in enumerate(calls)]
         for thread in self._threads:
             thread.start()
 
@@ -110,8 +109,7 @@ class Load:
         return (
             f"{sum(self.answered)} calls of {len(self.answered)} callers, {len(self.lost)} lost,"
             f" {self.repeated} repeated, {self.put_again} arrays put again, the longest call"
-            f" {self.longest_s:.1f} s"
-        )
+            f" {self.longest_s:.1f} s")
 
 
 def inline_dots(connect, metadata=()):

@@ -17,10 +17,8 @@ from authority import Authority, channel
 RECONNECT_S = 1
 # The service config in deploy/README.md. With it, gRPC watches the health of both servers, and
 # calls a server that is SERVING.
-SERVICE_CONFIG = {
-    "loadBalancingConfig": [{"round_robin": {}}],
-    "healthCheckConfig": {"serviceName": "tessera.v1.ComputeService"},
-}
+SERVICE_CONFIG = {"loadBalancingConfig": [{"round_robin": {}}],
+                  "healthCheckConfig": {"serviceName": "tessera.v1.ComputeService"}}
 
 
 class RollingRestartTest(o.FreshCase):
@@ -29,10 +27,8 @@ class RollingRestartTest(o.FreshCase):
         self.authority = Authority(self.folder, "ca")
         cert, key = self.authority.issue("tessera", names="IP:127.0.0.1,DNS:tessera")
         self.mine = self.authority.issue("caller")
-        flags = (
-            "--drain-delay", "1s", "--tls-cert", cert, "--tls-key", key, "--tls-client-ca",
-            self.authority.cert,
-        )  # fmt: skip
+        flags = ("--drain-delay", "1s", "--tls-cert", cert, "--tls-key", key, "--tls-client-ca",
+                 self.authority.cert)
         self.servers = []
         for _ in range(2):
             server = rolling.Restartable(self.folder, self.healthy, *flags)
@@ -53,8 +49,7 @@ class RollingRestartTest(o.FreshCase):
     def channel(self, servers):
         options = {
             "grpc.service_config": json.dumps(SERVICE_CONFIG),
-            "grpc.ssl_target_name_override": "tessera", "grpc.max_reconnect_backoff_ms": 1000,
-        }
+            "grpc.ssl_target_name_override": "tessera", "grpc.max_reconnect_backoff_ms": 1000}
         own = channel(self.target(servers), self.authority, self.mine, *options.items())
         return self.enterContext(own)
 

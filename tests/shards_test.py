@@ -74,9 +74,8 @@ def test_results_smaller_than_the_team(server, client):
     client.put("x", x, placement=["all"])
     client.put("y", y)
     for rpc, fields, expected in (
-        ("Reduce", dict(x=o.resident("x"), op="REDUCE_OP_SUM", axes=[1]), x.sum(1)),
-        ("Matmul", dict(a=o.resident("x"), b=o.resident("y")), x @ y),
-    ):
+            ("Reduce", dict(x=o.resident("x"), op="REDUCE_OP_SUM", axes=[1]), x.sum(1)),
+            ("Matmul", dict(a=o.resident("x"), b=o.resident("y")), x @ y)):
         answer = client.call(rpc, **fields, result=o.into("out", replace=True, placement=["all"]))
         got = np.frombuffer(client.download("out"), "f4").reshape(expected.shape)
         assert np.array_equal(got, expected), rpc
@@ -120,8 +119,7 @@ def test_copies(server, client):
         ("x", dict(device=names[0]), ()), ("x", dict(device=names[-1]), ()), ("x", {}, names),
         ("x", dict(placement=names[::-1]), names[::-1]), ("plain", dict(placement=["all"]), names),
         ("plain", dict(placement=names[:2]), names[:2]),
-        ("x", dict(placement=names[-2:]), names[-2:]),
-    ]
+        ("x", dict(placement=names[-2:]), names[-2:])]
     for source, fields, expected in copies:
         copy = client.call("CopyBuffer", source=source, name="copy", replace=True, **fields).buffer
         assert client.download("copy") == x.tobytes(), (source, fields)
@@ -168,8 +166,7 @@ def test_every_operation(server, client):
         client.put(f"{name}N", array, placement=["all"])
     nodes = [
         dict(operand=0), dict(operand=1), dict(operand=2), dict(op="MAP_OP_MULTIPLY", args=[0, 1]),
-        dict(op="MAP_OP_ADD", args=[3, 2]),
-    ]
+        dict(op="MAP_OP_ADD", args=[3, 2])]
     squares = dict(nodes=[dict(operand=0), dict(op="MAP_OP_MULTIPLY", args=[0, 0])])
     every = len(names)
 
@@ -261,10 +258,8 @@ def test_products_of_views_and_steps(server, client):
     # On a GPU, strategies may be chosen by the extents.
     for first, end in ((0, m // 8 or 1), (m // 2, m), (m - 3, m)):
         window = o.view([end - first, k], [k, 1], first * k)
-        got = client.call(
-            "Matmul", a=o.resident("a", window), b=o.resident("b"),
-            strategy=whole.stats.strategy, result=o.into("part", replace=True),
-        )
+        got = client.call("Matmul", a=o.resident("a", window), b=o.resident("b"),
+                          strategy=whole.stats.strategy, result=o.into("part", replace=True))
         part = np.frombuffer(client.download("part"), "f4").reshape(-1, n)
         if step == 4096 or got.stats.devices > 1:
             assert part.tobytes() == c[first:end].tobytes(), (first, end, got.stats)
@@ -301,13 +296,11 @@ def test_programs(server, client):
     client.put("x", x, placement=["all"])
     client.put("y", x, device=names[0])
     part = dict(a=o.resident("x"), b=o.resident("y"))
-    steps = [
-        o.compute.Step(dot=dict(part, b=part["a"])),
-        o.compute.Step(dot=part),
-        o.compute.Step(add=dict(part, result=o.into("sum", placement=["all"]))),
-        o.compute.Step(add=dict(part, b=part["a"], result=o.compute.Result(scratch=True))),
-        o.compute.Step(reduce=dict(op="REDUCE_OP_SUM", x=o.compute.Operand(step=3))),
-    ]
+    steps = [o.compute.Step(dot=dict(part, b=part["a"])),
+             o.compute.Step(dot=part),
+             o.compute.Step(add=dict(part, result=o.into("sum", placement=["all"]))),
+             o.compute.Step(add=dict(part, b=part["a"], result=o.compute.Result(scratch=True))),
+             o.compute.Step(reduce=dict(op="REDUCE_OP_SUM", x=o.compute.Operand(step=3)))]
     answer = client.call("Execute", steps=steps, stats=True)
     got = [o.Outcome.of_step(result) for result in answer.results]
     assert all(outcome.ok for outcome in got), got

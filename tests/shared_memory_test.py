@@ -35,10 +35,8 @@ MFD_HUGETLB = 4
 LIMIT = 512 * o.MI
 REGIONS = 64
 HANDSHAKES = 64
-FLAGS = (
-    *("--memory-limit", "1Gi", "--max-transfers", "4"),
-    *("--shared-memory-limit", str(LIMIT), "--no-warm-up"),
-)
+FLAGS = (*("--memory-limit", "1Gi", "--max-transfers", "4"),
+         *("--shared-memory-limit", str(LIMIT), "--no-warm-up"))
 
 
 # --- Clients --------------------------------------------------------------------------------------
@@ -136,13 +134,11 @@ def mapped_regions(server):
 
 def is_clean(server, client):
     """Returns whether no region is left. The budgets are returned with the last byte."""
-    return (
-        mapped_regions(server) == 0
-        and client.budget("shared_memory").used == 0
-        and client.budget("shared_regions").used == 0
-        and client.budget("uploads").used == 0
-        and client.budget("downloads").used == 0
-    )
+    return (mapped_regions(server) == 0
+            and client.budget("shared_memory").used == 0
+            and client.budget("shared_regions").used == 0
+            and client.budget("uploads").used == 0
+            and client.budget("downloads").used == 0)
 
 
 def path_of(server):
@@ -180,8 +176,7 @@ def test_ranges_of_a_draft(server, client):
     region = Region(path_of(server), o.MI)
     data = RNG.integers(0, 256, 4 * o.MI, np.uint8)
     draft = client.call(
-        "CreateBuffer", name="d", spec=o.buffers.BufferSpec(dtype=5, shape=[o.MI])
-    ).buffer
+        "CreateBuffer", name="d", spec=o.buffers.BufferSpec(dtype=5, shape=[o.MI])).buffer
     bounds = [0, 1, PAGE, o.MI - 3, o.MI, 2 * o.MI + 5, 3 * o.MI, 4 * o.MI]
     ranges = list(zip(bounds, bounds[1:]))
     RNG.shuffle(ranges)

@@ -130,11 +130,9 @@ class TlsTest(o.FreshCase):
     def test_broken_files_leave_the_certificate_in_use(self):
         server = self.serve()
         other_key = self.ca.issue("other")[1].read_bytes()
-        for path, content, said in (
-            (self.cert, b"rubbish", "it holds no certificate in PEM"),
-            (self.key, other_key, "it is not the key of"),
-            (self.key, b"", "it cannot be read, or is empty"),
-        ):
+        for path, content, said in ((self.cert, b"rubbish", "it holds no certificate in PEM"),
+                                    (self.key, other_key, "it is not the key of"),
+                                    (self.key, b"", "it cannot be read, or is empty")):
             with self.subTest(said):
                 replace(path, content)
                 for _ in range(3):
@@ -240,15 +238,13 @@ class TlsTest(o.FreshCase):
         home, foreign = self.ca.cert.read_bytes(), self.foreign.cert.read_bytes()
         lines = foreign.splitlines(keepends=True)
         damaged = foreign[:200] + b"!!!!" + foreign[204:]
-        cut = {
-            "in a block": home + foreign[: len(foreign) // 2],
-            "at a line": home + b"".join(lines[:3]),
-            "in the first line": home + foreign[:9],
-            "after dashes": home + foreign[:3],
-            "in the last line": home + foreign[:-9],
-            "and goes on": home + foreign[: len(foreign) // 2] + b"\n" + foreign,
-            "damaged": home + damaged,
-        }
+        cut = {"in a block": home + foreign[: len(foreign) // 2],
+               "at a line": home + b"".join(lines[:3]),
+               "in the first line": home + foreign[:9],
+               "after dashes": home + foreign[:3],
+               "in the last line": home + foreign[:-9],
+               "and goes on": home + foreign[: len(foreign) // 2] + b"\n" + foreign,
+               "damaged": home + damaged}
         stranger = self.foreign.issue("cut")
         replace(clients, home + foreign)
         server = self.serve("--tls-client-ca", clients)
@@ -306,28 +302,25 @@ class TlsTest(o.FreshCase):
     def test_what_is_refused_at_the_start(self):
         missing, other_key = self.folder / "missing", self.ca.issue("start")[1]
         for said, *flags in (
-            (f"cannot use {missing} for TLS: there is no such file", "--tls-cert", missing,
-             "--tls-key", self.key),
-            ("it is not the key of", "--tls-cert", self.cert, "--tls-key", other_key),
-            ("--tls-cert and --tls-key go together", "--tls-cert", self.cert),
-            ("--tls-cert and --tls-key go together", "--tls-client-ca", self.cert),
-            ("other hosts could connect to 0.0.0.0:0 without TLS", "--listen", "0.0.0.0:0"),
-            ("--insecure", "--listen", "0.0.0.0:0"),
-        ):  # fmt: skip
+                (f"cannot use {missing} for TLS: there is no such file", "--tls-cert", missing,
+                 "--tls-key", self.key),
+                ("it is not the key of", "--tls-cert", self.cert, "--tls-key", other_key),
+                ("--tls-cert and --tls-key go together", "--tls-cert", self.cert),
+                ("--tls-cert and --tls-key go together", "--tls-client-ca", self.cert),
+                ("other hosts could connect to 0.0.0.0:0 without TLS", "--listen", "0.0.0.0:0"),
+                ("--insecure", "--listen", "0.0.0.0:0")):
             self.assertIn(said, o.refused("--listen", "127.0.0.1:0", *flags))
 
     def test_the_command_line_speaks_tls(self):
         server = self.serve("--tls-client-ca", self.ca.cert)
         cert, key = self.client_pair
         whole = ["--tls-ca", self.ca.cert, "--tls-cert", cert, "--tls-key", key]
-        for flags, served in (
-            (whole, True),
-            ([*whole, "--tls-server-name", "localhost"], True),
-            ([*whole, "--tls-server-name", "elsewhere"], False),
-            (whole[:2], False),
-            (["--tls-ca", self.folder / "missing"], False),
-            (whole[2:], False),
-        ):
+        for flags, served in ((whole, True),
+                              ([*whole, "--tls-server-name", "localhost"], True),
+                              ([*whole, "--tls-server-name", "elsewhere"], False),
+                              (whole[:2], False),
+                              (["--tls-ca", self.folder / "missing"], False),
+                              (whole[2:], False)):
             with self.subTest(flags):
                 at = ("--server", server.address, "--timeout", "3s")
                 ended = o.run(o.Program.cli, *at, *flags, "ls")
@@ -352,11 +345,9 @@ class TlsTest(o.FreshCase):
         cert, key = self.client_pair
         wrong, ca = {"TESSERA_TOKEN": "wrong"}, {"TESSERA_CLIENT_TLS_CA": str(self.ca.cert)}
         pair = ("--tls-cert", cert, "--tls-key", key)
-        for flags, environment, said in (
-            ((*pair, "--token-file", mine), wrong | ca, "PASSED"),
-            (("--tls-ca", self.ca.cert, *pair), wrong, "BAD_TOKEN"),
-            (("--token-file", mine), ca, "UNREACHABLE"),
-        ):
+        for flags, environment, said in (((*pair, "--token-file", mine), wrong | ca, "PASSED"),
+                                         (("--tls-ca", self.ca.cert, *pair), wrong, "BAD_TOKEN"),
+                                         (("--token-file", mine), ca, "UNREACHABLE")):
             with self.subTest(flags=flags, environment=environment):
                 command = (sys.executable, DEMO, "--cli", o.Program.cli, "--server", server.address)
                 ended = o.run(*command, *flags, timeout=300, env=o.environment(**environment))

@@ -54,13 +54,12 @@ def test_results_in_buffers(server, client):
 def test_refusals(server, client):
     x = o.inline(np.zeros((3, 10), np.float32))
     for reason, fields in (
-        ("BAD_K", dict(x=x)),
-        ("BAD_AXES", dict(x=x, k=1, axis=-(2**31))),
-        ("BAD_OPERAND", dict(k=1)),
-        ("BAD_OPERAND", dict(x=o.compute.Operand(tensor=o.tensor([1.0]), output=1), k=1)),
-        ("BAD_RESULT", dict(x=x, k=1, values=scratch())),
-        ("BAD_RESULT", dict(x=x, k=1, indices=scratch())),
-    ):
+            ("BAD_K", dict(x=x)),
+            ("BAD_AXES", dict(x=x, k=1, axis=-(2**31))),
+            ("BAD_OPERAND", dict(k=1)),
+            ("BAD_OPERAND", dict(x=o.compute.Operand(tensor=o.tensor([1.0]), output=1), k=1)),
+            ("BAD_RESULT", dict(x=x, k=1, values=scratch())),
+            ("BAD_RESULT", dict(x=x, k=1, indices=scratch()))):
         outcome = client.attempt("TopK", **fields)
         assert outcome.reason == reason, (reason, fields, outcome)
     assert client.attempt("TopK", x=x, k=11).metadata["limit"] == "10"
@@ -101,8 +100,7 @@ def test_programs_use_values_and_indices(server, client):
         o.compute.Step(reduce=dict(x=step(1, output=2), op="REDUCE_OP_SUM")),
         o.compute.Step(reduce=dict(x=step(0, output=1), op="REDUCE_OP_SUM")),
         top_k(step(1), 2, values=o.into("best"), indices=o.into("where")),
-        top_k(step(0), 501),
-    )
+        top_k(step(0), 501))
     values, indices = expected_of(queries @ base.T, 5)
     assert np.array_equal(o.to_numpy(outcomes[1].answer.indices), indices)
     assert not outcomes[1].answer.HasField("values")
@@ -141,10 +139,8 @@ def test_a_step_that_fails_at_its_second_array_leaves_room(server, client):
     x = o.resident("x")
     for values, k in ((o.into("v"), 4), (None, 600), (scratch(), 4)):
         for indices in (taken, bad):
-            first, second = program(
-                client, top_k(x, k, values=values, indices=indices),
-                top_k(x, k, values=values, indices=o.into("i", replace=True)),
-            )
+            first, second = program(client, top_k(x, k, values=values, indices=indices),
+                                    top_k(x, k, values=values, indices=o.into("i", replace=True)))
             assert first.reason in ("BUFFER_EXISTS", "BAD_NAME"), first
             assert second.ok, second
             assert client.download("i") == expected_of(array, k)[1].tobytes()

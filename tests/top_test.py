@@ -27,8 +27,7 @@ def run(*arguments):
 
 class TopCase(o.Case):
     def serve(self, *flags):
-        server = super().serve("--memory-limit", "256Mi", "--metrics-listen", "127.0.0.1:0",
-                               *flags)
+        server = super().serve("--memory-limit", "256Mi", "--metrics-listen", "127.0.0.1:0", *flags)
         self.client = server.client()
         self.metrics = "http://" + server.http_address()
         return server
@@ -249,16 +248,14 @@ class RatesTest(TopCase):
     def test_pages_that_are_wrong(self):
         well = b"HTTP/1.1 200 OK\r\n"
         chunked = well + b"Transfer-Encoding: chunked\r\n\r\n"
-        answers = {
-            b"": "not HTTP/1.1",
-            b"SSH-2.0-OpenSSH\r\n": "not HTTP/1.1",
-            b"HTTP/1.1 503 Busy\r\n\r\n": "503 Busy",
-            well + b"Content-Length: 9\r\n\r\nshort": "incomplete",
-            chunked + b"5\r\nab": "incomplete",
-            chunked + b"ffffffffffffffff\r\n": "incomplete",
-            chunked + b"x\r\n": "incomplete",
-            None: "no response arrived in time",
-        }
+        answers = {b"": "not HTTP/1.1",
+                   b"SSH-2.0-OpenSSH\r\n": "not HTTP/1.1",
+                   b"HTTP/1.1 503 Busy\r\n\r\n": "503 Busy",
+                   well + b"Content-Length: 9\r\n\r\nshort": "incomplete",
+                   chunked + b"5\r\nab": "incomplete",
+                   chunked + b"ffffffffffffffff\r\n": "incomplete",
+                   chunked + b"x\r\n": "incomplete",
+                   None: "no response arrived in time"}
         for answer, text in answers.items():
             with self.subTest(answer), socket.create_server(("127.0.0.1", 0)) as listener:
                 def talk():

@@ -34,8 +34,7 @@ def with_trace(value, *more):
 def stream(client, path, requests=(), metadata=()):
     """Returns (code, trailing metadata) of a call of any kind."""
     call = client.channel.stream_stream(path)(
-        iter(requests), metadata=metadata, timeout=o.CALL_TIMEOUT_S
-    )
+        iter(requests), metadata=metadata, timeout=o.CALL_TIMEOUT_S)
     with contextlib.suppress(grpc.RpcError):
         for _ in call:
             pass
@@ -93,13 +92,11 @@ class AnswersTest(TracesCase):
         self.client.put("x", ONES)
         metadata = with_trace(SAMPLED)
         codes = set()
-        good = {
-            "GetBuffer": o.buffers.GetBufferRequest(name="x"),
-            "Download": o.buffers.DownloadRequest(name="x"),
-            "Upload": o.buffers.UploadRequest(
-                name="y", spec=o.spec_of(ONES), data=ONES.tobytes()),
-            "Dot": o.compute.DotRequest(a=o.resident("x"), b=o.resident("x")),
-        }
+        good = {"GetBuffer": o.buffers.GetBufferRequest(name="x"),
+                "Download": o.buffers.DownloadRequest(name="x"),
+                "Upload": o.buffers.UploadRequest(
+                    name="y", spec=o.spec_of(ONES), data=ONES.tobytes()),
+                "Dot": o.compute.DotRequest(a=o.resident("x"), b=o.resident("x"))}
         for name, path in o.methods().items():
             right = [good[name].SerializeToString()] if name in good else []
             for message in (b"", b"\xff", *right):
@@ -211,8 +208,7 @@ class SlowCallsTest(TracesCase):
             rf"kernel {TIME} \(trace {ID}\)",
             rf"slow: Dot by new\\x0aline from {peer}: INVALID_ARGUMENT after {TIME}.*",
             rf"slow: Download from {peer}: OK after {TIME}: queue {TIME}, copies {TIME}",
-            rf"slow: GetBuffer from {peer}: OK after {TIME}",
-        ]
+            rf"slow: GetBuffer from {peer}: OK after {TIME}"]
         lines = self.lines_with(server, " slow: ", len(expected))
         for line, pattern in zip(lines, expected):
             self.assertRegex(line.split(" ", 2)[2], f"^{pattern}$")
@@ -270,8 +266,7 @@ class SpansTest(TracesCase):
     def serve(self, *flags, file=None, **more):
         self.file = self.folder / "spans.jsonl" if file is None else file
         return super().serve(
-            "--spans", self.file, "--metrics-listen", "127.0.0.1:0", *flags, **more
-        )
+            "--spans", self.file, "--metrics-listen", "127.0.0.1:0", *flags, **more)
 
     def spans(self, count):
         """Returns this number of spans, in the order in which they were written."""
@@ -319,9 +314,8 @@ class SpansTest(TracesCase):
         kernel = found.pop("tessera.kernel_seconds")
         self.assertLess(0, kernel)
         self.assertLess(kernel * 1e9, times[5] - times[3] + 1)
-        self.assertEqual(found, {
-            "rpc.system": "grpc", "rpc.service": COMPUTE, "rpc.method": "Dot",
-            "rpc.grpc.status_code": "0", "tessera.strategy": "cpu_serial"})
+        self.assertEqual(found, {"rpc.system": "grpc", "rpc.service": COMPUTE, "rpc.method": "Dot",
+                                 "rpc.grpc.status_code": "0", "tessera.strategy": "cpu_serial"})
         self.assertEqual(metrics(server), {"written": 3, "dropped": 0})
         self.assertEqual(self.file.stat().st_mode & 0o007, 0)
 

@@ -43,19 +43,16 @@ COMPOSE = ["docker-compose"] if shutil.which("docker-compose") else ["docker", "
 APT = ("RUN apt-get update && DEBIAN_FRONTEND=noninteractive"
        " apt-get install -y --no-install-recommends {} "
        "&& rm -rf /var/lib/apt/lists/*\n")
-STAND_INS = {
-    "nginx:1.28": "FROM ubuntu:24.04\n" + APT.format("nginx"),
-    "prom/prometheus:v2.55.1": (
-        "FROM ubuntu:24.04\n" + APT.format("prometheus")
-        + 'USER nobody\nENTRYPOINT ["prometheus"]\n'
-        'CMD ["--config.file=/etc/prometheus/prometheus.yml",'
-        ' "--storage.tsdb.path=/prometheus"]\n'),
-    "tessera:load": (
-        "FROM tessera:load\nUSER root\n"
-        + APT.format("python3-grpcio python3-numpy libprotobuf-dev protobuf-compiler"
-                     " protobuf-compiler-grpc")
-        + "COPY tests /opt/tessera/tests\nUSER 65532:65532\n"),
-}  # fmt: skip
+STAND_INS = {"nginx:1.28": "FROM ubuntu:24.04\n" + APT.format("nginx"),
+             "prom/prometheus:v2.55.1": ("FROM ubuntu:24.04\n" + APT.format("prometheus")
+                                         + 'USER nobody\nENTRYPOINT ["prometheus"]\n'
+                                         'CMD ["--config.file=/etc/prometheus/prometheus.yml",'
+                                         ' "--storage.tsdb.path=/prometheus"]\n'),
+             "tessera:load": (
+                 "FROM tessera:load\nUSER root\n"
+                 + APT.format("python3-grpcio python3-numpy libprotobuf-dev protobuf-compiler"
+                              " protobuf-compiler-grpc")
+                 + "COPY tests /opt/tessera/tests\nUSER 65532:65532\n")}
 GHZ = '#!/bin/sh\nexec python3 /opt/tessera/tests/ghz_stand_in.py "$@"\n'
 
 

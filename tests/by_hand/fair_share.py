@@ -76,15 +76,13 @@ def reduce_of(n):
 
 
 # Each flood has an array "flood", a method and its request, which depend on the command line.
-FLOODS = {
-    "product": lambda a: product_of(a.side),
-    "top_k": lambda a: top_k_of(randoms(a.scale * 250_000), 100),
-    # Every element is larger than all elements before it.
-    "top_k_sorted": lambda a: top_k_of(np.sort(randoms(a.scale * 250_000)), 100),
-    "top_k_rows": lambda a: top_k_of_rows(a.scale * 4096),
-    "map": lambda a: map_of(a.scale << 22),
-    "reduce": lambda a: reduce_of(a.scale << 24),
-}
+FLOODS = {"product": lambda a: product_of(a.side),
+          "top_k": lambda a: top_k_of(randoms(a.scale * 250_000), 100),
+          # Every element is larger than all elements before it.
+          "top_k_sorted": lambda a: top_k_of(np.sort(randoms(a.scale * 250_000)), 100),
+          "top_k_rows": lambda a: top_k_of_rows(a.scale * 4096),
+          "map": lambda a: map_of(a.scale << 22),
+          "reduce": lambda a: reduce_of(a.scale << 24)}
 
 
 def flood(arguments):
@@ -103,8 +101,7 @@ def flood(arguments):
         print("ready", flush=True)
         while sys.stdin.readline():
             places, ended, stop, done = (
-                threading.Semaphore(IN_FLIGHT), threading.Event(), threading.Event(), [],
-            )
+                threading.Semaphore(IN_FLIGHT), threading.Event(), threading.Event(), [])
 
             def note(future, places=places, ended=ended, done=done):
                 done.append(future.exception() is None)
@@ -138,8 +135,7 @@ class Flood:
         command = [sys.executable, __file__, "--flood", kind, "--at", address]
         command += [f"--side={arguments.side}", f"--scale={arguments.scale}"]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.done = 0
         self.hear()
 

@@ -60,14 +60,12 @@ def median_us(client, rpc, **fields):
 def speed(client, devices, exponents, rows_):
     print("== Device time, medians; GB/s of all devices; how many times as fast as one")
     x = o.resident("x")
-    operations = {
-        "SUM": ("Reduce", {"x": x, "op": "REDUCE_OP_SUM"}),
-        "VARIANCE": ("Reduce", {"x": x, "op": "REDUCE_OP_VARIANCE"}),
-        "SUM along rows": ("Reduce", {"x": x, "op": "REDUCE_OP_SUM", "axes": [1]}),
-        "SUM along columns": ("Reduce", {"x": x, "op": "REDUCE_OP_SUM", "axes": [0],
-                                         "result": o.into("sums", replace=True)}),
-        "Dot with itself": ("Dot", {"a": x, "b": x}),
-    }
+    operations = {"SUM": ("Reduce", {"x": x, "op": "REDUCE_OP_SUM"}),
+                  "VARIANCE": ("Reduce", {"x": x, "op": "REDUCE_OP_VARIANCE"}),
+                  "SUM along rows": ("Reduce", {"x": x, "op": "REDUCE_OP_SUM", "axes": [1]}),
+                  "SUM along columns": ("Reduce", {"x": x, "op": "REDUCE_OP_SUM", "axes": [0],
+                                                   "result": o.into("sums", replace=True)}),
+                  "Dot with itself": ("Dot", {"a": x, "b": x})}
     for exponent in exponents:
         columns = 1 << min(20, exponent - 2)
         rows = (1 << exponent) // columns

@@ -190,10 +190,8 @@ class RouteCase(Proxied):
         for i, (route, client) in enumerate(clients.items()):
             client.put(np.full(4, i, np.float32), name=f"{route}/a")
             client.put(np.full(4, i, np.float32), name=f"{route}/b")
-        holders = {
-            route: [s for s in self.servers if f"{route}/a" in self.buffers_of(s)]
-            for route in routes
-        }
+        holders = {route: [s for s in self.servers if f"{route}/a" in self.buffers_of(s)]
+                   for route in routes}
         for route in routes:
             self.assertEqual(len(holders[route]), 1, route)
             self.assertIn(f"{route}/b", self.buffers_of(holders[route][0]))
@@ -242,8 +240,7 @@ class RollingCase(Proxied):
             self.pair = self.authority.issue("tessera", names="DNS:tessera")
         return rolling.Restartable(
             self.folder, self.healthy, *self.flags, "--tls-cert", self.pair[0], "--tls-key",
-            self.pair[1], "--tls-client-ca", self.authority.cert,
-        )  # fmt: skip
+            self.pair[1], "--tls-client-ca", self.authority.cert)
 
     def healthy(self, address):
         pair = self.tls / "proxy.crt", self.tls / "proxy.key"
@@ -253,8 +250,7 @@ class RollingCase(Proxied):
 
     def test_no_call_is_lost(self):
         makers = [
-            rolling.inline_dots(self.channel, [("tessera-route", f"run{i}")]) for i in range(4)
-        ]
+            rolling.inline_dots(self.channel, [("tessera-route", f"run{i}")]) for i in range(4)]
         for name in ("held1/x", "held2/x"):
             makers.append(rolling.resident_dots(partial(self.connect, name), name))
         command = self.command(f"127.0.0.1:{self.port}", self.client_cert)
