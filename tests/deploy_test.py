@@ -244,7 +244,7 @@ class PackTest(unittest.TestCase):
             path = f"{folder}:{os.environ['PATH']}"
             configured = lambda *arguments: o.run(
                 "bash", "-c", script, "-", DEPLOY / "tools", *arguments, cwd=folder,
-                env=o.environment(PATH=path))  # fmt: skip
+                env=o.environment(PATH=path))
 
             self.assertIn("-DTESSERA_CUDA=ON", configured().stdout)
             alone = configured("cpu").stdout

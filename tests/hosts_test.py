@@ -193,7 +193,7 @@ def test_import_is_closed_by_default(server, client):
                 "", "localhost", "unix:/tmp/x", "unix:///run/x:1", "dns:///localhost:1", "a,b:1",
                 "ipv4:127.0.0.1:1", "localhost:0", "localhost:99999", "localhost:x", ":1", "a b:1",
                 "[::1", "[::1]:", "a/b:1", "a@b:1", "x" * 300 + ":1", "é:1", "localhost:1\n",
-            ):  # fmt: skip
+            ):
                 fails(import_from(there, source), "INVALID_ARGUMENT", "BAD_SOURCE")
         assert_not_called(listener)
 
@@ -521,14 +521,14 @@ def test_names_have_one_home(server, client):
             assert eventually(lambda: stays in started[2].log(), 20), started[2].log()
             clients["c"].put(moved, x)
             fails(clients["c"].attempt("GetBuffer", name=next(iter(kept - {"unnamed/7/1"}))),
-                  "FAILED_PRECONDITION", "WRONG_HOST")  # fmt: skip
+                  "FAILED_PRECONDITION", "WRONG_HOST")
             # An unusable file changes nothing.
             ring.write_text("a host-a:1\na host-b:2\n")
             assert eventually(lambda: "the current ring stays in effect" in started[0].log(), 20)
             assert "line 2" in started[0].log()
             fails(clients["a"].attempt("GetBuffer", name=moved), "FAILED_PRECONDITION" if
                   home_of("ab", moved) == "b" else "NOT_FOUND", "WRONG_HOST" if
-                  home_of("ab", moved) == "b" else "BUFFER_NOT_FOUND")  # fmt: skip
+                  home_of("ab", moved) == "b" else "BUFFER_NOT_FOUND")
 
 
 def test_rings_that_cannot_be_used(server, client):

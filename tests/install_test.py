@@ -23,7 +23,7 @@ class InstallTest(outsider.Case):
         cls.prefix = cls.folder / "prefix"
         for component in ("server", "cli", "client"):
             cls.run_command("cmake", "--install", build, "--prefix", cls.prefix, "--component",
-                            component)  # fmt: skip
+                            component)
         outsider.Program.path = str(cls.prefix / "bin" / "tessera-server")
         cls.server = cls.serve_class()
 
@@ -49,7 +49,7 @@ class InstallTest(outsider.Case):
         self.run_command(
             "cmake", "-G", "Ninja", "-S", ROOT / "tests/consumer", "-B", out, f"-DMAIN={main}",
             f"-DCMAKE_PREFIX_PATH={self.prefix}",
-            "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")  # fmt: skip
+            "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")
         self.run_command("cmake", "--build", out)
         commands = self.run_command("ninja", "-C", out, "-t", "commands")
         self.assertIn(f"{self.prefix}/include/tessera", commands)

@@ -137,7 +137,7 @@ class ReplayTest(outsider.Case):
         self.assertEqual(patterns, set(slo["pattern"]))
         self.assertEqual({f"{call}.json" for case in slo["case"].values()
                           for call in plan.calls_of(case)},
-                         {path.name for path in (LOADTEST / "calls").iterdir()})  # fmt: skip
+                         {path.name for path in (LOADTEST / "calls").iterdir()})
         self.assertEqual(called, set(outsider.methods(outsider.buffers, outsider.compute)) - ONCE)
 
     def test_tls_and_steps(self):

@@ -416,7 +416,7 @@ class HttpTest(MetricsCase):
                    b"GET / HTTP/1.1\r\nno colon", b"GET / HTTP/1.1\r\nSpace : x",
                    b"GET / HTTP/1.1\r\n folded")),
             (431, (b"GET /" + b"x" * 9000 + b" HTTP/1.1", b"GET / HTTP/1.1" + b"\r\nA: b" * 2000)),
-        ):  # fmt: skip
+        ):
             for line in lines:
                 with self.subTest(line[:60]):
                     self.assert_code(line + b"\r\nHost: x\r\n\r\n", code)

@@ -91,7 +91,7 @@ class Line:
         """Makes a device of a host. The router's end of it has the same name."""
         there = host.run if host else run
         there("ip", "link", "add", device, "type", "veth",
-              "peer", "name", device, "netns", str(self.router.pid))  # fmt: skip
+              "peer", "name", device, "netns", str(self.router.pid))
         there("ip", "link", "set", "lo", "up")
         for run_there, own in ((there, address), (self.router.run, router)):
             run_there("ip", "address", "add", f"{own}/24", "dev", device)
@@ -107,7 +107,7 @@ class Line:
         """Limits the line to 100 megabits a second in each direction."""
         for device in ("near", "far"):
             self.router.run("tc", "qdisc", "add", "dev", device, "root", "tbf", "rate",
-                            "100mbit", "burst", "64k", "latency", "20ms")  # fmt: skip
+                            "100mbit", "burst", "64k", "latency", "20ms")
         try:
             yield
         finally:
@@ -127,7 +127,7 @@ class Line:
         """Makes the line lose packets. Returns the kernel feature that does this, or None if there
         is none."""
         rule = ("FORWARD", "-m", "statistic", "--mode", "random", "--probability",
-                str(percent / 100), "-j", "DROP")  # fmt: skip
+                str(percent / 100), "-j", "DROP")
         devices = ("near", "far")
         means = {
             "netem": [("tc", "qdisc", "add", "dev", device, "root", "netem", "loss", f"{percent}%")
@@ -262,7 +262,7 @@ class Cut(o.FreshCase):
             return near, "imported", arrays[2]
 
         return {work.__name__: work for work in
-                (cli_put, cli_get, python_put, python_get, python_program, imported)}  # fmt: skip
+                (cli_put, cli_get, python_put, python_get, python_program, imported)}
 
     def cut_in_the_middle(self, far, near, works, until, later=()):
         """Returns the outcomes (results or errors) of work that is running when the line is cut,
@@ -386,7 +386,7 @@ class Cut(o.FreshCase):
                 # TCP may give up the connection just when the transfer has stalled for too long.
                 code, said = outcome
                 self.assertIn((code, said.split("\n")[0].split(": ")[-1]),
-                              [(8, "STALLED"), (7, "CONNECTION_LOST")])  # fmt: skip
+                              [(8, "STALLED"), (7, "CONNECTION_LOST")])
         for name, error in {"python_put": ts.Stalled,
                             "python_get": ts.Stalled,
                             "python_program": ts.DeadlineExceeded,

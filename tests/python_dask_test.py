@@ -250,7 +250,7 @@ class Cluster(o.Case):
                          # A cluster gives up a worker that does not come back within this time,
                          # together with the nanny that restarts it. On a busy machine, a restart is
                          # slow.
-                         "distributed.deploy.lost-worker-timeout": "1h"})  # fmt: skip
+                         "distributed.deploy.lost-worker-timeout": "1h"})
         cls.servers = [cls.serve_class(*FLAGS) for _ in range(4)]
         cluster = distributed.LocalCluster(
             n_workers=4, threads_per_worker=1, processes=True, dashboard_address=None,

@@ -218,7 +218,7 @@ class CallsTest(unittest.TestCase):
             ("Map", lambda core, ttl: core.keep([added], ttl=ttl)),
             ("Map", lambda core, ttl: core.save(added, None, False, ttl)),
             ("Map", lambda core, ttl: core.evaluate([added])),  # Too large for a response.
-        )  # fmt: skip
+        )
 
     def accepted(self, server, steps):
         with self.assertRaises(Accepted) as caught:

@@ -100,7 +100,7 @@ class TruthTest(Case):
                            (np.repeat(m, 2, axis=0), np.repeat(p, 2, axis=0)),
                            (np.zeros_like(m), np.zeros_like(p)),
                            (np.full_like(m, True), np.ones_like(p)),
-                           ):  # fmt: skip
+                           ):
             self.check(mine, want)
             self.check(mine.save(), want)
         for refused in (lambda: m - n, lambda: -m, lambda: m << 1, lambda: np.positive(m)):

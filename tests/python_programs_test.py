@@ -266,7 +266,7 @@ class Program:
         self.values.append(Value(v.lazy.save(), v.array, f"saved {v.text}", v.slack))
 
     LINES = (view, reshape, arithmetic, arithmetic, comparison, logic, select, cast, reduction,
-             reduction, scan, position, product, keep)  # fmt: skip
+             reduction, scan, position, product, keep)
 
     def run(self):
         self.start()

@@ -76,7 +76,7 @@ class TlsTest(o.FreshCase):
         extensions.write_text("basicConstraints=critical,CA:TRUE\n")
         openssl("x509", "-in", between.cert, "-CA", self.ca.cert, "-CAkey", self.ca.key,
                 "-CAcreateserial", "-days", "2", "-clrext", "-extfile", extensions,
-                "-out", signed)  # fmt: skip
+                "-out", signed)
 
         def joined(name, *files):
             path = self.folder / name

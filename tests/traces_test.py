@@ -126,7 +126,7 @@ class AnswersTest(TracesCase):
         server = self.serve()
         path = f"/{COMPUTE}/Dot"
         for values in ((), ("",), (SAMPLED.upper(),), (7000 * "0",), (SAMPLED, SAMPLED),
-                       (SAMPLED, UNSAMPLED)):  # fmt: skip
+                       (SAMPLED, UNSAMPLED)):
             with self.subTest(values):
                 metadata = tuple(("traceparent", value) for value in values)
                 for request, code in ((dot(), "OK"), (b"", "INVALID_ARGUMENT")):

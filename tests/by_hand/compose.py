@@ -73,7 +73,7 @@ def make_stand_ins(flags):
         ghz.write_text(GHZ)
         run("docker", "build", *flags, "-f", "deploy/loadtest/Dockerfile", "-t", "tessera:load",
             "--build-arg",
-            "GHZ=deploy/loadtest/ghz", ".", cwd=folder, env=environment)  # fmt: skip
+            "GHZ=deploy/loadtest/ghz", ".", cwd=folder, env=environment)
         (pathlib.Path(folder) / ".dockerignore").unlink()
         for image, text in STAND_INS.items():
             run("docker", "build", *flags, "-f", "-", "-t", image, ".", cwd=folder, env=environment,
@@ -151,7 +151,7 @@ class ComposeTest(unittest.TestCase):
         return run("docker", "run", "--rm", "--network", "host", "-v", f"{self.tls}:/tls:ro",
                    *(word for variable in tls for word in ("-e", variable)), "--entrypoint",
                    "tessera", "tessera:cpu",
-                   "--server", server, *arguments, **options)  # fmt: skip
+                   "--server", server, *arguments, **options)
 
     def test_1_calls(self):
         for server, name in (("127.0.0.1:50051", "plain"), ("127.0.0.1:50052", "by-tls")):

@@ -81,7 +81,7 @@ def maps():
                 last = 2
                 for i in range(3, len(args) + 2):
                     nodes.append(node(op="MAP_OP_MAXIMUM" if not 23 <= op <= 28 else "MAP_OP_OR",
-                                      args=[last, i]))  # fmt: skip
+                                      args=[last, i]))
                     last = len(nodes) - 1
                 window = o.view([1 << 16], [0])
                 yield f"map {name} {numpy} {kind}", "Map", dict(
@@ -150,7 +150,7 @@ def main():
                 continue  # No estimate: too short or unsupported.
             estimate = float(refused.metadata["estimate_seconds"])
             took = min(seconds_of(servers[1].pid, lambda: free.call(method, timeout=600, **fields))
-                       for _ in range(3))  # fmt: skip
+                       for _ in range(3))
             found.append((took / estimate, name, took, estimate))
         for server in servers:
             server.stop()

@@ -117,7 +117,7 @@ class ProxyCase(Proxied):
     def test_calls_and_transfers(self):
         # 128 MiB in four streams with checksums, up and down.
         put = self.cli("put", "--name", "x", "--random", "normal", "--shape", "33554432",
-                       "--dtype", "f32", "--streams", "4")  # fmt: skip
+                       "--dtype", "f32", "--streams", "4")
         self.assertEqual(put.returncode, 0, put.stderr)
         got = self.cli("get", "x", "-o", str(self.folder / "x.npy"))
         self.assertEqual(got.returncode, 0, got.stderr)
@@ -213,10 +213,10 @@ class RouteCase(Proxied):
             self.assertEqual(client[f"{route}/a"].sum().item(), 4.0 * i)
         left = [s for s in self.servers if s is not victim]
         taken = [sum(f"{r}/a" in self.buffers_of(s) for r in routes
-                     if holders[r][0] is victim) for s in left]  # fmt: skip
+                     if holders[r][0] is victim) for s in left]
         self.assertEqual(sum(taken), moved)
         print(f"{type(self).__name__}: {moved} routes of the killed server, {taken} on the others",
-              file=sys.stderr)  # fmt: skip
+              file=sys.stderr)
 
     def missing(self, client, route):
         try:
