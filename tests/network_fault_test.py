@@ -437,4 +437,4 @@ def inside():
 
 if __name__ == "__main__":
     inside()
-    o.main()
+    python_outsider.main("__main__")

@@ -48,6 +48,7 @@ def main(module):
     """Runs the tests of a module: --server PATH [--device DEVICE] [unittest arguments]."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--server", required=True)
+    parser.add_argument("--cli")
     parser.add_argument("--device", default="cpu")
     arguments, rest = parser.parse_known_args()
     o.Program.device, o.Program.warm_up = arguments.device, False

@@ -10,8 +10,10 @@ from functools import partial
 import outsider as o
 import python_outsider  # noqa: F401  (puts the package on the path)
 import rolling
-import tessera as ts
 from authority import Authority, channel
+
+o.make_stubs()  # The package finds them only if they are there first.
+import tessera as ts  # noqa: E402
 
 # gRPC's longest pause between attempts to connect, plus a margin, minus --drain-delay.
 RECONNECT_S = 1

@@ -25,8 +25,10 @@ sys.path.insert(0, str(TESTS))
 import outsider as o  # noqa: E402
 import python_outsider  # noqa: E402, F401  (puts the package on the path)
 import rolling  # noqa: E402
-import tessera as ts  # noqa: E402
 from authority import Authority, channel  # noqa: E402
+
+o.make_stubs()  # The package finds them only if they are there first.
+import tessera as ts  # noqa: E402
 
 PROXY = TESTS.parent / "deploy" / "proxy"
 TIMEOUT_S = 60
