@@ -942,11 +942,12 @@ class ErrorTest(Case):
         good, limit = resident("x"), client.info().limits.max_message_bytes
         sum_of = dict(x=good, op="REDUCE_OP_SUM")
         large, negative = inline(np.zeros(limit // 4 + 1, np.float32)), dict(dtype=1, shape=[-3])
-        eight = dict(name="y", spec=o.spec_of(x), data=b"12345678")
+        spec = o.spec_of(x)
+        eight = dict(name="y", spec=spec, data=b"12345678")
         for reason, part, outcome in (
             ("BAD_SHAPE", "-3", client.attempt("CreateBuffer", name="y", spec=negative)),
             # The word "name" would also match "a buffer's name".
-            ("BAD_NAME", "value: a b", client.attempt("CreateBuffer", name="a b", spec=negative)),
+            ("BAD_NAME", "value: a b", client.attempt("CreateBuffer", name="a b", spec=spec)),
             ("BAD_TTL", "-7", client.attempt("UpdateBuffer", name="x", ttl={"seconds": -7})),
             ("BAD_VIEW", "5", client.attempt("Dot", a=resident("x", view([3], offset=5)), b=good)),
             ("BAD_AXES", "4", client.attempt("Reduce", **sum_of, axes=[4])),
