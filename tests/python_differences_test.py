@@ -18,7 +18,8 @@ HUGE, STACK = np.array([1e20, -1e20, np.nan, 2.7]), np.ones((2, 3, 3), "f4")
 LINE, TOP = np.linspace(-3, 3, 101), np.array([1, 3, np.nan, 3, 2])
 MANY = np.random.default_rng(1).standard_normal(100_000).astype("f4")
 MATRIX, OTHER = np.matrix([[1, 2], [3, 4]], "f4"), np.array([[5, 6], [7, 8]], "f4")
-FUNCTIONS = (np.exp, np.tanh, lambda a: np.log(a * a + 0.5), lambda a: np.power(a + 4, a))
+FUNCTIONS = (np.exp, np.tanh, lambda a: np.log(a * a + 0.5), lambda a: np.power(a + 4, a),
+             np.cbrt, lambda a: np.hypot(a, a[::-1] - 1))
 
 
 def store(x):
@@ -70,7 +71,8 @@ CASES = {
         (lambda: put(I) ** -1, ValueError, "negative")],
     "`floor`, `ceil`, `trunc` of integers": lambda put: [
         (call(put(I)), I, "i4") for call in (np.floor, np.ceil, np.trunc)],
-    "`exp`, `log`, `tanh`, `power`": lambda put: [  # Within 4 units in the last place, for both.
+    "`exp`, `log`, `tanh`, `power`, `cbrt`, `hypot`": lambda put: [
+        # Within 4 units in the last place, for both.
         (abs(call(put(LINE)) - call(LINE)) <= 4 * np.spacing(abs(call(LINE))), [True] * 101, bool)
         for call in FUNCTIONS],
     "`//` of floats": lambda put: [

@@ -21,6 +21,7 @@ BINARY = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "minimum": np.minimum,
     "maximum": np.maximum, "fmin": np.fmin, "fmax": np.fmax, "logical_and": np.logical_and,
     "logical_or": np.logical_or, "logical_xor": np.logical_xor,
+    "fmod": np.fmod, "heaviside": np.heaviside,
     "where": lambda a, b: np.where(a > b, a, b), "divmod": lambda a, b: divmod(a, b)[1],
 }
 UNARY = {
@@ -29,7 +30,8 @@ UNARY = {
     "clip": lambda a: np.clip(a, -3, 7), "clip below": lambda a: np.clip(a, -3, None),
     "positive": operator.pos, "squared": lambda a: a**2, "invert": lambda a: ~(a > 1),
     "logic": lambda a: (a > 1) & (a < 5) | (a == -2) ^ (a != a), "sqrt": lambda a: np.sqrt(abs(a)),
-    "rint": np.rint,
+    "rint": np.rint, "radians": np.radians, "deg2rad": np.deg2rad, "degrees": np.degrees,
+    "rad2deg": np.rad2deg, "isposinf": np.isposinf, "isneginf": np.isneginf,
 }
 OF_FLOATS = {
     "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "round": np.round, "fix": np.fix,
@@ -41,7 +43,8 @@ OF_FLOATS = {
 ROUNDED = {
     "exp": np.exp, "log": lambda a: np.log(abs(a)), "tanh": np.tanh, "exp2": np.exp2,
     "power": lambda a: np.power(abs(a), 1.5),
-    "isclose": lambda a: np.isclose(a, a * 1.000001 + 1e-9),
+    "isclose": lambda a: np.isclose(a, a * 1.000001 + 1e-9), "cbrt": np.cbrt,
+    "hypot": lambda a: np.hypot(a, a[::-1]),
 }
 SCALARS = (2, -3, 1.5, 0.1, True, float("inf"), np.float32(0.3), np.float64(0.3), np.int32(5))
 
@@ -151,6 +154,64 @@ class ElementwiseTest(python_outsider.Case):
         self.assertEqual(lazy.dtype, want.dtype)
         np.testing.assert_array_equal(lazy.numpy(), want)
 
+    def test_signs_of_zeros(self):
+        values = np.array([0.0, -0.0, 1, -1, 2, -2, np.inf, -np.inf, np.nan])
+        for dtype in FLOATS:
+            a = values.astype(dtype)
+            pair = np.repeat(a, len(a)), np.tile(a, len(a))
+            resident = [self.t.put(one) for one in pair]
+            for call in (np.fmod, np.heaviside, np.hypot, lambda a, b: np.cbrt(a),
+                         lambda a, b: np.degrees(a)):
+                with np.errstate(all="ignore"):
+                    got, want = call(*resident).numpy(), call(*pair)
+                np.testing.assert_array_equal(got, want)
+                zero = want == 0
+                np.testing.assert_array_equal(np.signbit(got)[zero], np.signbit(want)[zero])
+
+    def test_roots_in_the_whole_range(self):
+        """np.cbrt and np.hypot are within 1 and 2 units in the last place."""
+        rng = np.random.default_rng(8)
+        for dtype, most in (("f2", 15), ("f4", 127), ("f8", 1023)):
+            a, b = (np.ldexp(rng.uniform(-1, 1, 4000), rng.integers(-most - 20, most, 4000))
+                    .astype(dtype) for _ in range(2))
+            near = np.where(rng.random(4000) < 0.5, b, a * b.dtype.type(0.75))
+            x, y = self.t.put(a), self.t.put(near)
+            for units, got, want in (
+                (1, np.cbrt(x), np.cbrt(a.astype("g")).astype(dtype)),
+                (2, np.hypot(x, y), np.hypot(a.astype("g"), near.astype("g")).astype(dtype)),
+            ):
+                apart = abs(got.numpy().astype("g") - want.astype("g"))
+                self.assertLessEqual((apart / np.spacing(abs(want))).max(), units)
+
+    def test_functions_of_short_floats(self):
+        """np.log2 and others are within 1 unit in the last place, in types of up to 32 bits."""
+        rng = np.random.default_rng(9)
+        special = [0.0, -0.0, 1, -1, 0.5, 2, 8, 1000, np.inf, -np.inf, np.nan, 1e-7, -1e-7]
+        for dtype, most in (("f2", 15), ("f4", 127)):
+            a, b = (np.append(special[::step], np.ldexp(rng.uniform(-1, 1, 3000),
+                                                        rng.integers(-most - 20, most, 3000)))
+                    .astype(dtype) for step in (1, -1))
+            x, y = self.t.put(a), self.t.put(b)
+            functions = (np.log2, np.log10, np.log1p, np.expm1, np.sinh, np.cosh, np.logaddexp)
+            for function in functions:
+                count = function.nin
+                with self.subTest(function.__name__, dtype=dtype), np.errstate(all="ignore"):
+                    want = function(*(one.astype("g") for one in (a, b)[:count])).astype(dtype)
+                    got = function(*(x, y)[:count]).numpy()
+                    self.assertEqual(got.dtype, want.dtype)
+                    apart = abs(got.astype("g") - want.astype("g"))
+                    finite = np.isfinite(want)
+                    np.testing.assert_array_equal(got[~finite], want[~finite])
+                    units = (apart / np.spacing(abs(want)))[finite]
+                    self.assertLessEqual(units.max(), 1)
+                    zero = want == 0
+                    np.testing.assert_array_equal(np.signbit(got[zero]), np.signbit(want[zero]))
+        wide = self.t.put(a.astype("f8"))
+        for function in functions:
+            with self.assertRaisesRegex(ts.Unsupported, "32 bits"):
+                function(*[wide] * function.nin)
+        self.assertEqual(np.log2(self.t.put(a, dtype="bf16")).dtype, ts.bfloat16)
+
     def test_round_by_more_than_floats_have(self):
         for decimals in (400, -400):
             got = np.round(self.t.put(np.array([1.5, 0, -2])), decimals).numpy()
@@ -177,8 +238,11 @@ class ElementwiseTest(python_outsider.Case):
         np.testing.assert_array_equal(np.asarray((x * 2).numpy(), "f4"), rounded * 2)
         for function in (np.isinf, np.isfinite, np.isnan):
             np.testing.assert_array_equal(function(x).numpy(), function(rounded))
-        for got in (abs(x) ** 0.5, x**-1, np.power(x, 2), np.exp(x), 1 / x, np.where(x > 1, x, 0)):
+        for got in (abs(x) ** 0.5, x**-1, np.power(x, 2), np.exp(x), 1 / x, np.where(x > 1, x, 0),
+                    np.degrees(x), np.hypot(x, 1), np.cbrt(x), np.fmod(x, 2), np.pad(x, 1),
+                    np.concatenate([x, x]), np.einsum("i->", x), np.convolve(x, x), np.diag(x)):
             self.assertEqual(got.dtype, ts.bfloat16)
+            got.numpy()
 
     def test_casts(self):
         a = np.array([0.0, 1.7, -2.5, 300.0, np.inf, np.nan, 1e30], "f4")

@@ -25,7 +25,8 @@ VALUES = {
     "correction": (1,), "weights": (lambda a: a,), "returned": (True,), "decimals": (0, 1, -1),
     "rtol": (0.5,), "atol": (2,), "equal_nan": (True,), "copy": (True, False), "nan": (7,),
     "posinf": (8,), "neginf": (9,), "offset": (1, -1), "order": ("C", "F"), "subok": (True, False),
-    "shape": ((6,), 6), "newshape": ((6,), 6), "n": (0, 1, 2), "prepend": (1,), "append": (1,),
+    "shape": ((6,), 6), "newshape": ((6,), 6), "n": (0, 1, 2), "prepend": (1, lambda a: a),
+    "append": (1, lambda a: a),
     "indices_or_sections": (1, [1]), "reps": (2, (2, 1)), "repeats": (2,), "k": (1, 2, 3),
     "source": (0,), "destination": (1,), "fill_value": (3, 1.5, [1, 2, 3]), "casting": ("safe",),
     "ord": (None, 1, -1, 2, 0, 3, np.inf, -np.inf, "fro", "nuc"), "to": ("f4",),
@@ -34,6 +35,19 @@ VALUES = {
     "y": (lambda a: a,), "b": (lambda a: a,), "a2": (lambda a: a,), "device": (None, "cpu"),
     "mean": (1.0,), "dx": (2, 0.5), "to_end": (1,), "to_begin": (1,),
     "include_initial": (True, False), "x1": (lambda a: a,), "x2": (lambda a: a,),
+    "start": (0, 1, 2, 3, -1, -2), "condlist": (lambda a: [a > 1],),
+    "choicelist": (lambda a: [a], lambda a: a), "default": (7, lambda a: a), "shift": (1, (1, 2)),
+    "bins": (2, [0, 1, 3], [4, 2, 1], [1, 0, 2], "auto"), "right": (True,),
+    "v": (lambda a: a[0], 2),
+    "side": ("left", "right", "middle"), "sorter": (None, lambda a: [0]), "rowvar": (False, True),
+    "bias": (True, False), "fweights": ([1, 2, 3], [1, 2], [-1, 2, 3], [1.5, 2, 3]),
+    "aweights": ([1, 0.5, 3], [[1, 2, 3]], [-1, 2, 3]), "density": (True, False),
+    "range": ((0, 3), (3, 0)), "pad_width": (1, (1, 0), ((0, 2), (1, 1)), -1),
+    "arrays": (), "tup": (),
+    "mode": ("constant", "wrap", "edge", "valid", "same", "full", "none"),
+    "values": (lambda a: a, 5),
+    "axisa": (0,), "axisb": (0,), "axisc": (0,), "window_shape": (2, (2, 2), (1, 3), 9, -1),
+    "writeable": (False, True),
 }
 SQUARE = {np.linalg.matrix_power, np.dot, getattr(np.linalg, "matmul", None)}
 ALIKE = {np.inner: lambda a: a, np.vdot: lambda a: a}
@@ -88,10 +102,15 @@ class SignaturesTest(python_outsider.Case):
             self.assertNotIsInstance(want, Exception, f"{text}: {want!r}, here {got!r}")
             served += 1
             several = isinstance(got, (tuple, list)) and isinstance(want, (tuple, list))
+            if several:
+                self.assertEqual(len(got), len(want), text)
             for one, other in zip(want, got) if several else [(want, got)]:
                 if hasattr(other, "_session"):
                     lazy.append(other)
                     wanted.append((text, one))
+                elif isinstance(other, np.ndarray):
+                    self.assertEqual(other.dtype, one.dtype, text)
+                    np.testing.assert_array_equal(other, one, text)
                 else:
                     self.assertEqual(one, other, text)
         for (text, want), got in zip(wanted, self.t.compute(*lazy)):
@@ -104,6 +123,8 @@ class SignaturesTest(python_outsider.Case):
                 # NumPy's results have wrapped in their narrower type, so the client's results are
                 # cast to that type, which wraps them too.
                 got = got.astype(want.dtype)
+            if text.startswith("empty_like "):
+                continue  # NumPy's elements are arbitrary.
             if want.dtype.kind in "biu":
                 np.testing.assert_array_equal(got, want, err_msg=text)
             else:
@@ -164,6 +185,8 @@ class SignaturesTest(python_outsider.Case):
                     for text, call in self.calls_of(function):
                         if make is special_of and re.search("dtype.*[iu?]", text):
                             continue  # NumPy casts NaN arbitrarily.
+                        if dtype[0] in "iu" and re.search("decimals.*-1", text):
+                            continue  # NumPy casts numbers out of range arbitrarily.
                         with self.subTest(name, dtype=dtype, call=text):
                             case = f"{name} of {dtype} with {text}"
                             cases.append((case, *self.both(call, a, x)))

@@ -126,15 +126,15 @@ constexpr DType DTypeOf() {
   }
 }
 
-// Calls f(T{}). A build that only checks CUDA code (TESSERA_CUDA_CHECK in CMakeLists.txt) compiles
-// kernels for one type of each kind, f32, f16, i64 and u8, and stops if it is asked for another.
+// Calls f(T{}). With TESSERA_CUDA_CHECK (CMakeLists.txt), calls that return nothing (launches) are
+// compiled for one type of each kind, f32, f16, i32 and u8, and stop the process for others.
 template <class T, class F>
 constexpr decltype(auto) CallForType(F&& f) {
 #if defined(__CUDACC__) && defined(TESSERA_CUDA_CHECK)
-  constexpr bool kCompiled = std::is_same_v<T, float> || std::is_same_v<T, Half> ||
-                             std::is_same_v<T, std::int64_t> || std::is_same_v<T, std::uint8_t>;
-  if constexpr (!kCompiled) __builtin_trap();
-  return f(std::conditional_t<kCompiled, T, float>{});
+  constexpr bool kCompiled = !std::is_void_v<decltype(f(float{}))> || std::is_same_v<T, float> ||
+                             std::is_same_v<T, Half> || std::is_same_v<T, std::int32_t> ||
+                             std::is_same_v<T, std::uint8_t>;
+  return kCompiled ? void() : __builtin_trap(), f(std::conditional_t<kCompiled, T, float>{});
 #else
   return f(T{});
 #endif

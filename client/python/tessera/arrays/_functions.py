@@ -3,6 +3,7 @@
 Arguments may be server-side arrays, numbers, NumPy arrays or lists, like operands of operators.
 """
 
+import functools
 from typing import Any, Callable, Dict, Tuple
 
 import numpy as np
@@ -13,7 +14,19 @@ from ..graph._graph import Constant, Term
 from ..graph._views import View, index_of, normalize_axis
 from ..wire._errors import BadShape, Unsupported
 from . import _ufuncs
-from ._manipulation import MANIPULATIONS, add, diagonal, diff, flat
+from ._einsum import einsum
+from ._manipulation import (
+    MANIPULATIONS,
+    add,
+    concatenate,
+    cycled,
+    diagonal,
+    diff,
+    flat,
+    index,
+    stack,
+    windows,
+)
 
 MISSING: Any = object()  # An argument that was not given.
 
@@ -138,6 +151,22 @@ def where(condition: Any, x: Any = MISSING, y: Any = MISSING) -> Any:
     return _made(lambda *terms: e.apply("where", *terms), condition, x, y)
 
 
+def _select(condlist: Any, choicelist: Any, default: Any = 0) -> Any:
+    count = len(condlist)
+    if not count or len(choicelist) != count:
+        raise ValueError("np.select takes one choice for each condition")
+
+    def choose(*terms: Term) -> Term:
+        if any(e.common_dtype([term]).kind != "b" for term in terms[:count]):
+            raise TypeError("the conditions of np.select must be booleans")
+        found = e.cast(terms[-1], e.common_dtype([*terms[count:]]))
+        for i in reversed(range(count)):
+            found = e.apply("where", terms[i], terms[count + i], found)
+        return found
+
+    return _made(choose, *condlist, *choicelist, default)
+
+
 def clip(a: Any, min: Any = None, max: Any = None) -> Any:
     """The elements limited to the range from min to max; None means no limit."""
     if min is None and max is None:
@@ -152,10 +181,10 @@ def round_(a: Any, decimals: int = 0) -> Any:
     """The elements rounded to a number of decimals, halves to even. As in NumPy, they are scaled,
     rounded and scaled back."""
     decimals = index_of(decimals, "the number of decimals")
-    if a.dtype.kind in "iu" and decimals >= 0:
-        return a
+    if a.dtype.kind in "iu":
+        return a if decimals >= 0 else round_(a.astype("f8"), decimals).astype(a.dtype)
     if decimals and not _dtypes.is_float(a.dtype):
-        raise Unsupported(f"only floats can be rounded to {decimals} decimals: use x.astype('f8')")
+        raise Unsupported(f"booleans cannot be rounded to {decimals} decimals: use x.astype('f8')")
     scale = 10.0 ** abs(decimals) if abs(decimals) <= 308 else np.inf
     if decimals:
         a = a * scale if decimals > 0 else a / scale
@@ -306,6 +335,105 @@ def ptp(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
     return a.max(axis, keepdims=keepdims) - a.min(axis, keepdims=keepdims)
 
 
+def _cov(
+    m: Any,
+    y: Any = None,
+    rowvar: bool = True,
+    bias: bool = False,
+    ddof: Any = None,
+    fweights: Any = None,
+    aweights: Any = None,
+    dtype: Any = None,
+) -> Any:
+    parts = [m] if y is None else [m, m._lifted(y, "np.cov")]
+    if max(part.ndim for part in parts) > 2:
+        raise BadShape("np.cov takes vectors and matrices")
+    own = e.common_dtype([*(part._term() for part in parts), (Constant(0, e.F64), View.whole(()))])
+    parts = [part._real_of(own if dtype is None else dtype, None) for part in parts]
+    rows = [
+        part[(None,) * (2 - part.ndim)] if rowvar or part.ndim < 2 else part.T for part in parts
+    ]
+    if not len(rows[0]):
+        return m._like(np.empty((0, 0)))
+    x = rows[0] if y is None else concatenate(rows)
+    weights = [np.asarray(w, float) for w in (fweights, aweights) if w is not None]
+    given: Any = None
+    less = int(not bias) if ddof is None else ddof
+    if less != int(less):
+        raise ValueError("ddof must be integer")
+    count: Any = x.shape[1] - less
+    if weights:
+        # NumPy raises its errors.
+        np.cov(np.zeros((1, x.shape[1])), None, True, bias, ddof, fweights, aweights)
+        given = np.prod(weights, 0)
+        share = 1 if aweights is None else (given * weights[-1]).sum() / given.sum()
+        count = given.sum() - less * share
+    x = (x - average(x, 1, given)[:, None]).astype(x.dtype)
+    other = x if given is None else x * given
+    return (x @ other.T * (1 / float(count) if count > 0 else np.inf)).squeeze()
+
+
+def _corrcoef(x: Any, y: Any = None, rowvar: bool = True, dtype: Any = None) -> Any:
+    c = _cov(x, y, rowvar, dtype=dtype)
+    if not c.ndim:
+        return c / c
+    deviation = np.sqrt(c.diagonal())
+    return clip(c / deviation[:, None] / deviation, -1, 1)
+
+
+# --- comparisons with the edges of bins
+
+
+_MAX_BINS = 1024  # Each element is compared with all of them.
+
+
+def _few(bins: int) -> None:
+    if bins > _MAX_BINS:
+        raise Unsupported(f"at most {_MAX_BINS} bins are supported: use NumPy on x.numpy()")
+
+
+def _searchsorted(a: Any, v: Any, side: str = "left") -> Any:
+    """Counts the elements of `a` before each place. As in NumPy, NaN is the largest number."""
+    if a.ndim != 1 or side not in ("left", "right"):
+        raise ValueError("np.searchsorted takes a vector, and the side 'left' or 'right'")
+    _few(a.size)
+    v = a._lifted(v, "np.searchsorted")[..., None]
+    if side == "left":
+        before = ~(v <= a) & (a == a)
+    else:
+        before = ~(v < a) & ((a == a) | (v != v))
+    return before.sum(-1)
+
+
+def _digitize(x: Any, bins: Any, right: bool = False) -> Any:
+    if hasattr(bins, "_session"):
+        raise Unsupported("the bins must be known to the client: use bins.numpy()")
+    bins = np.asarray(bins)
+    np.digitize(np.empty(0), bins)  # NumPy raises its errors.
+    falls = len(bins) > 1 and bins[0] > bins[-1]
+    found = _searchsorted(x._like(bins[::-1] if falls else bins), x, "left" if right else "right")
+    return len(bins) - found if falls else found
+
+
+def _histogram(a: Any, bins: Any = 10, range: Any = None, density: bool = False) -> Any:
+    sizes = np.ndim(bins) == 0 and not hasattr(bins, "_session")
+    if hasattr(bins, "_session") or isinstance(bins, str) or sizes and range is None:
+        raise Unsupported(
+            "the edges must be known to the client: pass edges, or bins= and range=, for example"
+            " from t.compute(x.min(), x.max())"
+        )
+    _few(index_of(bins, "the number of bins") if sizes else np.size(bins) - 1)
+    own = np.dtype("<f4") if a.dtype == _dtypes.bfloat16 else a.dtype
+    edges = np.histogram_bin_edges(np.empty(0, own), bins, range)
+    a = flat(a)
+    low, high = (a._like(part)[:, None] for part in (edges[:-1], edges[1:]))
+    last = np.arange(len(edges) - 1)[:, None] == len(edges) - 2
+    found = ((low <= a) & ((a < high) | (a == high) & last)).sum(1)
+    if density:
+        found = found / np.diff(edges).astype(float) / found.sum()
+    return found, edges
+
+
 # --- scans
 
 
@@ -343,6 +471,34 @@ def _trapezoid(y: Any, x: Any = None, dx: float = 1.0, axis: int = -1) -> Any:
     return (steps * pairs / 2.0).sum(axis)
 
 
+def _correlate(a: Any, v: Any, mode: str = "valid") -> Any:
+    """Sums the products of `v` with each window of `a`. The product of an element beyond the ends
+    of `a` is left out."""
+    v = a._lifted(v, "np.correlate")
+    a, v = (x.reshape(-1) if not x.ndim else x for x in (a, v))
+    if (a.ndim, v.ndim) != (1, 1) or not a.size or not v.size:
+        raise BadShape("np.correlate and np.convolve take vectors that are not empty")
+    if len(v) > len(a):
+        return _correlate(v, a, mode)[::-1]
+    if mode not in ("valid", "same", "full"):
+        raise ValueError(f"mode must be 'valid', 'same' or 'full', not {mode!r}")
+    size, extent = len(v), len(a)
+    before = {"valid": 0, "same": size // 2, "full": size - 1}[mode]
+    count = {"valid": extent - size + 1, "same": extent, "full": extent + size - 1}[mode]
+    common = e.common_dtype([a._term(), v._term()])
+    wide = common if common.itemsize > 2 or common.kind in "biu" else np.dtype("<f4")
+    place = index(a, count)[:, None] + index(a, size)
+    inside = True if mode == "valid" else (place >= before) & (place < before + extent)
+    seen = windows(cycled(a, count + size - 1, before)._typed(wide), size)
+    return (seen * v._typed(wide)).sum(-1, where=inside)._typed(common)
+
+
+def _convolve(a: Any, v: Any, mode: str = "full") -> Any:
+    a, v = (x.reshape(-1) if not x.ndim else x for x in (a, a._lifted(v, "np.convolve")))
+    a, v = (a, v) if len(a) >= len(v) else (v, a)
+    return _correlate(a, v[::-1], mode)
+
+
 # --- linear algebra
 
 
@@ -373,6 +529,53 @@ def _inner(a: Any, b: Any) -> Any:
 
 def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     return _made(_ops.tensordot, a, b, axes=axes)
+
+
+def _kron(a: Any, b: Any) -> Any:
+    b = a._lifted(b, "np.kron")
+    rank = max(a.ndim, b.ndim)
+    a, b = (x[(None,) * (rank - x.ndim)] for x in (a, b))
+    rows = a.reshape([n for m in a.shape for n in (m, 1)])
+    product = rows * b.reshape([n for m in b.shape for n in (1, m)])
+    return product.reshape([m * n for m, n in zip(a.shape, b.shape)])
+
+
+def _cross(
+    a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: Any = None
+) -> Any:
+    if axis is not None:
+        axisa = axisb = axisc = axis
+    a, b = np.moveaxis(a, axisa, -1), np.moveaxis(a._lifted(b, "np.cross"), axisb, -1)
+    sizes = a.shape[-1], b.shape[-1]
+    if sizes not in ((3, 3), (2, 2)):
+        raise BadShape(f"np.cross takes vectors of 3 elements, or of 2, not {sizes}")
+
+    def part(i: int, j: int) -> Any:
+        return a[..., i] * b[..., j] - a[..., j] * b[..., i]
+
+    return part(0, 1) if sizes == (2, 2) else stack([part(1, 2), part(2, 0), part(0, 1)], axisc)
+
+
+def _multi_dot(arrays: Any) -> Any:
+    one = next(array for array in arrays if hasattr(array, "_session"))
+    arrays = [one._lifted(array, "np.linalg.multi_dot") for array in arrays]
+    ranks = [array.ndim for array in arrays]
+    if len(ranks) < 2 or {*ranks[1:-1]} - {2} or {ranks[0], ranks[-1]} - {1, 2}:
+        raise BadShape("np.linalg.multi_dot takes matrices, and vectors at the ends")
+
+    @functools.lru_cache(maxsize=None)
+    def best(begin: int, end: int) -> Tuple[int, Any]:
+        """Returns the cost of a product and the product itself."""
+        if end - begin == 1:
+            return 0, arrays[begin]
+        found: Any = []
+        for middle in range(begin + 1, end):
+            (cost, a), (more, b) = best(begin, middle), best(middle, end)
+            found.append((cost + more + a.size * (b.shape[-1] if b.ndim > 1 else 1), dot(a, b)))
+        return min(found, key=lambda pair: int(pair[0]))  # type: ignore[no-any-return]
+
+    found = best(0, len(arrays))[1]
+    return found._typed(e.common_dtype([array._term() for array in arrays]))
 
 
 def _matrix_power(a: Any, n: int) -> Any:
@@ -409,7 +612,10 @@ def _vector_norm(x: Any, axis: Any = None, keepdims: bool = False, ord: Any = 2)
 
 FUNCTIONS: Dict[Any, Callable[..., Any]] = {**MANIPULATIONS}
 # Functions whose first argument need not be an array.
-OF_TYPES = {np.can_cast, np.result_type}
+OF_TYPES = {
+    np.can_cast, np.result_type, np.select, np.linalg.multi_dot, np.concatenate, np.stack,
+    np.hstack, np.vstack, np.dstack, np.column_stack,
+}
 
 
 _FOLDS = "sum prod min max argmin argmax mean var std".split()
@@ -434,10 +640,20 @@ add(
         "average": average,
         "count_nonzero": lambda a, axis=None, keepdims=False: (a != 0).sum(axis, keepdims=keepdims),
         "where": where,
+        "select": _select,
         "clip": clip,
         "round": round_,
         "around": round_,
         "fix": lambda x: x._make(e.apply("trunc", x._term())),
+        "isposinf": lambda x: x == np.inf,
+        "isneginf": lambda x: x == -np.inf,
+        "cov": _cov,
+        "corrcoef": _corrcoef,
+        "searchsorted": _searchsorted,
+        "digitize": _digitize,
+        "histogram": _histogram,
+        "correlate": _correlate,
+        "convolve": _convolve,
         "isclose": isclose,
         "allclose": _allclose,
         "array_equal": _array_equal,
@@ -448,6 +664,9 @@ add(
         "inner": _inner,
         "outer": _outer,
         "tensordot": _tensordot,
+        "einsum": einsum,
+        "kron": _kron,
+        "cross": _cross,
         "trace": trace,
         "can_cast": lambda from_, to, casting="safe": np.can_cast(from_.dtype, to, casting),
         "result_type": _result_type,
@@ -462,6 +681,8 @@ add(
     {
         "matmul": lambda x1, x2: matmul(x1, x2),
         "norm": norm,
+        "multi_dot": _multi_dot,
+        "cross": lambda x1, x2, axis=-1: _cross(x1, x2, axis=axis),
         "matrix_power": _matrix_power,
         "matrix_norm": lambda x, keepdims=False, ord="fro": norm(x, ord, (-2, -1), keepdims),
         "outer": lambda x1, x2: _outer(x1, x2),

@@ -10,11 +10,13 @@ import numpy as np
 from ..graph import _dtypes, _ops
 from ..graph import _elementwise as e
 from ..graph._views import (
+    View,
     broadcast_shapes,
     extents,
     index_of,
     normalize_axes,
     normalize_axis,
+    several,
     size_of,
 )
 from ..wire._errors import BadShape, Unsupported
@@ -51,17 +53,33 @@ def _expand_dims(a: Any, axis: Any) -> Any:
     return a[tuple(None if i in axes else slice(None) for i in range(a.ndim + several))]
 
 
-def _split(ary: Any, indices_or_sections: Any, axis: int = 0) -> List[Any]:
+def _rollaxis(a: Any, axis: int, start: int = 0) -> Any:
+    axis = normalize_axis(axis, a.ndim)
+    start = a.ndim if start == a.ndim else normalize_axis(start, a.ndim)
+    return _moved(a, axis, start - (axis < start))
+
+
+def _split(ary: Any, indices_or_sections: Any, axis: int = 0, equal: bool = True) -> List[Any]:
     axis = normalize_axis(axis, ary.ndim)
     extent = ary.shape[axis]
     if np.ndim(indices_or_sections) == 0:
         count = index_of(indices_or_sections, "the number of sections")
-        if count <= 0 or extent % count:
+        if count <= 0 or equal and extent % count:
             raise ValueError("array split does not result in an equal division")
-        indices_or_sections = [extent // count * i for i in range(1, count)]
+        each, larger = divmod(extent, count)  # The first sections are larger by 1.
+        indices_or_sections = [each * i + min(i, larger) for i in range(1, count)]
     ends = [0, *indices_or_sections, extent]
     before = (slice(None),) * axis
     return [ary[(*before, slice(begin, end))] for begin, end in zip(ends, ends[1:])]
+
+
+def _split_along(axis: int, rank: int) -> Callable[..., Any]:
+    def call(ary: Any, indices_or_sections: Any) -> List[Any]:
+        if ary.ndim < rank:
+            raise BadShape(f"the array must have {rank} axes or more, not {ary.ndim}")
+        return _split(ary, indices_or_sections, min(axis, ary.ndim - 1))
+
+    return call
 
 
 def diff(a: Any, n: int = 1, axis: int = -1) -> Any:
@@ -109,6 +127,191 @@ def repeat(a: Any, repeats: Any, axis: Optional[int] = None) -> Any:
         a = a.reshape(-1)
     axis = normalize_axis(0 if axis is None else axis, a.ndim)
     return _repeated(a, repeats, axis + 1, axis)
+
+
+# --- arrays that are joined, padded or masked
+
+
+def index(a: Any, extent: int) -> Any:
+    """Returns the vector 0, 1, 2..., which the server computes, for the array's connection."""
+    ones = _ops.full(1, (extent,), np.dtype("<i8"))
+    return a._make(_ops.scan("sum", ones, exclusive=True))
+
+
+def _along(a: Any, extent: int, axis: int) -> Any:
+    """Returns 0, 1, 2... along an axis of the array."""
+    return index(a, extent).reshape([-1 if i == axis else 1 for i in range(a.ndim)])
+
+
+def _where(mask: Any, a: Any, rest: Any) -> Any:
+    return mask._make(e.apply("where", *(mask._operand(one) for one in (mask, a, rest))))
+
+
+def cycled(a: Any, extent: int, start: int, axis: int = 0) -> Any:
+    """Returns an array of another extent along an axis, where element i is element i - start of
+    `a`, modulo the extent of `a`. Elements are 0 if `a` has none."""
+    if not a.size:
+        return _full_like(a, 0, shape=(*a.shape[:axis], extent, *a.shape[axis + 1 :]))
+    first = -start % a.shape[axis]
+    reps = [1] * a.ndim
+    reps[axis] = -(-(first + extent) // a.shape[axis])
+    return _tile(a, reps)[(slice(None),) * axis + (slice(first, first + extent),)]
+
+
+def _roll(a: Any, shift: Any, axis: Any = None) -> Any:
+    if axis is None:
+        return _roll(flat(a), shift, 0).reshape(a.shape)
+    for by, which in np.broadcast(shift, axis):
+        which = normalize_axis(which, a.ndim)
+        by = index_of(by, "a shift")
+        a = cycled(a, a.shape[which], by, which)
+    return a
+
+
+def _shifted(sign: int) -> Callable[..., Any]:
+    def call(x: Any, axes: Any = None) -> Any:
+        axes = _ops.axes_of(axes, x.ndim)
+        return _roll(x, [sign * (x.shape[i] // 2) for i in axes], axes) if axes else x
+
+    return call
+
+
+def _joined(parts: List[Any], axis: int) -> Any:
+    """Selects each element from the only part that has it. Each part is repeated so that it has the
+    extent of the result. Many parts are joined in groups, because one step reads 8 operands."""
+    if len(parts) > 7:
+        return _joined([_joined(parts[i : i + 7], axis) for i in range(0, len(parts), 7)], axis)
+    end = extent = sum(part.shape[axis] for part in parts)
+    place = _along(parts[0], extent, axis)
+    found: Any = None
+    for part in reversed(parts):
+        begin = end - part.shape[axis]
+        wide = cycled(part, extent, begin, axis)
+        found = wide if found is None else _where(place < end, wide, found)
+        end = begin
+    return found
+
+
+def concatenate(arrays: Any, axis: Any = 0, dtype: Any = None, casting: str = "same_kind") -> Any:
+    one = next(array for array in arrays if hasattr(array, "_session"))
+    parts = [one._lifted(array, "np.concatenate") for array in arrays]
+    common = e.common_dtype([part._term() for part in parts])
+    if dtype is not None:
+        if not np.can_cast(common, dtype, casting):  # type: ignore[arg-type]
+            raise TypeError(f"casting={casting!r} does not allow a cast from {common} to {dtype}")
+        common = _dtypes.dtype_of(dtype)
+    parts = [(flat(part) if axis is None else part)._typed(common) for part in parts]
+    axis = normalize_axis(0 if axis is None else axis, parts[0].ndim)
+    if len({(part.ndim, part.shape[:axis], part.shape[axis + 1 :]) for part in parts}) != 1:
+        raise BadShape(f"only axis {axis} may differ: {[part.shape for part in parts]}")
+    return _joined([part for part in parts if part.shape[axis]] or parts[:1], axis)
+
+
+def _diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Any:
+    axis = normalize_axis(axis, a.ndim)
+    parts = [a._lifted(one, "np.diff") for one in (prepend, a, append) if one is not None]
+    if n and len(parts) > 1:
+        shape = (*a.shape[:axis], 1, *a.shape[axis + 1 :])
+        a = concatenate([x if x.ndim else x.broadcast_to(shape) for x in parts], axis)
+    return diff(a, n, axis)
+
+
+def stack(arrays: Any, axis: int = 0, **options: Any) -> Any:
+    if len({np.shape(array) for array in arrays}) != 1:
+        raise BadShape("all arrays to stack must have one shape")
+    one = next(array for array in arrays if hasattr(array, "_session"))
+    arrays = [_expand_dims(one._lifted(array, "np.stack"), axis) for array in arrays]
+    return concatenate(arrays, axis, **options)
+
+
+stack.names = ("arrays", "axis", "dtype", "casting")  # type: ignore[attr-defined]
+
+
+def _stacked(rank: int, axis: int) -> Callable[..., Any]:
+    """Returns np.hstack (1, 1), np.vstack (2, 0) or np.dstack (3, 2)."""
+
+    def call(tup: Any, **options: Any) -> Any:
+        arrays = [_at_least(rank)(array) for array in tup]
+        return concatenate(arrays, min(axis, np.ndim(arrays[0]) - 1), **options)
+
+    call.names = ("tup", "dtype", "casting")  # type: ignore[attr-defined]
+    return call
+
+
+def _column_stack(tup: Any) -> Any:
+    columns = [_at_least(1)(array) for array in tup]
+    return concatenate([x[:, None] if np.ndim(x) == 1 else x for x in columns], 1)
+
+
+def _append(arr: Any, values: Any, axis: Optional[int] = None) -> Any:
+    return concatenate((arr, values), axis)
+
+
+def _pad(array: Any, pad_width: Any, mode: str = "constant", constant_values: Any = 0) -> Any:
+    if mode not in ("constant", "wrap"):
+        raise Unsupported(f"mode={mode!r} is not supported: use .numpy(), or np.concatenate")
+    pairs = np.broadcast_to(pad_width, (array.ndim, 2))
+    own_type = "f4" if array.dtype == _dtypes.bfloat16 else array.dtype
+    values = np.broadcast_to(constant_values, pairs.shape).astype(own_type).tolist()
+    for axis, (before, after) in enumerate(pairs.tolist()):
+        extent, own = index_of(before) + index_of(after) + array.shape[axis], array.shape[axis]
+        if min(before, after) < 0 or mode == "wrap" and extent > own == 0:
+            raise ValueError(f"axis {axis} of {array.shape} cannot be padded by {before}, {after}")
+        if extent == own:
+            continue
+        place = _along(array, extent, axis)
+        array = cycled(array, extent, before, axis)
+        if mode == "constant":
+            array = _where(place < before, values[axis][0], array)
+            array = _where(place >= before + own, values[axis][1], array)
+    return array
+
+
+def _triangle(m: Any, k: int, lower: bool) -> Any:
+    if not m.ndim:
+        raise TypeError("a 0-d array has no triangle")
+    rows, columns = (index(m, extent) for extent in (m.shape * 2)[-2:])
+    below = rows[:, None] - columns >= (-k if lower else 1 - k)
+    return _where(below, m, False) if lower else _where(below, False, m)
+
+
+def _diag(v: Any, k: int = 0) -> Any:
+    if v.ndim == 2:
+        return diagonal(v, k)
+    if v.ndim != 1:
+        raise BadShape("np.diag takes a vector or a matrix")
+    extent = len(v) + abs(index_of(k, "the offset of a diagonal"))
+    places = index(v, extent)
+    rows = cycled(v, extent, max(-k, 0))
+    return _where(places - places[:, None] == k, rows[:, None], False)
+
+
+def _meshgrid(*xi: Any, sparse: bool = False, indexing: str = "xy") -> Any:
+    if indexing not in ("xy", "ij"):
+        raise ValueError("indexing must be 'xy' or 'ij'")
+    axes = list(range(len(xi)))
+    if indexing == "xy":
+        axes[:2] = axes[1::-1]
+    arrays = [
+        (x if hasattr(x, "_session") else np.asarray(x)).reshape(
+            [-1 if i == axis else 1 for i in range(len(xi))])
+        for axis, x in zip(axes, xi)
+    ]
+    return arrays if sparse else _broadcast_arrays(*arrays)
+
+
+def windows(x: Any, window_shape: Any, axis: Any = None) -> Any:
+    """Implements np.lib.stride_tricks.sliding_window_view, as a view."""
+    sizes, shape, strides = extents(window_shape), list(x.shape), list(x._view.strides)
+    axes = range(x.ndim) if axis is None else [normalize_axis(one, x.ndim) for one in several(axis)]
+    if len(sizes) != len(axes) or min(sizes, default=0) < 0:
+        raise BadShape(f"windows of shape {sizes} do not fit the axes {tuple(axes)}")
+    for at, size in zip(axes, sizes):
+        if shape[at] < size:
+            raise BadShape(f"windows of shape {sizes} are larger than the array")
+        shape[at] -= size - 1
+        strides.append(strides[at])
+    return x._seen(View(x._view.offset, (*shape, *sizes), tuple(strides)).checked())
 
 
 def _rot90(m: Any, k: int = 1, axes: Tuple[int, int] = (0, 1)) -> Any:
@@ -188,8 +391,28 @@ add(
         "flipud": lambda m: _flip(m, 0),
         "rot90": _rot90,
         "diagonal": diagonal,
-        "diff": diff,
-        "split": _split,
+        "diff": _diff,
+        "split": lambda ary, indices_or_sections, axis=0: _split(ary, indices_or_sections, axis),
+        "array_split": lambda ary, indices_or_sections, axis=0: (
+            _split(ary, indices_or_sections, axis, False)),
+        "hsplit": _split_along(1, 1),
+        "vsplit": _split_along(0, 2),
+        "dsplit": _split_along(2, 3),
+        "rollaxis": _rollaxis,
+        "roll": _roll,
+        "concatenate": concatenate,
+        "stack": stack,
+        "hstack": _stacked(1, 1),
+        "vstack": _stacked(2, 0),
+        "dstack": _stacked(3, 2),
+        "column_stack": _column_stack,
+        "append": _append,
+        "pad": _pad,
+        "tril": lambda m, k=0: _triangle(m, k, True),
+        "triu": lambda m, k=0: _triangle(m, k, False),
+        "diag": _diag,
+        "diagflat": lambda v, k=0: _diag(flat(v), k),
+        "meshgrid": _meshgrid,
         "tile": _tile,
         "repeat": repeat,
         "copy": lambda a: a,
@@ -198,6 +421,8 @@ add(
         "atleast_3d": _at_least(3),
         "full_like": _full_like,
         "zeros_like": lambda a, dtype=None, shape=None: _full_like(a, 0, dtype, shape),
+        "empty_like": lambda prototype, dtype=None, shape=None: (
+            _full_like(prototype, 0, dtype, shape)),
         "ones_like": lambda a, dtype=None, shape=None: _full_like(a, 1, dtype, shape),
         "shape": lambda a: a.shape,
         "ndim": lambda a: a.ndim,
@@ -216,3 +441,5 @@ add(
         "matrix_transpose": lambda x: x.mT,
     },
 )
+add(MANIPULATIONS, np.fft, {"fftshift": _shifted(1), "ifftshift": _shifted(-1)})
+add(MANIPULATIONS, np.lib.stride_tricks, {"sliding_window_view": windows})

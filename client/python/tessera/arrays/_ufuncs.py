@@ -4,7 +4,7 @@ Each entry of UFUNCS computes a term from terms. REDUCTIONS is for np.add.reduce
 np.add.accumulate and their like.
 """
 
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, List, Tuple
 
 import numpy as np
 
@@ -67,12 +67,17 @@ def _reciprocal(a: Term) -> Term:
     return e.apply("divide", e.constant(1), a)
 
 
-def _real(a: Term) -> Term:
-    """Converts integers to floats, as NumPy's functions of reals do."""
-    dtype = e.common_dtype([a])
+def _reals(*terms: Term) -> List[Term]:
+    """Converts terms to their common type, and integers to floats, as NumPy's functions of reals
+    do."""
+    dtype = e.common_dtype([*terms])
     if dtype.kind in "biu":
         dtype = np.dtype("<f2" if dtype.itemsize == 1 else "<f8")
-    return e.cast(a, dtype)
+    return [e.cast(a, dtype) for a in terms]
+
+
+def _real(a: Term) -> Term:
+    return _reals(a)[0]
 
 
 def _number(a: Term) -> Term:
@@ -115,6 +120,129 @@ def _exp2(a: Term) -> Term:
     return e.apply("power", e.cast(e.constant(2), e.common_dtype([a])), a)
 
 
+def _scaled(up: float, down: float) -> Function:
+    """Returns a multiplication by up / down. NumPy computes the factor in the type, and computes
+    float16 in float32."""
+
+    def apply(a: Term) -> Term:
+        a = _real(a)
+        own = e.common_dtype([a])
+        wide = own if own.itemsize > 2 else np.dtype("<f4")
+        factor = e.constant(wide.type(up) / wide.type(down))
+        return e.cast(e.apply("multiply", e.cast(a, wide), factor), own)
+
+    return apply
+
+
+def _fmod(a: Term, b: Term) -> Term:
+    """The remainder with the sign of the dividend."""
+    dtype, zero = e.common_dtype([a, b]), e.constant(0)
+    a, b = _number(e.cast(a, dtype)), _number(e.cast(b, dtype))
+    if _dtypes.is_float(dtype):
+        left = e.apply("remainder", e.apply("abs", a), e.apply("abs", b))
+        minus = e.apply("where", e.apply("less", a, zero), e.apply("negate", left), left)
+        still = e.apply("and", e.apply("equal", a, zero), e.apply("equal", left, left))
+        return e.apply("where", still, a, minus)  # -0.0 stays -0.0.
+    left = e.apply("remainder", a, b)
+    opposite = e.apply("not_equal", e.apply("less", a, zero), e.apply("less", left, zero))
+    other = e.apply("and", opposite, e.apply("not_equal", left, zero))
+    return e.apply("where", other, e.apply("subtract", left, b), left)
+
+
+def _heaviside(a: Term, b: Term) -> Term:
+    a, b = _reals(a, b)
+    sign = e.apply("where", isnan(a), a, e.cast(e.apply("less", e.constant(0), a), a[0].dtype))
+    return e.apply("where", e.apply("equal", a, e.constant(0)), b, sign)
+
+
+def _hypot(a: Term, b: Term) -> Term:
+    """Computes in f64. If necessary, powers of 2 keep the squares in range."""
+    own = e.common_dtype(_reals(a, b))
+    a, b = (e.apply("abs", e.cast(one, e.F64)) for one in (a, b))
+    most = e.apply("maximum", a, b)
+    up, one, down = (e.constant(2.0**power) for power in (540, 0, -540))
+    large = e.apply("less", e.constant(1e150), most)
+    small = e.apply("less", most, e.constant(1e-140))
+    scale = e.apply("where", large, down, e.apply("where", small, up, one))
+    a, b = e.apply("multiply", a, scale), e.apply("multiply", b, scale)
+    root = e.apply("sqrt", e.apply("fma", a, a, e.apply("multiply", b, b)))
+    infinite = e.apply("or", isinf(a), isinf(b))  # Also beside NaN.
+    found = e.apply("divide", root, scale)
+    return e.cast(e.apply("where", infinite, e.constant(float("inf")), found), own)
+
+
+def _cbrt(a: Term) -> Term:
+    """Computes in f64: a power, and a step of Newton's method, which makes it exact to 1 ulp."""
+    a = _real(a)
+    wide = e.cast(a, e.F64)
+    size = e.apply("abs", wide)
+    root = e.apply("power", size, e.constant(1 / 3))
+    excess = e.apply("subtract", root, e.apply("divide", size, e.apply("multiply", root, root)))
+    root = e.apply("subtract", root, e.apply("divide", excess, e.constant(3.0)))
+    root = e.apply("multiply", root, e.apply("sign", wide))
+    ordinary = e.apply("and", isfinite(wide), e.apply("not_equal", wide, e.constant(0)))
+    return e.cast(e.apply("where", ordinary, root, wide), e.common_dtype([a]))
+
+
+def _log1p(a: Term) -> Term:
+    whole = e.apply("add", a, e.constant(1))
+    log = e.apply("log", whole)
+    added = e.apply("subtract", whole, e.constant(1))  # `a`, rounded as in the sum.
+    near = e.apply("divide", e.apply("multiply", log, a), added)
+    near = e.apply("where", e.apply("equal", added, e.constant(0)), a, near)
+    return e.apply("where", e.apply("less", e.apply("abs", a), e.constant(0.5)), near, log)
+
+
+def _expm1(a: Term) -> Term:
+    half = e.apply("tanh", e.apply("multiply", a, e.constant(0.5)))
+    return e.apply("multiply", half, e.apply("add", e.apply("exp", a), e.constant(1)))
+
+
+def _cosh(a: Term) -> Term:
+    both = e.apply("add", e.apply("exp", a), e.apply("exp", e.apply("negate", a)))
+    return e.apply("multiply", both, e.constant(0.5))
+
+
+def _logaddexp(a: Term, b: Term) -> Term:
+    apart = e.apply("abs", e.apply("subtract", a, b))
+    more = _log1p(e.apply("exp", e.apply("negate", apart)))
+    more = e.apply("where", e.apply("equal", a, b), e.constant(np.log(2.0)), more)
+    return e.apply("add", e.apply("maximum", a, b), more)
+
+
+def _by_log(base: float) -> Function:
+    return lambda a: e.apply("divide", e.apply("log", a), e.constant(np.log(base)))
+
+
+def _short(name: str, call: Function, instead: str) -> Function:
+    """Computes in f64 and rounds to a shorter type. In f64 itself, the result would be some units
+    in the last place from NumPy's."""
+
+    def apply(*terms: Term) -> Term:
+        terms = tuple(_reals(*terms))
+        own = e.common_dtype([*terms])
+        if own == e.F64:
+            raise Unsupported(
+                f"the server computes np.{name} of floats of up to 32 bits: use .astype('f4'),"
+                f" {instead}, or bring the operands to the host with .numpy()"
+            )
+        return e.cast(call(*(e.cast(one, e.F64) for one in terms)), own)
+
+    return apply
+
+
+_LOG, _EXP = "divide np.log(x) by the logarithm of the base", "compute it from np.exp"
+_SHORT: Dict[str, Tuple[Function, str]] = {
+    "log2": (_by_log(2.0), _LOG),
+    "log10": (_by_log(10.0), _LOG),
+    "log1p": (_log1p, "use np.log(1 + x), which is less exact near 0"),
+    "expm1": (_expm1, "use np.exp(x) - 1, which is less exact near 0"),
+    "cosh": (_cosh, _EXP),
+    "sinh": (lambda a: e.apply("multiply", e.apply("tanh", a), _cosh(a)), _EXP),
+    "logaddexp": (_logaddexp, "use np.log(np.exp(x) + np.exp(y))"),
+}
+
+
 def vecdot(a: Term, b: Term, axis: int = -1) -> Term:
     """The sums of products along an axis."""
     if len(a[1].shape) == len(b[1].shape) == 1:
@@ -149,6 +277,13 @@ UFUNCS: Dict[Any, Function] = {
     np.isinf: isinf,
     np.isfinite: isfinite,
     np.conjugate: _number,
+    np.fmod: _fmod,
+    np.heaviside: _heaviside,
+    np.hypot: _hypot,
+    np.cbrt: _cbrt,
+    **dict.fromkeys((np.radians, np.deg2rad), _scaled(np.pi, 180)),
+    **dict.fromkeys((np.degrees, np.rad2deg), _scaled(180, np.pi)),
+    **{getattr(np, name): _short(name, *how) for name, how in _SHORT.items()},
     **{
         getattr(np, name): _named(name)
         for name in (

@@ -192,10 +192,10 @@ def is_true(value: Any, what: str) -> bool:
 
 def extents(shape: Any) -> Shape:
     """Returns a shape that is given as integers or, as in NumPy, as a single integer."""
-    return tuple(index_of(one, "an extent") for one in _several(shape))
+    return tuple(index_of(one, "an extent") for one in several(shape))
 
 
-def _several(value: Any) -> Tuple[Any, ...]:
+def several(value: Any) -> Tuple[Any, ...]:
     """Returns the integers of an argument that may be a single integer."""
     one = getattr(value, "ndim", None) == 0 or not isinstance(value, Iterable)
     return (value,) if one else tuple(value)
@@ -211,7 +211,7 @@ def normalize_axis(axis: Any, rank: int) -> int:
 
 def normalize_axes(axis: Any, rank: int) -> Tuple[int, ...]:
     """Returns one or several axes in [0, rank). Raises BadAxes, also if an axis is given twice."""
-    axes = tuple(normalize_axis(one, rank) for one in _several(axis))
+    axes = tuple(normalize_axis(one, rank) for one in several(axis))
     if len(set(axes)) != len(axes):
         raise BadAxes(f"an axis is given twice in {axis}")
     return axes

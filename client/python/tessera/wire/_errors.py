@@ -7,9 +7,13 @@ such a failure, if there is one.
 from typing import Any, Dict, Mapping, Optional, Type
 
 import grpc
+import numpy as np
 from google.protobuf.message import DecodeError
 
 from . import _protocol as p
+
+# NumPy 1 before 1.25 has no module of exceptions.
+AxisError: Any = getattr(np, "exceptions", np).AxisError
 
 
 class Error(Exception):
@@ -58,7 +62,7 @@ class BadArgument(Error, ValueError): """INVALID_ARGUMENT with any reason."""
 class BadShape(BadArgument): reason = "BAD_SHAPE"
 class BadView(BadArgument, IndexError): reason = "BAD_VIEW"
 class BadDtype(BadArgument, TypeError): reason = "BAD_DTYPE"
-class BadAxes(BadArgument, IndexError): reason = "BAD_AXES"
+class BadAxes(BadArgument, AxisError): reason = "BAD_AXES"  # type: ignore[misc]
 class BadLaunch(BadArgument): reason = "BAD_LAUNCH"
 class BadOperand(BadArgument): reason = "BAD_OPERAND"
 class BadName(BadArgument): reason = "BAD_NAME"
