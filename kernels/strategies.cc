@@ -116,6 +116,13 @@
   CUDA(Scan, FixedOrder)           \
   CUDA(Scan, Library)
 
+#define STRATEGIES_Take(CPU, CUDA) \
+  CPU(Take, CpuSerial)             \
+  CPU(Take, CpuParallel)           \
+  CUDA(Take, Element)              \
+  CUDA(Take, Library)              \
+  CUDA(Take, Rows)
+
 #define NOTHING(Operation, Row)
 #ifdef TESSERA_WITH_CUDA
 #define IF_CUDA(macro) macro
@@ -290,6 +297,11 @@ const Strategy<ScanProblem>* DefaultOf(const ScanProblem& problem, const Device&
   return FirstOf({"fixed_order"}, problem, device);
 }
 
+// `library` is never the default, because it takes only vectors, as `element` does.
+const Strategy<TakeProblem>* DefaultOf(const TakeProblem& problem, const Device& device) {
+  return FirstOf({"rows", "element", "cpu_parallel"}, problem, device);
+}
+
 template <class Problem>
 Problem Reference(std::int64_t elements) {
   return {.n = elements};
@@ -319,6 +331,11 @@ TopKProblem Reference(std::int64_t elements) {
 template <>
 ScanProblem Reference(std::int64_t elements) {
   return {.outer = 16, .length = elements / 16};
+}
+template <>
+TakeProblem Reference(std::int64_t elements) {
+  const std::int64_t row = 64, rows = elements / row;
+  return {.length = rows, .inner = row, .count = rows, .strides = {0, row, 1}};
 }
 
 }  // namespace

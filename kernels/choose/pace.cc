@@ -6,6 +6,7 @@
 
 #include "kernels/compute.h"
 #include "kernels/expression/map_cost.h"
+#include "kernels/problem/take.h"
 #include "kernels/problem/top_k.h"
 
 namespace tessera {
@@ -170,6 +171,12 @@ Scaled<ScanProblem> ScaleDown(ScanProblem p) {
   return {p, scale};
 }
 
+template <>
+Scaled<TakeProblem> ScaleDown(TakeProblem p) {
+  const double scale = Halve({&p.outer, &p.count, &p.inner}, kMostElements);
+  return {p, scale};
+}
+
 // Returns the bytes that any algorithm must move: each operand once, and the result. Here all
 // arrays have n elements of one type.
 template <class Problem>
@@ -206,6 +213,16 @@ double LeastBytes(const ScanProblem& p) {
   return static_cast<double>(p.outer) * static_cast<double>(p.length) *
          static_cast<double>(p.inner) *
          static_cast<double>(SizeOf(p.dtype) + SizeOf(ResultDType(p.op, p.dtype)));
+}
+
+// Elements that are taken several times may come from caches.
+double LeastBytes(const TakeProblem& p) {
+  const auto size = static_cast<double>(SizeOf(p.dtype));
+  const double out = static_cast<double>(p.elements());
+  const double in =
+      static_cast<double>(p.outer) * static_cast<double>(p.length) * static_cast<double>(p.inner);
+  return size * (out + std::min(in, out)) +
+         static_cast<double>(TakeIndices(p)) * static_cast<double>(SizeOf(p.index_dtype));
 }
 
 // Returns the seconds that one CPU thread needs per element to load a view that is not contiguous,

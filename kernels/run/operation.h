@@ -65,6 +65,13 @@ struct SpecOf<ScanProblem> {
   std::optional<Expression> expression;
 };
 
+template <>
+struct SpecOf<TakeProblem> {
+  std::optional<int> axis;  // none: x is read as a vector
+  TakeMode mode = TakeMode::kError;
+  bool along = false;
+};
+
 #define TESSERA_SPEC(Operation, name) using Operation##Spec = SpecOf<Operation##Problem>;
 TESSERA_OPERATION_METHODS(TESSERA_SPEC)
 #undef TESSERA_SPEC
