@@ -128,6 +128,9 @@ class Bench {
       what = absl::StrCat(flags_.exclusive ? " exclusive " : " ", flags_.op,
                           flags_.reverse ? " in reverse" : "",
                           flags_.axis ? absl::StrCat(" along ", *flags_.axis) : "");
+    } else if (flags_.Is("take")) {
+      return absl::StrCat("take of ", types[0], " at ", types[1],
+                          flags_.axis ? absl::StrCat(" along ", *flags_.axis) : "");
     }
     return absl::StrCat(name, what, " of ", absl::StrJoin(texts, " and "), ", ", inputs_[0].type());
   }
@@ -181,8 +184,9 @@ class Bench {
     const Input& x = inputs_[0];
     if (flags_.Is("reduce")) return ScaleOfReduce(x);
     // All strategies round an element of Add once, and in the same way. They also compute a node of
-    // an expression in the same way, and TopK does not round.
-    if (IsInteger(x.dtype) || flags_.Is("add") || flags_.Is("map") || flags_.Is("topk"))
+    // an expression in the same way, and TopK and Take do not round.
+    if (IsInteger(x.dtype) || flags_.Is("add") || flags_.Is("map") || flags_.Is("topk") ||
+        flags_.Is("take"))
       return ConstantScale(0);
     if (flags_.Is("dot"))
       return ConstantScale(Norms(x.operand, {}).front() * Norms(operands_[1], {}).front());

@@ -1,4 +1,4 @@
-// dot, reduce, matmul, add, window-sum, map, topk and scan.
+// dot, reduce, matmul, add, window-sum, map, topk, scan and take.
 #include "client/cli/operations.h"
 
 #include <iostream>
@@ -113,6 +113,20 @@ void AddOfScan(CLI::App& command, ProblemFlags& flags) {
   command.add_flag("--reverse", flags.reverse, "Begin at the end of the axis");
 }
 
+void AddOfTake(CLI::App& command, ProblemFlags& flags) {
+  flags.operands.resize(2);
+  AddOperand(command, "x", flags.operands[0], "The operand");
+  AddOperand(command, "indices", flags.operands[1], "The indices, of type i32 or i64");
+  command.add_option("--axis", flags.axis, "The axis; default: all elements, as a vector");
+  command
+      .add_option("--mode", flags.mode,
+                  "What an index means that is out of range: an error, the index modulo the "
+                  "extent, or the first or last element; default: error")
+      ->check(CLI::IsMember(NamesOf(kAllTakeModes)));
+  command.add_flag("--along", flags.along,
+                   "Take one element for each index, at the index's position on the other axes");
+}
+
 const OperationCommand kOperations[] = {
     {"dot", "Sum of the products of two arrays' elements", AddTwo,
      [](Client& client, const ProblemFlags&, Operands x, const OperationOptions& options) {
@@ -150,6 +164,12 @@ const OperationCommand kOperations[] = {
      [](Client& client, const ProblemFlags& flags, Operands x, const OperationOptions& options) {
        return AsStep(client.Scan(Parse(kAllReduceOps, flags.op), x[0], flags.axis, flags.exclusive,
                                  flags.reverse, options));
+     }},
+    {"take", "Elements, or slices along an axis, at the positions that another array has",
+     AddOfTake,
+     [](Client& client, const ProblemFlags& flags, Operands x, const OperationOptions& options) {
+       return AsStep(client.Take(x[0], x[1], flags.axis, Parse(kAllTakeModes, flags.mode),
+                                 flags.along, options));
      }},
 };
 

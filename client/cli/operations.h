@@ -32,6 +32,8 @@ struct ProblemFlags {
   std::optional<int> axis;
   bool exclusive = false;
   bool reverse = false;
+  std::string mode = "error";
+  bool along = false;
   std::string expression;
   std::string strategy;
   Launch launch;

@@ -77,6 +77,7 @@ Request NewRequest(const OperationOptions& options, const Operand& first, const 
     *request.mutable_a() = ToMessage(first);
     *request.mutable_b() = ToMessage(*second);
   }
+  if constexpr (requires { request.along(); }) *request.mutable_indices() = ToMessage(*second);
   SetOptions(options, request);
   return request;
 }

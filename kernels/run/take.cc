@@ -2,7 +2,6 @@
 
 #include <array>
 #include <cstdint>
-#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/compute.h"
-#include "kernels/device/guard.h"
 #include "kernels/run/axes.h"
 #include "kernels/run/execute.h"
 #include "kernels/run/operation.h"
