@@ -238,6 +238,11 @@ TEST_F(EveryFaultTest, Operations) {
                                 "nodes { op: MAP_OP_SQRT args: 0 } }" +
                                 into_y,
                             {"y"});
+  TryTimed<v1::TakeRequest>("x " + turned +
+                                " indices { tensor { dtype: DTYPE_I64 shape: 1 data: "
+                                "'\\001\\000\\000\\000\\000\\000\\000\\000' } } axis: 1" +
+                                into_y,
+                            {"y"});
   TryTimed<v1::TopKRequest>("x " + turned +
                                 " k: 3 axis: 0 values { buffer { name: 'y' } } "
                                 "indices { buffer { name: 'z' } }",

@@ -180,6 +180,13 @@ TEST(PaceTest, FiguresStayFigures) {
                               {.outer = 1, .length = 1, .inner = kMost},
                               {.outer = kMost, .length = 0},
                               {.op = ReduceOp::kProduct, .outer = 3, .length = 5000, .inner = 7}});
+  ExpectFigures<TakeProblem>({{},
+                              {.outer = kMost, .length = 1, .count = 1},
+                              {.length = kMost, .count = 1},
+                              {.length = 1, .inner = kMost, .count = 1, .strides = {0, 0, 1}},
+                              {.along = true, .length = 1, .count = kMost},
+                              {.outer = kMost, .length = 0, .inner = 0},
+                              {.outer = 3, .length = 5, .inner = 7, .count = 100}});
   ExpectFigures<ReduceAxesProblem>({{},
                                     {.outer = kMost, .length = 1, .inner = 1},
                                     {.outer = 1, .length = kMost, .inner = 1},
@@ -237,6 +244,8 @@ TEST(PaceTest, EstimatesGrowWithTheProblem) {
   ExpectGrowth<ScanProblem>({.outer = 16, .length = 1 << 20}, {.outer = 16, .length = 1 << 30});
   ExpectGrowth<ScanProblem>({.outer = 1, .length = 1 << 14, .inner = 4096},
                             {.outer = 1, .length = 1 << 24, .inner = 4096});
+  ExpectGrowth<TakeProblem>({.length = 1 << 20, .count = 1 << 26},
+                            {.length = 1 << 20, .count = std::int64_t{1} << 36});
   ExpectGrowth<ReduceAxesProblem>({.outer = 4096, .length = 4096, .inner = 16},
                                   {.outer = 4096, .length = 4096, .inner = 16384});
   ExpectGrowth<MatmulProblem>(Product(4096, 4096, 4096), Product(32768, 32768, 65536));

@@ -442,6 +442,34 @@ Case Problems::MappedReduce(DType dtype, std::int64_t n, const Expression& expre
   return out;
 }
 
+// Takes a quarter of the rows, in random order. The indices are always in the same memory, which is
+// smaller than the rows. Copying the bytes that are taken is the ceiling.
+Case Problems::Take(DType dtype, std::int64_t rows, std::int64_t row) {
+  const std::int64_t count = rows / 4;
+  const std::size_t moved = Bytes(dtype, count * row);
+  Case out = Make("take", dtype, absl::StrCat(rows, "x", row), moved + Bytes(DType::kI64, count),
+                  moved, 0);
+  const auto memory = std::make_shared<Memory>();
+  const TakeProblem like{
+      .dtype = dtype, .length = rows, .inner = row, .count = count, .strides = {0, row, 1}};
+  AddStrategies<TakeProblem>(out, like, [this, moved, memory](TakeProblem& p) {
+    if (memory->data() == nullptr) {
+      std::vector<std::int64_t> indices(static_cast<std::size_t>(p.count));
+      std::mt19937_64 random(1);
+      for (std::int64_t& index : indices)
+        index = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(p.length));
+      *memory = OrDie(Allocate(rig_.device(), indices.size() * sizeof(std::int64_t)));
+      Check(CopyToDevice(rig_.stream(), memory->data(), indices.data(),
+                         indices.size() * sizeof(std::int64_t)));
+    }
+    p.x = Place(p.dtype, p.length * p.inner);
+    p.indices = memory->data();
+    p.out = rig_.Output(moved);
+    p.result = rig_.stream().result();
+  });
+  return out;
+}
+
 // --- The fixed list ---
 
 // f32 is timed at every other power of two, and the other types at three sizes. The largest arrays
@@ -457,6 +485,7 @@ std::vector<Case> Problems::All(int max_exponent) {
     }
     AddTopKs(all, dtype);
     AddScans(all, dtype);
+    AddTakes(all, dtype);
     AddMatrices(all, dtype);
   }
   AddCeilings(all);
@@ -558,6 +587,17 @@ void Problems::AddScans(std::vector<Case>& all, DType dtype) {
     if (length < n) all.push_back(Scan(dtype, 1, length, 1));
   for (std::int64_t length : {16, 128, 1024}) all.push_back(Scan(dtype, n / length, length, 1));
   all.push_back(Scan(dtype, 1, n / 16, 16));
+}
+
+// Adds single elements, and rows of 16 bytes to 16 KiB. All arrays have the same number of bytes.
+void Problems::AddTakes(std::vector<Case>& all, DType dtype) {
+  const auto size = static_cast<std::int64_t>(SizeOf(dtype));
+  const std::int64_t n = (std::int64_t{1} << (rig_.gpu() ? 30 : 24)) / size;
+  all.push_back(Take(dtype, n, 1));
+  for (std::int64_t bytes : {16, 64, 128, 512, 516, 2048, 16384}) {
+    if (dtype == DType::kF32 || bytes == 512)
+      all.push_back(Take(dtype, n / (bytes / size), bytes / size));
+  }
 }
 
 void Problems::AddMatrices(std::vector<Case>& all, DType dtype) {

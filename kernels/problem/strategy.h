@@ -233,7 +233,7 @@ struct TakeProblem {
   const void* indices = nullptr;
   void* out = nullptr;
   // In mode kError, result->index becomes the position of the first index that is out of range, or
-  // -1. The elements of out whose index is out of range are then not written.
+  // -1. What is written for such an index is not defined.
   Scalar* result = nullptr;
   Launch launch;
 

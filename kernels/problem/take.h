@@ -38,7 +38,7 @@ constexpr std::int64_t TakeRowBytes(const TakeProblem& p) {
 // `sector` bytes.
 inline std::uint64_t TakeBytes(const TakeProblem& p, std::int64_t sector) {
   const auto out = static_cast<std::uint64_t>(p.elements()) * SizeOf(p.dtype);
-  const auto row = static_cast<std::uint64_t>(TakeRowBytes(p));
+  const auto row = static_cast<std::uint64_t>(std::max<std::int64_t>(1, TakeRowBytes(p)));
   const auto fetched = std::max(row, static_cast<std::uint64_t>(sector));
   return out / row * fetched + out +
          static_cast<std::uint64_t>(TakeIndices(p)) * SizeOf(p.index_dtype);
