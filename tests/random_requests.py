@@ -970,9 +970,9 @@ class Requests:
         count = math.prod(shape) if axis is None else shape[axis]
         if along and axis is not None:
             wanted = list(shape)
-            wanted[axis] = self.extent()
+            wanted[axis] = rng.randrange(6)
         else:
-            wanted = (self.extent(),) if along else self.shape()
+            wanted = rng.choice(((), (3,), (rng.randrange(6),), (2, 3)))
         indices = self.operand(kind, shape=wanted)
         fields["indices"] = indices.message
         places = wide(indices.array, kind)

@@ -58,6 +58,7 @@ class Bench {
     std::set<std::string> seen;  // an operand that is given twice counts as read once
     for (const Input& x : inputs_)
       if (seen.insert(x.text).second) problem_.operand_bytes += x.bytes();
+    if (flags_.Is("take")) problem_.operand_bytes = TakenBytes();
     if (const Input& a = inputs_.front();
         flags_.Is("matmul") && a.shape.size() == 2 && inputs_[1].shape.size() == 2) {
       problem_.operations = 2 * static_cast<double>(a.elements()) * static_cast<double>(Columns());
@@ -137,6 +138,18 @@ class Bench {
 
   // Returns the number of columns of the product. REQUIRES: the second operand is a matrix.
   std::int64_t Columns() const { return inputs_[1].shape[flags_.transpose_b ? 0 : 1]; }
+
+  // Returns the bytes of the indices and of the elements that a take reads.
+  std::uint64_t TakenBytes() const {
+    const Input &x = inputs_[0], &indices = inputs_[1];
+    const auto rank = static_cast<int>(x.shape.size());
+    auto elements = static_cast<std::uint64_t>(indices.elements());
+    if (flags_.axis && !flags_.along && *flags_.axis >= -rank && *flags_.axis < rank)
+      for (int i = 0; i < rank; ++i)
+        if (i != (*flags_.axis + rank) % rank)
+          elements *= static_cast<std::uint64_t>(x.shape[static_cast<std::size_t>(i)]);
+    return indices.bytes() + elements * SizeOf(x.dtype);
+  }
 
   BenchAnswer Answer(const v1::StepResult& result, bool with_values) {
     BenchAnswer answer;
