@@ -662,7 +662,8 @@ class Fuzzer(r.Requests):
     WEIGHTS = {
         "create": 8, "upload": 16, "upload_ranges": 14, "seal": 10, "get": 8, "list": 3,
         "update": 4, "delete": 5, "download": 6, "copy": 12, "dot": 12, "add": 12, "matmul": 12,
-        "reduce": 20, "window_sum": 8, "map": 12, "top_k": 10, "scan": 10, "take": 10, "large": 2, "bare": 1,
+        "reduce": 20, "window_sum": 8, "map": 12, "top_k": 10, "scan": 10, "take": 10, "large": 2,
+        "bare": 1,
     }
 
     def choose_client(self, kind):

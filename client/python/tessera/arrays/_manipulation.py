@@ -44,14 +44,17 @@ def take(a: Any, indices: Any, axis: Optional[int] = None, mode: str = "raise") 
     return a._make(_ops.take(a._term(), _indices(a, indices), axis, mode))
 
 
+def _is_array(index: Any) -> bool:
+    """Returns whether an index is an array. NumPy arrays without axes count as integers."""
+    if isinstance(index, (list, tuple, np.ndarray)):
+        return np.ndim(index) > 0
+    return hasattr(index, "_session")
+
+
 def indexed(a: Any, key: Any) -> Any:
     """Implements a[key]: a view, and a take for an array of indices."""
     items = list(key) if isinstance(key, tuple) else [key]
-    arrays = [
-        i
-        for i, item in enumerate(items)
-        if isinstance(item, (list, tuple, np.ndarray)) and np.ndim(item) or hasattr(item, "_session")
-    ]
+    arrays = [i for i, item in enumerate(items) if _is_array(item)]
     if not arrays:
         return a._seen(a._view.at(key))
     if len(arrays) > 1:
@@ -187,7 +190,8 @@ def _tile(A: Any, reps: Any) -> Any:
 def repeat(a: Any, repeats: Any, axis: Optional[int] = None) -> Any:
     """Each element, or each slice along an axis, repeated."""
     if np.size(repeats) != 1:
-        raise Unsupported("repeats must be a single number: use x[np.repeat(np.arange(n), repeats)]")
+        raise Unsupported(
+            "repeats must be a single number: use x[np.repeat(np.arange(n), repeats)]")
     repeats = index_of(np.asarray(repeats).item(), "the number of repeats")
     if axis is None or not a.ndim:
         a = a.reshape(-1)
