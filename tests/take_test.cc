@@ -25,7 +25,7 @@ std::int64_t Below(Random& random, std::int64_t end) {
   return static_cast<std::int64_t>(random.Bits() % static_cast<std::uint64_t>(end));
 }
 
-// A window of a host array, and of its copy on the device: the element at [0, ..., 0] is at `first`.
+// A window of a host array and of its copy on the device. The element at [0, ..., 0] is at `first`.
 struct Window {
   std::int64_t first = 0;
   std::vector<std::int64_t> shape, strides;

@@ -43,8 +43,8 @@ std::optional<int> AxisOf(const TakeSpec& spec, const View& x) {
   return *spec.axis < 0 ? *spec.axis + x.shape.rank : *spec.axis;
 }
 
-// Returns the problem without the addresses of the operands. *gathers: whether the strategies cannot
-// walk x in place. REQUIRES: TypeOf is OK.
+// Returns the problem without the addresses of the operands. Sets *gathers to whether strategies
+// cannot walk x in place. REQUIRES: TypeOf is OK.
 TakeProblem ProblemOf(const TakeSpec& spec, const View& x, const View& indices, bool* gathers) {
   const std::optional<int> axis = AxisOf(spec, x);
   const int first = axis.value_or(0), end = axis.has_value() ? *axis + 1 : x.shape.rank;
