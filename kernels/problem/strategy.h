@@ -214,8 +214,8 @@ struct ScanProblem {
   constexpr std::int64_t elements() const { return outer * length * inner; }
 };
 
-// out[o, j, i] = x[o, index, i] of the array x[outer, length, inner]. The index is indices[j] or, if
-// `along`, indices[o, j, i]. out is [outer, count, inner], without gaps.
+// out[o, j, i] = x[o, index, i] of the array x[outer, length, inner]. The index is indices[j], or
+// indices[o, j, i] if `along` is set. out is [outer, count, inner], without gaps.
 struct TakeProblem {
   static constexpr std::string_view kOperation = "take";
   DType dtype = DType::kF32;        // of x and out, any type

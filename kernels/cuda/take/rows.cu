@@ -173,7 +173,8 @@ __global__ void __launch_bounds__(kBlock) TakeRows(RowLayout p, TakeIndexes<I> i
 }
 
 // Returns the layout with the groups that leave the fewest lanes idle. Of two such layouts, it is
-// the one with larger groups.
+// the one with larger groups. Groups have 8 lanes or more if the row is long enough for them,
+// because these read 128 adjacent bytes.
 RowLayout LayoutOf(const TakeProblem& p) {
   const auto size = static_cast<std::int64_t>(SizeOf(p.dtype));
   RowLayout layout = {.x = static_cast<const unsigned char*>(p.x),
@@ -190,7 +191,7 @@ RowLayout LayoutOf(const TakeProblem& p) {
   const std::int64_t slots = CeilDiv(layout.bytes + (aligned ? 0 : kVectorBytes - 1), kVectorBytes);
   std::int64_t fewest = std::numeric_limits<std::int64_t>::max();
   const int most_bits = std::min(CeilLog2(slots), CeilLog2(kWarpSize));
-  for (int bits = most_bits; bits >= std::max(0, most_bits - 2); --bits) {
+  for (int bits = most_bits; bits >= std::min(3, most_bits); --bits) {
     const std::int64_t pieces = CeilDiv(slots, std::int64_t{1} << bits);
     if (pieces << bits >= fewest) continue;
     fewest = pieces << bits;
