@@ -1080,6 +1080,7 @@ class BenchTest(CliCase):
             for name, shape in (("x", n), ("y", n), ("m", (side, side))):
                 self.put(name, 9 * random.standard_normal(shape))
                 self.cli("cp", name, name, "--replace", "--dtype", dtype)
+            self.put("rows", random.integers(-side, side, 7))
             for operation, arguments, unit, work in (
                     ("dot", ("dot", "x", "y"), "B/s", 2 * n * size),
                     ("dot", ("dot", "x", "x"), "B/s", n * size),
@@ -1096,7 +1097,9 @@ class BenchTest(CliCase):
                     ("top_k", ("topk", "m", "--k", 9, "--smallest", "--axis", 0), "B/s",
                      side * side * size + 9 * side * (size + 8)),
                     ("scan", ("scan", "sum", "m", "--axis", 0, "--reverse"), "B/s",
-                     side * side * (size + wide))):
+                     side * side * (size + wide)),
+                    ("take", ("take", "m", "rows", "--axis", 0), "B/s",
+                     7 * (8 + 2 * side * size))):
                 with self.subTest(dtype=dtype, operation=operation):
                     report = self.bench(*arguments, "--repeat", 3)
                     self.assertEqual(report["operation"], operation)
