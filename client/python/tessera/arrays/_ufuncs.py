@@ -166,7 +166,7 @@ def _hypot(a: Term, b: Term) -> Term:
     scale = e.apply("where", large, down, e.apply("where", small, up, one))
     a, b = e.apply("multiply", a, scale), e.apply("multiply", b, scale)
     root = e.apply("sqrt", e.apply("fma", a, a, e.apply("multiply", b, b)))
-    infinite = e.apply("or", isinf(a), isinf(b))  # Also beside NaN.
+    infinite = e.apply("or", isinf(a), isinf(b))  # Even if the other is NaN.
     found = e.apply("divide", root, scale)
     return e.cast(e.apply("where", infinite, e.constant(float("inf")), found), own)
 
