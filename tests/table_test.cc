@@ -92,6 +92,49 @@ TEST(TableTest, EveryStrategyIsInItsChapter) {
   }
 }
 
+// Returns the paths of files in `folder` that the text names.
+std::set<std::string> FilesIn(const std::string& folder, const std::string& text) {
+  std::set<std::string> files;
+  for (std::size_t at = 0; (at = text.find(folder, at)) != std::string::npos; ++at) {
+    const std::size_t end = text.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_/", at);
+    if (end != std::string::npos && text.compare(end, 3, ".cu") == 0)
+      files.insert(text.substr(at, end + 3 - at));
+  }
+  return files;
+}
+
+// Checks that each strategy that teaches sums and products, other than the vendor's libraries,
+// names the lessons about its idea, and that each lesson names a strategy that names it.
+TEST(TableTest, LessonsAndStrategiesNameEachOther) {
+  const fs::path root(TESSERA_SOURCE_DIR);
+  int strategies = 0, lessons = 0;
+  for (const char* operation : {"dot", "reduce", "matmul"}) {
+    for (const auto& file : fs::recursive_directory_iterator(root / "kernels/cuda" / operation)) {
+      if (file.path().extension() != ".cu") continue;
+      const std::string text = TextOf(file.path());
+      if (absl::StrContains(text, ".vendor = true")) continue;
+      ++strategies;
+      const std::set<std::string> named = FilesIn("kernels/lessons/", text);
+      EXPECT_FALSE(named.empty()) << file.path() << " names no lesson";
+      for (const std::string& lesson : named)
+        EXPECT_TRUE(fs::exists(root / lesson)) << file.path() << " names " << lesson;
+    }
+  }
+  for (const auto& file : fs::directory_iterator(root / "kernels/lessons")) {
+    if (file.path().extension() != ".cu") continue;
+    ++lessons;
+    const std::string lesson = fs::relative(file.path(), root);
+    const std::set<std::string> named = FilesIn("kernels/cuda/", TextOf(file.path()));
+    EXPECT_FALSE(named.empty()) << lesson << " names no strategy";
+    for (const std::string& strategy : named) {
+      EXPECT_TRUE(FilesIn("kernels/lessons/", TextOf(root / strategy)).contains(lesson))
+          << lesson << " names " << strategy << ", which does not name it";
+    }
+  }
+  EXPECT_GT(strategies, 30);
+  EXPECT_GT(lessons, 10);
+}
+
 // A list of operations is read from operations.h wherever that is possible. The files in which an
 // operation is named again are those of the recipe in CONTRIBUTING.md.
 TEST(TableTest, OnlyTheFilesOfTheRecipeNameAnOperation) {

@@ -31,6 +31,8 @@
 // bytes. Sizes need not be multiples of a tile: TMA reads zeros outside a matrix and stores nothing
 // there.
 //
+// Strategy: kernels/cuda/matmul/hopper/tensor_bf16.cu
+//
 //   nvcc -std=c++20 -O3 -gencode arch=compute_90a,code=sm_90a -o lesson hopper_product.cu
 //   ./lesson
 #include <cuda.h>  // for the type CUtensorMap

@@ -12,6 +12,8 @@
 //
 // The service's strategy `naive` of Matmul is this kernel for every type, size and transpose.
 //
+// Strategy: kernels/cuda/matmul/naive.cu
+//
 //   nvcc -std=c++20 -O3 -arch=native -o lesson product_1_naive.cu && ./lesson
 #include <chrono>
 #include <cmath>

@@ -16,6 +16,8 @@
 // The service's strategy `shared_tiled` of Matmul combines these tiles with the registers of lesson
 // 3, for every type, size and transpose.
 //
+// Strategy: kernels/cuda/matmul/shared_tiled.cu
+//
 //   nvcc -std=c++20 -O3 -arch=native -o lesson product_2_tiles.cu && ./lesson
 #include <chrono>
 #include <cmath>

@@ -16,6 +16,8 @@
 // The service's strategy `shared_tiled` of Matmul does this for every type, size and transpose.
 // `register_tiled` also computes several elements per thread, but without shared memory.
 //
+// Strategy: kernels/cuda/matmul/shared_tiled_vectorized.cu
+//
 //   nvcc -std=c++20 -O3 -arch=native -o lesson product_3_registers.cu && ./lesson
 #include <chrono>
 #include <cmath>

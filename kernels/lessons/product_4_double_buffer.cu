@@ -13,6 +13,8 @@
 // The service's strategy `double_buffered` of Matmul does the same for every type and size, but
 // copies in the background, without registers (cp.async).
 //
+// Strategy: kernels/cuda/matmul/double_buffered.cu
+//
 //   nvcc -std=c++20 -O3 -arch=native -o lesson product_4_double_buffer.cu && ./lesson
 #include <chrono>
 #include <cmath>

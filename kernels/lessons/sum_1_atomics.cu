@@ -17,6 +17,8 @@
 // The service's strategy `atomic` of Reduce does this for every type, with several elements per
 // thread.
 //
+// Strategy: kernels/cuda/reduce/atomic.cu
+//
 // nvcc -std=c++20 -O3 -arch=native -o lesson sum_1_atomics.cu && ./lesson
 #include <cmath>
 #include <cstdint>

@@ -16,6 +16,8 @@
 // The service's strategy `tree_interleaved` of Dot is this kernel for products of every type, with
 // two elements per thread.
 //
+// Strategy: kernels/cuda/dot/tree_sequential.cu
+//
 // nvcc -std=c++20 -O3 -arch=native -o lesson sum_2_tree.cu && ./lesson
 #include <cmath>
 #include <cstdint>

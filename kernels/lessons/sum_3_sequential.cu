@@ -18,6 +18,8 @@
 // The service's strategy `tree_sequential` of Dot is this kernel for products of every type, with
 // two elements per thread.
 //
+// Strategy: kernels/cuda/dot/tree_sequential.cu
+//
 // nvcc -std=c++20 -O3 -arch=native -o lesson sum_3_sequential.cu && ./lesson
 #include <cmath>
 #include <cstdint>

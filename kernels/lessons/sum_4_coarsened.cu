@@ -19,6 +19,8 @@
 // The service's strategy `grid_stride` of Reduce divides the array in this way; `coarsened` of
 // Reduce and Dot fixes the number of elements per thread instead.
 //
+// Strategy: kernels/cuda/dot/coarsened.cu
+//
 // nvcc -std=c++20 -O3 -arch=native -o lesson sum_4_coarsened.cu && ./lesson
 #include <cmath>
 #include <cstdint>

@@ -19,6 +19,8 @@
 //
 // The service's strategy `warp_shuffle` of Dot and Reduce is this kernel for every type.
 //
+// Strategy: kernels/cuda/dot/warp_shuffle.cu
+//
 // nvcc -std=c++20 -O3 -arch=native -o lesson sum_5_shuffles.cu && ./lesson
 #include <cmath>
 #include <cstdint>

@@ -14,6 +14,8 @@
 //
 // The service's strategy `single_pass` of Dot and Reduce loads like this, at any alignment.
 //
+// Strategy: kernels/cuda/dot/single_pass.cu
+//
 // nvcc -std=c++20 -O3 -arch=native -o lesson sum_6_vectors.cu && ./lesson
 #include <cmath>
 #include <cstdint>

@@ -13,6 +13,8 @@
 // The service's strategy `single_pass` of Dot and Reduce needs no fence, because a block sends its
 // sum together with a flag, as one message, to the last block to start.
 //
+// Strategy: kernels/cuda/dot/single_pass.cu
+//
 // nvcc -std=c++20 -O3 -arch=native -o lesson sum_7_one_launch.cu && ./lesson
 #include <cmath>
 #include <cstdint>

@@ -337,6 +337,10 @@ decltype(auto) DispatchOp(ReduceOp op, F&& f) {
   return f(std::integral_constant<R, R::kStd>{});
 }
 
+// Returns the operation that combines the terms of a problem.
+constexpr ReduceOp OpOf(const DotProblem&) { return ReduceOp::kSum; }
+constexpr ReduceOp OpOf(const ReduceProblem& p) { return p.op; }
+
 // Return the size in bytes of a Fold::Acc and of a Fold::Wide, for strategies that pass them
 // through device memory.
 inline std::uint64_t AccBytes(ReduceOp op, DType dtype) {

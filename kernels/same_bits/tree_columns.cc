@@ -46,7 +46,9 @@ FoldSteps StepsOf(const Tree& tree, DType dtype) {
   return {std::min<std::int64_t>(rows, kTreeSegmentRows), wide};
 }
 
-double TreeRoundoff(const Tree& tree, ReduceOp op, DType dtype, bool compensated) {
+double TreeRoundoff(const ReduceProblem& p, const Tree& tree, bool compensated) {
+  const ReduceOp op = p.op;
+  const DType dtype = p.dtype;
   const FoldSteps steps = StepsOf(tree, dtype);
   if (IsDeviation(op)) {
     // In a segment of c elements, the terms of a column's sum of squares add up to at most (2 + 2c)
@@ -73,11 +75,11 @@ double TreeRoundoff(const Tree& tree, ReduceOp op, DType dtype, bool compensated
   }
 }
 
-double TreeDotRoundoff(const Tree& tree, DType dtype, bool compensated) {
-  FoldSteps steps = StepsOf(tree, dtype);
+double TreeRoundoff(const DotProblem& p, const Tree& tree, bool compensated) {
+  FoldSteps steps = StepsOf(tree, p.dtype);
   ++steps.narrow;  // the product
-  if (compensated && dtype == DType::kF64) return PairRoundoff(steps, 0);
-  return SumRoundoff(Widened(dtype, compensated), steps);
+  if (compensated && p.dtype == DType::kF64) return PairRoundoff(steps, 0);
+  return SumRoundoff(Widened(p.dtype, compensated), steps);
 }
 
 std::uint64_t TreeWideBytes(ReduceOp op, DType dtype, bool compensated) {

@@ -506,8 +506,8 @@ bool TreeLeftRange(const Problem& p, Stream&) {
 // Returns the number of steps in a column and in the wide accumulator.
 FoldSteps StepsOf(const Tree& tree, DType dtype);
 
-double TreeRoundoff(const Tree& tree, ReduceOp op, DType dtype, bool compensated);
-double TreeDotRoundoff(const Tree& tree, DType dtype, bool compensated);
+double TreeRoundoff(const DotProblem& p, const Tree& tree, bool compensated);
+double TreeRoundoff(const ReduceProblem& p, const Tree& tree, bool compensated);
 // Returns the size in bytes of the value that a chunk's block passes to another block.
 std::uint64_t TreeWideBytes(ReduceOp op, DType dtype, bool compensated);
 

@@ -15,7 +15,7 @@ namespace {
 template <bool kCompensated>
 struct DotTree {
   static double Roundoff(const DotProblem& p) {
-    return TreeDotRoundoff(FixedTreeOf(p), p.dtype, kCompensated);
+    return TreeRoundoff(p, FixedTreeOf(p), kCompensated);
   }
   static Cost CostOf(const DotProblem& p) { return TreeCost(p, FixedTreeOf(p), 0); }
   static void Launch(const DotProblem& p, Stream& stream) {

@@ -14,7 +14,7 @@ namespace {
 template <bool kCompensated>
 struct ReduceTree {
   static double Roundoff(const ReduceProblem& p) {
-    return TreeRoundoff(FixedTreeOf(p), p.op, p.dtype, kCompensated);
+    return TreeRoundoff(p, FixedTreeOf(p), kCompensated);
   }
   static Cost CostOf(const ReduceProblem& p) { return TreeCost(p, FixedTreeOf(p), 0); }
   static void Launch(const ReduceProblem& p, Stream& stream) {

@@ -193,20 +193,54 @@ __device__ T* DynamicShared() {
   return reinterpret_cast<T*>(tessera_dynamic_shared);
 }
 
-// Folds one value per thread. `cells` is shared memory for blockDim.x values. The stride halves at
-// each step, as in dot/tree_sequential.cu and reduce/coalesced.cu. All threads of the block call
-// this function and get the result.
+// Two numberings of the same tree, which fold cells[0, count) into cells[0]. The threads of a block
+// share the work; count <= 2 * blockDim.x. All of them call Fold after a barrier that makes the
+// cells visible, and afterwards all see the result.
+//
+// With doubling strides, thread t works on cell 2t, at first in all lanes of a warp and then in
+// fewer and fewer. A level writes cells at multiples of 2 * stride and reads the ones between them.
+//
+//   stride 1   0<1 2<3 4<5 6<7    threads 0 1 2 3
+//   stride 2   0<--2   4<--6      threads 0   2
+//   stride 4   0<------4          thread  0
+struct DoublingStrides {
+  template <class F, class A>
+  __device__ static void Fold(A* cells, unsigned count) {
+    const unsigned mine = 2 * threadIdx.x;
+    for (unsigned stride = 1; stride < count; stride *= 2) {
+      if (threadIdx.x % stride == 0 && mine + stride < count)
+        cells[mine] = F::Combine(cells[mine], cells[mine + stride]);
+      __syncthreads();  // the level is written, and the cells between have been read
+    }
+  }
+};
+// With halving strides, thread t works on cell t, so the active threads are adjacent, and so are
+// their cells. A level writes the lower half of the live cells and reads the upper half. An odd
+// cell waits for the next level.
+//
+//   live 8     0<------4  1<------5  2<------6  3<------7    threads 0 1 2 3
+//   live 4     0<--2  1<--3                                  threads 0 1
+//   live 2     0<1                                           thread  0
+struct HalvingStrides {
+  template <class F, class A>
+  __device__ static void Fold(A* cells, unsigned count) {
+    for (unsigned live = count; live > 1;) {
+      const unsigned half = (live + 1) / 2;
+      if (threadIdx.x < live - half)
+        cells[threadIdx.x] = F::Combine(cells[threadIdx.x], cells[threadIdx.x + half]);
+      __syncthreads();  // the upper half has been read, the lower half is written
+      live = half;
+    }
+  }
+};
+
+// Folds one value per thread with halving strides. `cells` is shared memory for blockDim.x values.
+// All threads of the block call this function and get the result.
 template <class F, class A>
 __device__ A FoldBlockTree(A value, A* cells) {
   cells[threadIdx.x] = value;
   __syncthreads();  // the cells of the first level are written
-  for (unsigned live = blockDim.x; live > 1;) {
-    const unsigned half = (live + 1) / 2;
-    if (threadIdx.x < live - half)
-      cells[threadIdx.x] = F::Combine(cells[threadIdx.x], cells[threadIdx.x + half]);
-    __syncthreads();  // the upper half has been read, the lower half is written
-    live = half;
-  }
+  HalvingStrides::Fold<F>(cells, blockDim.x);
   return cells[0];
 }
 
@@ -231,19 +265,6 @@ __device__ A FoldBlockShuffle(A value) {
 // The number of folds that a value goes through in FoldBlockShuffle.
 inline int ShuffleDepth(std::uint32_t block_size) {
   return CeilLog2(kWarpSize) + CeilLog2(CeilDiv(block_size, kWarpSize));
-}
-
-// Thread 0 stores the block's value in partials[block]. If the grid has only one block, thread 0
-// instead finishes the value as the result of a reduction of `count` elements.
-template <class F>
-__device__ void StoreBlock(typename F::Wide value, std::int64_t count, typename F::Wide* partials,
-                           Scalar* result) {
-  if (threadIdx.x != 0) return;
-  if (gridDim.x == 1) {
-    F::Finish(value, count, result);
-  } else {
-    partials[blockIdx.x] = value;
-  }
 }
 
 // --- Device: all blocks ---

@@ -12,55 +12,80 @@
 // At n = 2^20 there are 4096 blocks. Fewer bytes go over the bus, but each block occupies its SM
 // for a serial chain of 255 additions, during which 255 threads have nothing to do. Only products
 // are rounded in single precision.
-#include "kernels/cuda/dot/frame.cuh"
+//
+// `block_serial_atomic` is the same kernel without the host. Blocks cannot wait for each other. If
+// two of them read a cell, add to it and write it back, one addition may be lost. An atomic
+// addition reads, adds and writes in one step, which the memory system does in the L2 cache. Every
+// block therefore adds its sum to one cell atomically, in the order in which the blocks end, and
+// only the result leaves the GPU. The 4096 additions to one address are serialized, but other
+// blocks run their chains in the meantime. The drawback is that the order of the additions varies,
+// so the last bits of a floating-point result differ from run to run.
+//
+// Lesson: kernels/lessons/sum_1_atomics.cu
+#include "kernels/cuda/common/ladder.cuh"
 
 namespace tessera {
 namespace {
 
-// partials[block] = the block's part of a . b. Dynamic shared memory: one Acc per thread.
-template <class T>
+// Dynamic shared memory: one Acc per thread.
+template <class F, class Terms, class End>
 __global__ void __launch_bounds__(kMostThreads)
-    DotBlockSerial(const T* a, const T* b, std::int64_t n, DotWide<T>* partials) {
-  using F = DotFold<T>;
-  auto* products = DynamicShared<DotAcc<T>>();
+    DotBlockSerial(Terms terms, std::int64_t n, End end) {
+  using Acc = typename F::Acc;
+  Acc* products = DynamicShared<Acc>();
   const std::int64_t i = GridThread();
-  products[threadIdx.x] = i < n ? F::Multiply(a[i], b[i]) : DotAcc<T>(0);
+  products[threadIdx.x] = i < n ? terms(i) : Acc(0);
   __syncthreads();  // every product of the block is in its cell
   if (threadIdx.x != 0) return;
-  DotWide<T> sum = 0;
+  typename F::Wide sum = 0;
   for (unsigned j = 0; j < blockDim.x; ++j) sum = F::Combine(sum, F::Widen(products[j]));
-  partials[blockIdx.x] = sum;
+  end(sum);
 }
 
+template <bool kAtomic>
 LessonShape ShapeOf(const DotProblem& p) {
   const Grid grid = MakeGrid(p.n, p.launch, 256, 1);
   return {.grid = grid,
-          .narrow_steps = 1,
           .wide_steps = std::int64_t{grid.block_size} + grid.blocks,
-          .extra_bytes = grid.blocks * sizeof(double)};
+          .extra_bytes = kAtomic ? 0 : grid.blocks * WideBytes(p),
+          .atomics = kAtomic ? grid.blocks : 0};
 }
 
 void Enqueue(const DotProblem& p, Stream& stream) {
-  const Grid grid = ShapeOf(p).grid;
-  IntoPartials(p, grid.blocks, stream, [&](auto* a, auto* b, auto* partials, cudaStream_t on) {
-    DotBlockSerial<<<grid.blocks, grid.block_size, grid.block_size * AccBytes(p.dtype), on>>>(
-        a, b, p.n, partials);
+  const Grid grid = ShapeOf<false>(p).grid;
+  IntoHost(p, grid.blocks, stream, [&]<class F>(auto terms, auto* values, cudaStream_t on) {
+    DotBlockSerial<F><<<grid.blocks, grid.block_size, grid.block_size * AccBytes(p), on>>>(
+        terms, p.n, ToValues<F>{values});
+  });
+}
+
+void EnqueueAtomic(const DotProblem& p, Stream& stream) {
+  const Grid grid = ShapeOf<true>(p).grid;
+  IntoOneSum(p, stream, [&]<class F>(auto terms, auto end, cudaStream_t on) {
+    DotBlockSerial<F>
+        <<<grid.blocks, grid.block_size, grid.block_size * AccBytes(p), on>>>(terms, p.n, end);
   });
 }
 
 }  // namespace
 
-extern constexpr Strategy<DotProblem> kDotBlockSerial = {
-    .name = "block_serial",
-    .summary =
-        "products in shared memory, thread 0 of each block adds them, the host adds the blocks",
-    .source = "reduction on GPU and CPU from the notes on dot products in Metal",
-    .backend = Backend::kCuda,
-    .deterministic = true,
-    .limits = {.block_size = kAnyBlockSize},
-    .roundoff = RoundoffOf<ShapeOf>,
-    .cost = CostOf<ShapeOf>,
-    .launch = Enqueue,
-};
+extern constexpr Strategy<DotProblem> kDotBlockSerial =
+    Lesson<ShapeOf<false>, Enqueue, DotProblem>({
+        .name = "block_serial",
+        .summary =
+            "products in shared memory, thread 0 of each block adds them, the host adds the blocks",
+        .source = "reduction on GPU and CPU from the notes on dot products in Metal",
+        .deterministic = true,
+        .limits = {.block_size = kAnyBlockSize},
+    });
+
+extern constexpr Strategy<DotProblem> kDotBlockSerialAtomic =
+    Lesson<ShapeOf<true>, EnqueueAtomic, DotProblem>({
+        .name = "block_serial_atomic",
+        .summary =
+            "thread 0 of each block adds the block's products, one atomic addition per block",
+        .source = "reduction on the GPU from the notes on dot products in Metal",
+        .limits = {.block_size = kAnyBlockSize},
+    });
 
 }  // namespace tessera

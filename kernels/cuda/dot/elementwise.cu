@@ -8,11 +8,13 @@
 // At n = 2^20 the kernel takes 3 us. Copying the 4 MiB to the host and adding them there takes 0.5
 // ms. Each product is rounded once to single precision. The host adds in double, in an order that
 // depends only on n.
+//
+// Lesson: kernels/lessons/sum_1_atomics.cu
 #include <algorithm>
 #include <memory>
 
 #include "kernels/cpu/runtime/sum.h"
-#include "kernels/cuda/dot/frame.cuh"
+#include "kernels/cuda/common/lesson.cuh"
 
 namespace tessera {
 namespace {
@@ -21,34 +23,30 @@ namespace {
 // its caches.
 constexpr std::int64_t kSlice = std::int64_t{1} << 21;
 
-// products = a * b, element by element.
-template <class T>
+template <class F, class Terms>
 __global__ void __launch_bounds__(kMostThreads)
-    DotElementwise(const T* a, const T* b, std::int64_t n, DotAcc<T>* products) {
+    DotElementwise(Terms terms, std::int64_t n, typename F::Acc* products) {
   const std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i < n) products[i] = DotFold<T>::Multiply(a[i], b[i]);
+  if (i < n) products[i] = terms(i);
 }
 
 LessonShape ShapeOf(const DotProblem& p) {
   return {.grid = MakeGrid(p.n, p.launch, 256, 1),
-          .narrow_steps = 1,
           .wide_steps = ParallelSumDepth(std::min(p.n, kSlice)) + CeilDiv(p.n, kSlice),
-          .extra_bytes = static_cast<std::uint64_t>(p.n) * AccBytes(p.dtype)};
+          .extra_bytes = static_cast<std::uint64_t>(p.n) * AccBytes(p)};
 }
 
 void Enqueue(const DotProblem& p, Stream& stream) {
   const Grid grid = ShapeOf(p).grid;
   CudaStream& cuda = Cuda(stream);
-  DispatchDType(p.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    using Acc = DotAcc<T>;
+  DispatchTerms(p, [&]<class F>(auto terms) {
+    using Acc = typename F::Acc;
     auto* products = static_cast<Acc*>(cuda.Scratch(static_cast<std::size_t>(p.n) * sizeof(Acc)));
-    DotElementwise<<<grid.blocks, grid.block_size, 0, cuda.handle()>>>(
-        static_cast<const T*>(p.a), static_cast<const T*>(p.b), p.n, products);
+    DotElementwise<F><<<grid.blocks, grid.block_size, 0, cuda.handle()>>>(terms, p.n, products);
     CUDA_CHECK_LAUNCH(DotElementwise);
     // A std::vector would write zeros first.
     const auto slice = std::make_unique_for_overwrite<Acc[]>(std::min(p.n, kSlice));
-    WideOf<T> sum = 0;
+    typename F::Wide sum = 0;
     for (std::int64_t at = 0; at < p.n; at += kSlice) {
       const std::int64_t count = std::min(kSlice, p.n - at);
       cuda.CopyToHost(slice.get(), products + at, count * sizeof(Acc));
@@ -60,17 +58,13 @@ void Enqueue(const DotProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern constexpr Strategy<DotProblem> kDotElementwise = {
+extern constexpr Strategy<DotProblem> kDotElementwise = Lesson<ShapeOf, Enqueue, DotProblem>({
     .name = "elementwise",
     .summary = "the GPU multiplies into a vector, the host adds the vector's elements on all cores",
     .source =
         "multiplication on the GPU and OpenMP reduction from the notes on dot products in Metal",
-    .backend = Backend::kCuda,
     .deterministic = true,
     .limits = {.block_size = kAnyBlockSize},
-    .roundoff = RoundoffOf<ShapeOf>,
-    .cost = CostOf<ShapeOf>,
-    .launch = Enqueue,
-};
+});
 
 }  // namespace tessera

@@ -9,6 +9,10 @@
 // defines the tree precisely enough for an independent implementation, and tests/tree_test.cc
 // contains one.
 //
+//   chunk 0      chunk 1      chunk 2        a chunk: TreeRows(n) rows of 4096 bytes
+//   `- 256 lanes `- 256 lanes `- 256 lanes   halving tree: the value of the chunk
+//       `------------`------------`--------- last block: 256 lanes of chunks, halving tree
+//
 // In `compensated`, a sum keeps its digits even if products of both signs cancel. f32 and the
 // 16-bit types are multiplied and added in double, in which their products are exact. There is no
 // wider type for f64, so a column is a Pair: the sum so far and its rounding errors. TwoProduct
@@ -21,45 +25,17 @@
 // Even if the terms of a sum are 10^16 times larger than the sum, the result is therefore correct
 // to the last digits, as long as no product underflows. A pair of f64 elements takes 10 operations,
 // and an SM of an H200 has time for about 50 while memory delivers the pair.
-#include "kernels/cuda/runtime/cuda.h"
-#include "kernels/cuda/tree/tree.h"
-#include "kernels/same_bits/tree_strategy.h"
+//
+// Kernel: kernels/cuda/tree/kernel.cuh. Lesson: kernels/lessons/sum_8_fixed_order.cu
+#include "kernels/cuda/tree/strategies.cuh"
 
 namespace tessera {
-namespace {
 
-TreeLaunch LaunchOf(const DotProblem& p) {
-  return {.tree = FixedTreeOf(p), .grid = p.launch.grid_size, .block = p.launch.block_size};
-}
+using OnCuda = CudaTree<DotProblem>;
 
-template <bool kCompensated>
-struct DotTree {
-  static double Roundoff(const DotProblem& p) {
-    return TreeDotRoundoff(FixedTreeOf(p), p.dtype, kCompensated);
-  }
-  static Cost CostOf(const DotProblem& p) {
-    return TreeCost(p, FixedTreeOf(p), TreeWideBytes(ReduceOp::kSum, p.dtype, kCompensated));
-  }
-  static void Launch(const DotProblem& p, Stream& stream) {
-    CudaStream& cuda = Cuda(stream);
-    DispatchDType(p.dtype, [&](auto zero) {
-      LaunchTreeDot<decltype(zero), kCompensated>(p, LaunchOf(p), cuda);
-    });
-  }
-  static void LaunchShared(const DotProblem& p, std::span<const TeamShare> shares, Stream& own) {
-    DispatchDType(p.dtype, [&](auto zero) {
-      LaunchTreeDotShared<decltype(zero), kCompensated>(p, LaunchOf(p), shares, Cuda(own));
-    });
-  }
-};
-
-constexpr LaunchLimits kLimits = {.block_size = kTreeBlockSize, .grid_size = kAnyGridSize};
-
-}  // namespace
-
-extern constexpr Strategy<DotProblem> kDotFixedTree = FixedTreeStrategy<DotProblem, DotTree>(
-    {.name = "fixed_tree", .backend = Backend::kCuda, .limits = kLimits});
-extern constexpr Strategy<DotProblem> kDotCompensated = CompensatedStrategy<DotProblem, DotTree>(
-    {.name = "compensated", .backend = Backend::kCuda, .limits = kLimits});
+extern constexpr Strategy<DotProblem> kDotFixedTree = FixedTreeStrategy<DotProblem, OnCuda::In>(
+    {.name = "fixed_tree", .backend = Backend::kCuda, .limits = OnCuda::kLimits});
+extern constexpr Strategy<DotProblem> kDotCompensated = CompensatedStrategy<DotProblem, OnCuda::In>(
+    {.name = "compensated", .backend = Backend::kCuda, .limits = OnCuda::kLimits});
 
 }  // namespace tessera

@@ -9,11 +9,11 @@
 //   thread    0  1  2  3 | 0  1  2  3 | 0  1
 //
 // At n = 2^20, 1024 blocks of 256 threads take four elements per thread, without a barrier. The
-// host fetches and adds 2 MiB of partial sums. This takes a hundred times as long as the kernel,
-// but as n grows, it becomes a smaller part of the total time.
-#include <algorithm>
-
-#include "kernels/cuda/dot/frame.cuh"
+// host fetches and adds 2 MiB of partial sums, which takes a hundred times as long as the kernel.
+// As n grows, this becomes a smaller part of the total time.
+//
+// Lesson: kernels/lessons/sum_4_coarsened.cu
+#include "kernels/cuda/common/lesson.cuh"
 
 namespace tessera {
 namespace {
@@ -21,51 +21,40 @@ namespace {
 // The grid is limited, because the host adds one partial sum per thread.
 constexpr LaunchLimits::Range kGridSize = {1, 4096};
 
-// partials[thread] = the thread's part of a . b.
-template <class T>
+// sums[thread] = the thread's part of a . b.
+template <class F, class Terms>
 __global__ void __launch_bounds__(kMostThreads)
-    DotThreadPartials(const T* a, const T* b, std::int64_t n, DotWide<T>* partials) {
-  using F = DotFold<T>;
-  DotWide<T> sum = 0;
-  for (std::int64_t i = GridThread(); i < n;) {
-    DotAcc<T> chain = 0;
-    for (int folded = 0; folded < kMaxChain && i < n; ++folded, i += GridThreads())
-      chain = F::Combine(chain, F::Multiply(a[i], b[i]));
-    sum = F::Combine(sum, F::Widen(chain));
-  }
-  partials[GridThread()] = sum;
+    DotThreadPartials(Terms terms, std::int64_t n, typename F::Wide* sums) {
+  sums[GridThread()] = FoldThreadInTurn<F>(GridThread(), n, GridThreads(), terms);
 }
+
+std::int64_t Threads(const Grid& grid) { return std::int64_t{grid.blocks} * grid.block_size; }
 
 LessonShape ShapeOf(const DotProblem& p) {
   const Grid grid = MakeFixedGrid(p.n, p.launch, 256, kFixedGrid);
-  const std::int64_t threads = std::int64_t{grid.blocks} * grid.block_size;
-  return {.grid = grid,
-          .narrow_steps = 1 + std::min<std::int64_t>(grid.per_thread, kMaxChain),
-          .wide_steps = CeilDiv(grid.per_thread, kMaxChain) + threads,
-          .extra_bytes = static_cast<std::uint64_t>(threads) * sizeof(double),
-          .depth = grid.per_thread + threads};
+  LessonShape shape = WithChains(
+      grid.per_thread, {.grid = grid,
+                        .wide_steps = Threads(grid),
+                        .extra_bytes = static_cast<std::uint64_t>(Threads(grid)) * WideBytes(p)});
+  shape.depth = grid.per_thread + Threads(grid);
+  return shape;
 }
 
 void Enqueue(const DotProblem& p, Stream& stream) {
   const Grid grid = ShapeOf(p).grid;
-  const std::int64_t threads = std::int64_t{grid.blocks} * grid.block_size;
-  IntoPartials(p, threads, stream, [&](auto* a, auto* b, auto* partials, cudaStream_t on) {
-    DotThreadPartials<<<grid.blocks, grid.block_size, 0, on>>>(a, b, p.n, partials);
+  IntoHost(p, Threads(grid), stream, [&]<class F>(auto terms, auto* sums, cudaStream_t on) {
+    DotThreadPartials<F><<<grid.blocks, grid.block_size, 0, on>>>(terms, p.n, sums);
   });
 }
 
 }  // namespace
 
-extern constexpr Strategy<DotProblem> kDotThreadPartials = {
+extern constexpr Strategy<DotProblem> kDotThreadPartials = Lesson<ShapeOf, Enqueue, DotProblem>({
     .name = "thread_partials",
     .summary = "a fixed grid strides through the operands, the host adds one value per thread",
     .source = "partial sums in global memory from the CUDA shared-memory tutorial",
-    .backend = Backend::kCuda,
     .deterministic = true,
     .limits = {.block_size = kAnyBlockSize, .grid_size = kGridSize},
-    .roundoff = RoundoffOf<ShapeOf>,
-    .cost = CostOf<ShapeOf>,
-    .launch = Enqueue,
-};
+});
 
 }  // namespace tessera

@@ -1,68 +1,85 @@
-// Dot with a tree in which the active threads are adjacent.
+// Dot with a tree in shared memory, in two numberings.
 //
-// Compared with `tree_interleaved`, only the numbering changes: strides halve instead of doubling,
-// and at stride s, thread t adds cell t + s to cell t, as long as t is below s.
+// `tree_interleaved` is the tree of `tree_global`, but the products of a block (two per thread) are
+// in shared memory, where a step costs tens of cycles instead of hundreds. Each block adds its
+// value to the result with an atomic addition, so no further launch is needed.
+//
+//   stride 1   0<1 2<3 4<5 6<7    threads 0 1 2 3
+//   stride 2   0<--2   4<--6      threads 0   2
+//   stride 4   0<------4          thread  0
+//
+// Thread t is active at stride s if s divides t. The test takes a division, and adjacent threads
+// differ in its result: a warp executes the addition if any of its 32 threads needs it. At stride 2
+// all warps do half of the work in the full time, at stride 4 a quarter, and so on. The cells that
+// a warp reads are 2s apart. Shared memory has 32 banks, and at s = 16 all of a warp's cells are in
+// one bank. At n = 2^20 there are 2048 blocks with 10 barriers and an atomic addition each.
+//
+// `tree_sequential` changes only the numbering: strides halve instead of doubling, and thread t
+// adds the cell one stride further on to cell t, as long as t is below the stride.
 //
 //   live 8     0<------4  1<------5  2<------6  3<------7    threads 0 1 2 3
 //   live 4     0<--2  1<--3                                  threads 0 1
 //   live 2     0<1                                           thread  0
 //
 // In all active warps but one, all 32 threads have work, and inactive warps skip the addition as a
-// whole. The test takes a comparison and no division. A warp's cells are 32 adjacent cells in 32
+// whole. The test takes a comparison and no division. A warp's cells are 32 adjacent ones in 32
 // different banks. There are as many barriers and atomic additions as in `tree_interleaved`, but a
 // third of the instructions.
-#include "kernels/cuda/dot/frame.cuh"
+//
+// Lessons: kernels/lessons/sum_2_tree.cu, kernels/lessons/sum_3_sequential.cu
+#include "kernels/cuda/common/lesson.cuh"
 
 namespace tessera {
 namespace {
 
-// *total += a . b. Dynamic shared memory: two Acc per thread.
-template <class T>
-__global__ void __launch_bounds__(kMostThreads)
-    DotTreeSequential(const T* a, const T* b, std::int64_t n, DotWide<T>* total) {
-  using F = DotFold<T>;
-  auto* products = DynamicShared<DotAcc<T>>();
+// Strides: DoublingStrides or HalvingStrides (primitives.cuh), which fold the cells. Dynamic shared
+// memory: two Acc per thread.
+template <class Strides, class F, class Terms, class End>
+__global__ void __launch_bounds__(kMostThreads) DotTree(Terms terms, std::int64_t n, End end) {
+  using Acc = typename F::Acc;
+  Acc* products = DynamicShared<Acc>();
   const std::int64_t begin = std::int64_t{2} * blockIdx.x * blockDim.x;
   for (unsigned i = threadIdx.x; i < 2 * blockDim.x; i += blockDim.x)
-    products[i] = begin + i < n ? F::Multiply(a[begin + i], b[begin + i]) : DotAcc<T>(0);
+    products[i] = begin + i < n ? terms(begin + i) : Acc(0);
   __syncthreads();  // every product of the block is in its cell
-  for (unsigned live = 2 * blockDim.x; live > 1;) {
-    const unsigned half = (live + 1) / 2;  // an odd cell waits for the next level
-    if (threadIdx.x < live - half)
-      products[threadIdx.x] = F::Combine(products[threadIdx.x], products[threadIdx.x + half]);
-    __syncthreads();  // the upper half has been read, the lower half is written
-    live = half;
-  }
-  if (threadIdx.x == 0) AtomicAdd(total, F::Widen(products[0]));
+  Strides::template Fold<F>(products, 2 * blockDim.x);
+  end(F::Widen(products[0]));
 }
 
 LessonShape ShapeOf(const DotProblem& p) {
   const Grid grid = MakeGrid(p.n, p.launch, 256, 2);
   return {.grid = grid,
-          .narrow_steps = 1 + CeilLog2(std::int64_t{2} * grid.block_size),
+          .narrow_steps = CeilLog2(std::int64_t{2} * grid.block_size),
           .wide_steps = grid.blocks,
           .atomics = grid.blocks};
 }
 
+template <class Strides>
 void Enqueue(const DotProblem& p, Stream& stream) {
   const Grid grid = ShapeOf(p).grid;
-  IntoOneSum(p, stream, [&](auto* a, auto* b, auto* total, cudaStream_t on) {
-    DotTreeSequential<<<grid.blocks, grid.block_size, 2 * grid.block_size * AccBytes(p.dtype),
-                        on>>>(a, b, p.n, total);
+  IntoOneSum(p, stream, [&]<class F>(auto terms, auto end, cudaStream_t on) {
+    DotTree<Strides, F>
+        <<<grid.blocks, grid.block_size, 2 * grid.block_size * AccBytes(p), on>>>(terms, p.n, end);
   });
 }
 
 }  // namespace
 
-extern constexpr Strategy<DotProblem> kDotTreeSequential = {
-    .name = "tree_sequential",
-    .summary = "a tree of halving strides in shared memory, one atomic addition per block",
-    .source = "tree reduction without control divergence from the notes on dot products in Metal",
-    .backend = Backend::kCuda,
-    .limits = {.block_size = kAnyBlockSize},
-    .roundoff = RoundoffOf<ShapeOf>,
-    .cost = CostOf<ShapeOf>,
-    .launch = Enqueue,
-};
+extern constexpr Strategy<DotProblem> kDotTreeInterleaved =
+    Lesson<ShapeOf, Enqueue<DoublingStrides>, DotProblem>({
+        .name = "tree_interleaved",
+        .summary = "a tree of doubling strides in shared memory, one atomic addition per block",
+        .source = "tree reduction in threadgroup memory from the notes on dot products in Metal",
+        .limits = {.block_size = kAnyBlockSize},
+    });
+
+extern constexpr Strategy<DotProblem> kDotTreeSequential =
+    Lesson<ShapeOf, Enqueue<HalvingStrides>, DotProblem>({
+        .name = "tree_sequential",
+        .summary = "a tree of halving strides in shared memory, one atomic addition per block",
+        .source =
+            "tree reduction without control divergence from the notes on dot products in Metal",
+        .limits = {.block_size = kAnyBlockSize},
+    });
 
 }  // namespace tessera

@@ -29,6 +29,8 @@
 // correct for any pitch and alignment: a matrix whose address or pitch is not a multiple of 16
 // bytes is copied or stored one element at a time. Each element of c is one chain of k fused
 // multiply-adds, in the same order as in `naive`.
+//
+// Lesson: kernels/lessons/product_4_double_buffer.cu
 #include <cstdint>
 
 #include "kernels/cuda/common/primitives.cuh"
@@ -42,20 +44,14 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kStages = 2;
 
-// kTile is L and kEach is V; a block has (L / V)^2 threads.
-template <int kTile_, int kEach_>
-struct Config {
-  static constexpr int kTile = kTile_;
-  static constexpr int kEach = kEach_;
-  static constexpr int kPitch = kTile + 4;
-};
-using Large = Config<128, 8>;
-using Small = Config<64, 4>;  // more blocks, for matrices with few tiles
+// The depth is that of f32: two stages fit in the 48 KiB that any block may use.
+using Large = SquareTile<128, 16, 8>;
+using Small = SquareTile<64, 16, 4>;  // more blocks, for matrices with few tiles
 
 template <class C, class T>
 __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 2 : 1)
     MatmulDoubleBuffered(Operand<T> a, Operand<T> b, Packable packable, std::int64_t k, T* c) {
-  constexpr int kDepth = 64 / sizeof(T);  // S: two stages fit in the 48 KiB that any block may use
+  constexpr int kDepth = C::kDepth * sizeof(float) / sizeof(T);
   __shared__ __align__(16) T a_k_tiles[kStages][kDepth][C::kPitch];
   __shared__ __align__(16) T b_k_tiles[kStages][kDepth][C::kPitch];
   const std::int64_t column_tiles = (b.extent + C::kTile - 1) / C::kTile;
@@ -88,37 +84,16 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 2 : 1)
   tile.Store(row, column, a.extent, b.extent, packable.c, c);
 }
 
-template <class C>
-std::int64_t Tiles(const MatmulProblem& p) {
-  return CeilDiv(p.m, C::kTile) * CeilDiv(p.n, C::kTile);
-}
-
-template <class C, class T>
-void RunConfig(const MatmulProblem& p, CudaStream& stream) {
-  const auto blocks = static_cast<unsigned>(Tiles<C>(p));
-  MatmulDoubleBuffered<C><<<blocks, kThreads, 0, stream.handle()>>>(
-      OperandA<T>(p), OperandB<T>(p), PackableOf<T>(p), p.k, static_cast<T*>(p.c));
-  CUDA_CHECK_LAUNCH(MatmulDoubleBuffered);
-}
-
-template <class T>
-void Run(const MatmulProblem& p, CudaStream& stream) {
-  // Large tiles load less in total, but pay off only if every SM has two of them to overlap.
-  if (Tiles<Large>(p) >= 2 * stream.device().info().multiprocessors) {
-    RunConfig<Large, T>(p, stream);
-  } else {
-    RunConfig<Small, T>(p, stream);
-  }
-}
-
-// Assumes small tiles, because the actual choice depends on the device.
-Cost CostOf(const MatmulProblem& p) {
-  return MatmulCost(p, MatmulTileLoads(p, Small::kTile, Small::kTile));
-}
-
 void Enqueue(const MatmulProblem& p, Stream& stream) {
   CudaStream& cuda = Cuda(stream);
-  p.dtype == DType::kF32 ? Run<float>(p, cuda) : Run<double>(p, cuda);
+  RunTiles<Large, Small>(p, cuda, [&](auto config, unsigned blocks) {
+    DispatchReal(p.dtype, [&](auto zero) {
+      using T = decltype(zero);
+      MatmulDoubleBuffered<decltype(config)><<<blocks, kThreads, 0, cuda.handle()>>>(
+          OperandA<T>(p), OperandB<T>(p), PackableOf<T>(p), p.k, static_cast<T*>(p.c));
+    });
+  });
+  CUDA_CHECK_LAUNCH(MatmulDoubleBuffered);
 }
 
 }  // namespace
@@ -132,7 +107,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulDoubleBuffered = {
     .min_compute_capability = 80,
     .deterministic = true,
     .roundoff = MatmulChainRoundoff,
-    .cost = CostOf,
+    .cost = TilesCost<Small>,
     .launch = Enqueue,
     .shared = {.launch = LaunchGathered<kMatmulDoubleBuffered>},
 };

@@ -13,6 +13,8 @@
 // threads do not synchronize. Also correct for any pitch, transpose and alignment: an operand is a
 // pointer and two strides, and loads are scalar. Each element of c is one chain of k fused
 // multiply-adds, in f32 for 16-bit operands; integers wrap.
+//
+// Lesson: kernels/lessons/product_1_naive.cu
 #include "kernels/cuda/common/primitives.cuh"
 #include "kernels/cuda/matmul/tiles.cuh"
 #include "kernels/cuda/runtime/cuda.h"

@@ -30,6 +30,8 @@
 // the edges are not stored. Also correct for any pitch, transpose and alignment, since elements are
 // loaded and stored one by one. Each element of c is one chain of fused multiply-adds, in the same
 // order as in `naive`, in f32 for 16-bit operands; integers wrap.
+//
+// Lesson: kernels/lessons/product_1_naive.cu
 #include <cstdint>
 #include <string>
 

@@ -27,6 +27,8 @@
 // exists and store nothing, so the loop needs no conditions; k = 0 stores zeros. Blocks of a grid
 // of the maximum size continue with further tiles. Also correct for any pitch, transpose and
 // alignment: an operand is a pointer and two strides, and loads are scalar.
+//
+// Lesson: kernels/lessons/product_3_registers.cu
 #include <algorithm>
 #include <limits>
 

@@ -31,6 +31,8 @@
 // alignment: threads fetch along whichever dimension is contiguous, one element at a time. 16-bit
 // elements are converted to f32 before they are stored in shared memory. Each element of c is one
 // chain of k fused multiply-adds, in the same order as in `naive`.
+//
+// Lessons: kernels/lessons/product_2_tiles.cu, kernels/lessons/product_3_registers.cu
 #include <cstdint>
 
 #include "kernels/cuda/common/primitives.cuh"
@@ -43,20 +45,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// The L, S and V of the text above. A block has (L / V)^2 threads.
-template <int kTile_, int kDepth_, int kEach_>
-struct Config {
-  static constexpr int kTile = kTile_;
-  static constexpr int kDepth = kDepth_;
-  static constexpr int kEach = kEach_;
-  static constexpr int kSide = kTile / kEach;  // threads along one side of a tile
-  // The pitch is four more than needed, so that rows stay aligned to vectors and threads that fetch
-  // along k store to different banks.
-  static constexpr int kPitch = kTile + 4;
-  static_assert(kSide * kSide == kThreads);
-};
-using Large = Config<128, 8, 8>;
-using Small = Config<64, 16, 4>;  // more blocks, for matrices with few tiles
+using Large = SquareTile<128, 8, 8>;
+using Small = SquareTile<64, 16, 4>;  // more blocks, for matrices with few tiles
 
 // Fetches a thread's share of one operand's k-tiles: k-tile[l][i] = operand[first + i, k_first +
 // l], or 0 beyond the edges. All threads of the block fetch together, and consecutive threads fetch
@@ -104,6 +94,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(MatmulAcc<T, O>) == 4 ? 2 : 1
     MatmulSharedTiled(Operand<T> a, Operand<T> b, std::int64_t k, O* c) {
   using Value = ValueOf<T>;
   constexpr int kEach = C::kEach;
+  static_assert(C::kSide * C::kSide == kThreads);
   __shared__ __align__(16) Value a_k_tile[C::kDepth][C::kPitch];
   __shared__ __align__(16) Value b_k_tile[C::kDepth][C::kPitch];
   const std::int64_t column_tiles = (b.extent + C::kTile - 1) / C::kTile;
@@ -144,35 +135,16 @@ __global__ void __launch_bounds__(kThreads, sizeof(MatmulAcc<T, O>) == 4 ? 2 : 1
   }
 }
 
-template <class C>
-std::int64_t Tiles(const MatmulProblem& p) {
-  return CeilDiv(p.m, C::kTile) * CeilDiv(p.n, C::kTile);
-}
-
-template <class C>
-void RunConfig(const MatmulProblem& p, CudaStream& stream) {
-  const auto blocks = static_cast<unsigned>(Tiles<C>(p));
-  DispatchMatmul(p, [&](auto t, auto o) {
-    using T = decltype(t);
-    MatmulSharedTiled<C><<<blocks, kThreads, 0, stream.handle()>>>(
-        OperandA<T>(p), OperandB<T>(p), p.k, static_cast<decltype(o)*>(p.c));
-    CUDA_CHECK_LAUNCH(MatmulSharedTiled);
-  });
-}
-
-// Assumes small tiles, because the actual choice depends on the device.
-Cost CostOf(const MatmulProblem& p) {
-  return MatmulCost(p, MatmulTileLoads(p, Small::kTile, Small::kTile));
-}
-
 void Enqueue(const MatmulProblem& p, Stream& stream) {
   CudaStream& cuda = Cuda(stream);
-  // Large tiles load less in total, but pay off only if every SM has two of them to overlap.
-  if (Tiles<Large>(p) >= 2 * cuda.device().info().multiprocessors) {
-    RunConfig<Large>(p, cuda);
-  } else {
-    RunConfig<Small>(p, cuda);
-  }
+  RunTiles<Large, Small>(p, cuda, [&](auto config, unsigned blocks) {
+    DispatchMatmul(p, [&](auto t, auto o) {
+      using T = decltype(t);
+      MatmulSharedTiled<decltype(config)><<<blocks, kThreads, 0, cuda.handle()>>>(
+          OperandA<T>(p), OperandB<T>(p), p.k, static_cast<decltype(o)*>(p.c));
+    });
+  });
+  CUDA_CHECK_LAUNCH(MatmulSharedTiled);
 }
 
 }  // namespace
@@ -187,7 +159,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulSharedTiled = {
     .dtypes = kMatmulDTypes,
     .deterministic = true,
     .roundoff = MatmulChainRoundoff,
-    .cost = CostOf,
+    .cost = TilesCost<Small>,
     .launch = Enqueue,
     .shared = {.launch = LaunchGathered<kMatmulSharedTiled>},
 };

@@ -32,6 +32,8 @@
 // alignment: where the address or pitch of an operand or of c is not a multiple of 16 bytes, its
 // vectors are read or written element by element as well. Each element of c is one chain of k fused
 // multiply-adds, in the same order as in `naive`.
+//
+// Lesson: kernels/lessons/product_3_registers.cu
 #include <cstdint>
 
 #include "kernels/cuda/common/primitives.cuh"
@@ -44,16 +46,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// The L, S and V of `shared_tiled`. A block has (L / V)^2 threads.
-template <int kTile_, int kDepth_, int kEach_>
-struct Config {
-  static constexpr int kTile = kTile_;
-  static constexpr int kDepth = kDepth_;
-  static constexpr int kEach = kEach_;
-  static constexpr int kPitch = kTile + 4;
-};
-using Large = Config<128, 8, 8>;
-using Small = Config<64, 16, 4>;  // more blocks, for matrices with few tiles
+using Large = SquareTile<128, 8, 8>;
+using Small = SquareTile<64, 16, 4>;  // more blocks, for matrices with few tiles
 
 // Fetches a thread's share of one operand's k-tiles: k-tile[l][i] = operand[first + i, k_first +
 // l], or 0 beyond the edges. It fetches a vector at a time along the dimension in which memory is
@@ -148,37 +142,16 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 2 : 1)
   tile.Store(row, column, a.extent, b.extent, packable.c, c);
 }
 
-template <class C>
-std::int64_t Tiles(const MatmulProblem& p) {
-  return CeilDiv(p.m, C::kTile) * CeilDiv(p.n, C::kTile);
-}
-
-template <class C, class T>
-void RunConfig(const MatmulProblem& p, CudaStream& stream) {
-  const auto blocks = static_cast<unsigned>(Tiles<C>(p));
-  MatmulSharedTiledVectorized<C><<<blocks, kThreads, 0, stream.handle()>>>(
-      OperandA<T>(p), OperandB<T>(p), PackableOf<T>(p), p.k, static_cast<T*>(p.c));
-  CUDA_CHECK_LAUNCH(MatmulSharedTiledVectorized);
-}
-
-template <class T>
-void Run(const MatmulProblem& p, CudaStream& stream) {
-  // Large tiles load less in total, but pay off only if every SM has two of them to overlap.
-  if (Tiles<Large>(p) >= 2 * stream.device().info().multiprocessors) {
-    RunConfig<Large, T>(p, stream);
-  } else {
-    RunConfig<Small, T>(p, stream);
-  }
-}
-
-// Assumes small tiles, because the actual choice depends on the device.
-Cost CostOf(const MatmulProblem& p) {
-  return MatmulCost(p, MatmulTileLoads(p, Small::kTile, Small::kTile));
-}
-
 void Enqueue(const MatmulProblem& p, Stream& stream) {
   CudaStream& cuda = Cuda(stream);
-  p.dtype == DType::kF32 ? Run<float>(p, cuda) : Run<double>(p, cuda);
+  RunTiles<Large, Small>(p, cuda, [&](auto config, unsigned blocks) {
+    DispatchReal(p.dtype, [&](auto zero) {
+      using T = decltype(zero);
+      MatmulSharedTiledVectorized<decltype(config)><<<blocks, kThreads, 0, cuda.handle()>>>(
+          OperandA<T>(p), OperandB<T>(p), PackableOf<T>(p), p.k, static_cast<T*>(p.c));
+    });
+  });
+  CUDA_CHECK_LAUNCH(MatmulSharedTiledVectorized);
 }
 
 }  // namespace
@@ -191,7 +164,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulSharedTiledVectorized = {
     .dtypes = DTypesOf(DType::kF32, DType::kF64),
     .deterministic = true,
     .roundoff = MatmulChainRoundoff,
-    .cost = CostOf,
+    .cost = TilesCost<Small>,
     .launch = Enqueue,
     .shared = {.launch = LaunchGathered<kMatmulSharedTiledVectorized>},
 };

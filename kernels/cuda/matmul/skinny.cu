@@ -37,6 +37,8 @@
 // k write zeros, which add 0 * 0, and results beyond the edges are not stored. Also correct for any
 // pitch and alignment: where vectors are not aligned, elements are copied one by one. The shape and
 // the device determine the order in which the sums of an element are added.
+//
+// Lesson: kernels/lessons/product_4_double_buffer.cu
 #include <algorithm>
 #include <cstdint>
 #include <limits>

@@ -38,6 +38,8 @@
 // beyond the edges are not stored. Also correct for any pitch and alignment: where vectors are not
 // aligned, elements are copied one by one. Each sum has k terms, which are added in some order with
 // one rounding each.
+//
+// Lesson: kernels/lessons/product_5_tensor_cores.cu
 #include <algorithm>
 #include <cstdint>
 #include <limits>

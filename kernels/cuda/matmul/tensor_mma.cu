@@ -26,6 +26,8 @@
 // Correct for any m, n and k: vectors that are only partly inside an operand are padded with zeros,
 // which add 0 * 0, and results beyond the edges are not stored. On Hopper, `tensor_bf16` and
 // `tensor_f16` are faster, because they use Hopper's own instructions.
+//
+// Lesson: kernels/lessons/product_5_tensor_cores.cu
 #include <cstdint>
 
 #include "kernels/cuda/common/primitives.cuh"

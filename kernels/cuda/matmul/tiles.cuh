@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/common/primitives.cuh"
+#include "kernels/cuda/runtime/cuda.h"
 #include "kernels/problem/matmul.h"
 
 namespace tessera {
@@ -264,5 +265,41 @@ class KTileCopier {
   const T* next_;        // the source of the first cell
   std::int64_t step_, k_tile_step_;
 };
+
+// --- Launches with square tiles ---
+
+// A block computes kTile x kTile elements of c in k-tiles of kDepth steps, and a thread kEach x
+// kEach of them (the L, S and V of `shared_tiled`).
+template <int kTile_, int kDepth_, int kEach_>
+struct SquareTile {
+  static constexpr int kTile = kTile_;
+  static constexpr int kDepth = kDepth_;
+  static constexpr int kEach = kEach_;
+  static constexpr int kSide = kTile / kEach;  // threads along one side of a tile
+  // The pitch is four more than needed, so that rows stay aligned to vectors and threads that fetch
+  // along k store to different banks.
+  static constexpr int kPitch = kTile + 4;
+
+  static std::int64_t Tiles(const MatmulProblem& p) {
+    return CeilDiv(p.m, kTile) * CeilDiv(p.n, kTile);
+  }
+};
+
+// Calls run(C{}, blocks) with C = Large or Small. Large tiles load less in total, but pay off only
+// if every SM has two of them to overlap.
+template <class Large, class Small, class Run>
+void RunTiles(const MatmulProblem& p, CudaStream& stream, Run run) {
+  if (Large::Tiles(p) >= 2 * stream.device().info().multiprocessors) {
+    run(Large{}, static_cast<unsigned>(Large::Tiles(p)));
+  } else {
+    run(Small{}, static_cast<unsigned>(Small::Tiles(p)));
+  }
+}
+
+// Assumes small tiles, because the actual choice depends on the device.
+template <class Small>
+Cost TilesCost(const MatmulProblem& p) {
+  return MatmulCost(p, MatmulTileLoads(p, Small::kTile, Small::kTile));
+}
 
 }  // namespace tessera

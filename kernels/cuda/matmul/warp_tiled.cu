@@ -41,6 +41,8 @@
 // beyond the edges are not stored. Also correct for any pitch and alignment: where vectors are not
 // aligned, elements are copied one by one. Products are computed in full f32: each element of c is
 // one chain of k fused multiply-adds, in the same order as in `naive`.
+//
+// Lesson: kernels/lessons/product_4_double_buffer.cu
 #include <cstdint>
 #include <type_traits>
 

@@ -18,12 +18,14 @@
 // The order of the atomics differs from run to run, so the last bits of a floating-point result may
 // differ too. The state of a reduction has to fit in the word that can be swapped, so ARGMIN,
 // ARGMAX, VARIANCE and STD are refused as well.
+//
+// Lesson: kernels/lessons/sum_1_atomics.cu
 #include <algorithm>
 #include <cstring>
 #include <string>
 #include <type_traits>
 
-#include "kernels/cuda/reduce/frame.cuh"
+#include "kernels/cuda/common/lesson.cuh"
 
 namespace tessera {
 namespace {
@@ -65,18 +67,22 @@ __device__ void AtomicCombine(A* cell, A value) {
   }
 }
 
-// Folds x[0, n) into *cell.
-template <class F, bool kAddition, class T>
+// Folds the terms into *cell.
+template <class F, class Terms>
 __global__ void __launch_bounds__(kMostThreads)
-    ReduceAtomic(const T* x, std::int64_t n, typename F::Wide* cell) {
+    ReduceAtomic(Terms terms, std::int64_t n, typename F::Wide* cell) {
   if (GridThread() >= n) return;
-  const auto mine = FoldThreadInTurn<F>(GridThread(), n, GridThreads(),
-                                        [=](std::int64_t i) { return F::Load(x[i], i); });
-  if constexpr (kAddition) {
+  const auto mine = FoldThreadInTurn<F>(GridThread(), n, GridThreads(), terms);
+  if constexpr (IsAddition(F::kOp)) {
     AtomicAdd(cell, mine);
   } else {
     AtomicCombine<F>(cell, mine);
   }
+}
+
+template <class F>
+__global__ void PrepareCell(typename F::Wide* cell) {
+  *cell = F::template Identity<typename F::Wide>();
 }
 
 LessonShape ShapeOf(const ReduceProblem& p) {
@@ -96,23 +102,28 @@ std::string Refuses(const ReduceProblem& p) {
 
 void Enqueue(const ReduceProblem& p, Stream& stream) {
   const Grid grid = ShapeOf(p).grid;
-  IntoOneCell<Takes>(p, stream, [&]<class F>(auto* x, auto* cell, cudaStream_t on) {
-    ReduceAtomic<F, IsAddition(F::kOp)><<<grid.blocks, grid.block_size, 0, on>>>(x, p.n, cell);
+  CudaStream& cuda = Cuda(stream);
+  DispatchTerms(p, [&]<class F>(auto terms) {
+    if constexpr (Takes(F::kOp)) {
+      auto* cell = static_cast<typename F::Wide*>(cuda.Scratch(sizeof(typename F::Wide)));
+      PrepareCell<PartialFold<F>><<<1, 1, 0, cuda.handle()>>>(cell);
+      CUDA_CHECK_LAUNCH(PrepareCell);
+      ReduceAtomic<F><<<grid.blocks, grid.block_size, 0, cuda.handle()>>>(terms, p.n, cell);
+      CUDA_CHECK_LAUNCH(ReduceAtomic);
+      FinishCell<PartialFold<F>><<<1, 1, 0, cuda.handle()>>>(cell, p.n, p.result);
+      CUDA_CHECK_LAUNCH(FinishCell);
+    }
   });
 }
 
 }  // namespace
 
-extern constexpr Strategy<ReduceProblem> kReduceAtomic = {
+extern constexpr Strategy<ReduceProblem> kReduceAtomic = Lesson<ShapeOf, Enqueue, ReduceProblem>({
     .name = "atomic",
     .summary = "a fixed grid strides, each thread folds its own value into one cell atomically",
     .source = "reduction with atomics from the HIP training examples",
-    .backend = Backend::kCuda,
     .limits = {.block_size = kAnyBlockSize, .grid_size = kGridSize},
-    .roundoff = RoundoffOf<ShapeOf>,
-    .cost = CostOf<ShapeOf>,
-    .launch = Enqueue,
     .refuses = Refuses,
-};
+});
 
 }  // namespace tessera

@@ -1,69 +1,133 @@
-// Reduce with a fixed number of threads that stride through the input.
+// Reduce with threads that stride through the input, and three ways to fold the blocks' values.
 //
-// Compared with `no_stride`, the grid has the size that suits the GPU, for any n. With T threads in
-// the grid, each thread folds every T-th element, so adjacent threads always read adjacent
-// elements. Only then does the tree of the block combine the threads' values. However long the
-// input is, blocks start once and run the tree once, and the host gets the same small number of
-// values.
+// `grid_stride` is `block_partials` of Dot with any operation. Compared with `no_stride`, the grid
+// has the size that suits the GPU, for any n. However long the input is, blocks start once and run
+// the tree once, and the host gets the same small number of values. At n = 2^20, 1024 blocks of 256
+// threads fold four elements per thread, and 8 KiB go to the host. What remains is the cost of this
+// round trip, about 10 us.
 //
-//   element   0  1  2  3 | 4  5  6  7 | 8  9          4 threads
-//   thread    0  1  2  3 | 0  1  2  3 | 0  1
+// `two_pass` uses the same kernel to fold the values of the blocks. A kernel has no barrier between
+// its blocks; the end of the first launch serves as one. The second launch has a single block, with
+// one thread for each block of the first launch, so there are at most 1024 blocks. At n = 2^20,
+// starting the second launch takes about as long as the memory accesses.
 //
-// At n = 2^20, 1024 blocks of 256 threads fold four elements per thread, and 8 KiB go to the host.
-// What remains is the cost of this round trip, about 10 us.
-#include "kernels/cuda/reduce/frame.cuh"
+//   launch 1   [block 0] [block 1] ... [block g - 1]    each strides, folds a tree, leaves a value
+//   launch 2   [   block of g threads   ]               thread t starts with value t
+//
+// In `two_kernels_unrolled`, the grid is not fixed. Its size follows from n and from the number of
+// elements per thread, items_per_thread (8 by default), which is the unroll factor. Each time the
+// factor doubles, the number of blocks to start, of trees to fold and of values to pass on is
+// halved. The kernel does not know the factor: it strides by the number of threads in the grid.
+// There may be more than 1024 blocks, so the threads of the second launch stride through their
+// values. At n = 2^20 there are 512 blocks in the first launch and one in the second.
+//
+// Kernel: FoldWithStride. Lesson: kernels/lessons/sum_4_coarsened.cu
+#include "kernels/cuda/common/ladder.cuh"
 
 namespace tessera {
 namespace {
 
-// Folds the elements of each block's threads into partials[block]. Dynamic shared memory: one Wide
-// per thread.
-template <class F, class T>
-__global__ void __launch_bounds__(kMostThreads)
-    ReduceGridStride(const T* x, std::int64_t n, typename F::Wide* partials) {
-  using Acc = typename F::Acc;
-  using Wide = typename F::Wide;
-  std::int64_t i = GridThread();
-  const std::int64_t step = GridThreads();
-  Wide mine = F::template Identity<Wide>();
-  while (i < n) {
-    Acc chain = F::template Identity<Acc>();
-    for (int folded = 0; folded < kMaxChain && i < n; ++folded, i += step)
-      chain = F::Combine(chain, F::Load(x[i], i));
-    mine = F::Combine(mine, Widened<F>(chain));
-  }
-  const Wide value = FoldBlockTree<F>(mine, DynamicShared<Wide>());
-  if (threadIdx.x == 0) partials[blockIdx.x] = value;
+// Launches the kernel, with shared memory for the tree.
+template <class F>
+void LaunchStrides(const Grid& grid, auto terms, std::int64_t n, auto end, cudaStream_t on) {
+  FoldWithStride<F>
+      <<<grid.blocks, grid.block_size, grid.block_size * sizeof(typename F::Wide), on>>>(terms, n,
+                                                                                         end);
 }
 
-LessonShape ShapeOf(const ReduceProblem& p) {
+// --- grid_stride ---
+
+LessonShape GridStrideShape(const ReduceProblem& p) {
   const Grid grid = MakeFixedGrid(p.n, p.launch, 256, kFixedGrid);
   return WithChains(grid.per_thread, {.grid = grid,
                                       .wide_steps = CeilLog2(grid.block_size) + grid.blocks,
-                                      .extra_bytes = grid.blocks * WideBytes(p.op, p.dtype)});
+                                      .extra_bytes = grid.blocks * WideBytes(p)});
 }
 
-void Enqueue(const ReduceProblem& p, Stream& stream) {
-  const Grid grid = ShapeOf(p).grid;
-  IntoPartials(p, grid.blocks, stream, [&]<class F>(auto* x, auto* partials, cudaStream_t on) {
-    const std::size_t shared = grid.block_size * sizeof(typename F::Wide);
-    ReduceGridStride<F><<<grid.blocks, grid.block_size, shared, on>>>(x, p.n, partials);
+void GridStride(const ReduceProblem& p, Stream& stream) {
+  const Grid grid = GridStrideShape(p).grid;
+  IntoHost(p, grid.blocks, stream, [&]<class F>(auto terms, auto* values, cudaStream_t on) {
+    LaunchStrides<F>(grid, terms, p.n, ToValues<F>{values}, on);
   });
+}
+
+// --- two_pass ---
+
+LessonShape TwoPassShape(const ReduceProblem& p) {
+  const Grid grid = MakeFixedGrid(p.n, p.launch, 256, kFixedGrid);
+  const bool twice = grid.blocks > 1;
+  const std::int64_t second = twice ? WideChainSteps(1) + CeilLog2(grid.blocks) : 0;
+  return WithChains(grid.per_thread, {.grid = grid,
+                                      .wide_steps = CeilLog2(grid.block_size) + second,
+                                      .extra_bytes = twice ? 2 * grid.blocks * WideBytes(p) : 0});
+}
+
+void TwoPass(const ReduceProblem& p, Stream& stream) {
+  const Grid grid = TwoPassShape(p).grid;
+  IntoSecondKernel(
+      p, grid.blocks, stream,
+      [&]<class F>(auto terms, auto* values, cudaStream_t on) {
+        LaunchStrides<F>(grid, terms, p.n, ToNextLaunch<F>{values, p.n, p.result}, on);
+      },
+      [&]<class F>(auto terms, auto end, cudaStream_t on) {
+        if (grid.blocks == 1) return;  // it has written the result
+        LaunchStrides<F>({.block_size = grid.blocks, .blocks = 1}, terms, grid.blocks, end, on);
+      });
+}
+
+// --- two_kernels_unrolled ---
+
+LessonShape UnrolledShape(const ReduceProblem& p) {
+  const Grid grid = MakeGrid(p.n, p.launch, 256, 8);
+  const std::int64_t second =
+      WideChainSteps(CeilDiv(grid.blocks, kMostThreads)) + CeilLog2(kMostThreads);
+  return WithChains(grid.per_thread, {.grid = grid,
+                                      .wide_steps = CeilLog2(grid.block_size) + second,
+                                      .extra_bytes = 2 * grid.blocks * WideBytes(p)});
+}
+
+void Unrolled(const ReduceProblem& p, Stream& stream) {
+  const Grid grid = UnrolledShape(p).grid;
+  IntoSecondKernel(
+      p, grid.blocks, stream,
+      [&]<class F>(auto terms, auto* values, cudaStream_t on) {
+        LaunchStrides<F>(grid, terms, p.n, ToValues<F>{values}, on);
+      },
+      [&]<class F>(auto terms, auto end, cudaStream_t on) {
+        LaunchStrides<F>({.block_size = kMostThreads, .blocks = 1}, terms, grid.blocks, end, on);
+      });
 }
 
 }  // namespace
 
-extern constexpr Strategy<ReduceProblem> kReduceGridStride = {
-    .name = "grid_stride",
-    .summary =
-        "a fixed grid strides through the input, a tree per block, the host folds the blocks",
-    .source = "reduction with striding from the HIP training examples",
-    .backend = Backend::kCuda,
-    .deterministic = true,
-    .limits = {.block_size = kAnyBlockSize, .grid_size = kAnyGridSize},
-    .roundoff = RoundoffOf<ShapeOf>,
-    .cost = CostOf<ShapeOf>,
-    .launch = Enqueue,
-};
+extern constexpr Strategy<ReduceProblem> kReduceGridStride =
+    Lesson<GridStrideShape, GridStride, ReduceProblem>({
+        .name = "grid_stride",
+        .summary =
+            "a fixed grid strides through the input, a tree per block, the host folds the blocks",
+        .source = "reduction with striding from the HIP training examples",
+        .deterministic = true,
+        .limits = {.block_size = kAnyBlockSize, .grid_size = kAnyGridSize},
+    });
+
+extern constexpr Strategy<ReduceProblem> kReduceTwoPass =
+    Lesson<TwoPassShape, TwoPass, ReduceProblem>({
+        .name = "two_pass",
+        .summary = "a fixed grid strides, a tree per block, a second launch of the kernel folds "
+                   "the blocks",
+        .source = "reduction with two kernel calls from the HIP training examples",
+        .deterministic = true,
+        .limits = {.block_size = kAnyBlockSize, .grid_size = {1, kMostThreads}},
+    });
+
+extern constexpr Strategy<ReduceProblem> kReduceTwoKernelsUnrolled =
+    Lesson<UnrolledShape, Unrolled, ReduceProblem>({
+        .name = "two_kernels_unrolled",
+        .summary = "items_per_thread elements per thread, a tree per block, a second kernel folds "
+                   "the blocks",
+        .source = "reduction with two kernels and unrolling from the HIP training examples",
+        .deterministic = true,
+        .limits = {.block_size = kAnyBlockSize, .items_per_thread = kAnyItems},
+    });
 
 }  // namespace tessera

@@ -19,7 +19,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "kernels/cuda/reduce/frame.cuh"
+#include "kernels/cuda/common/lesson.cuh"
 
 namespace tessera {
 namespace {
@@ -102,15 +102,16 @@ LessonShape ShapeOf(const ReduceProblem& p) { return {.wide_steps = p.n, .depth 
 
 void Enqueue(const ReduceProblem& p, Stream& stream) {
   CudaStream& cuda = Cuda(stream);
-  DispatchFold(p, [&]<class Asked>(auto* x) {
+  DispatchTerms(p, [&]<class Asked>(auto terms) {
     using T = typename Asked::Element;
     using F = Fold<FoldedAs<Asked::kOp, T>(), T>;
     using Wide = typename F::Wide;
     auto* out = static_cast<Wide*>(cuda.Scratch(sizeof(Wide)));
     if constexpr (F::kArg) {
-      Reduce<F>(thrust::counting_iterator<std::int64_t>(0), p.n, LoadAtIndex<F, T>{x}, out, cuda);
+      Reduce<F>(thrust::counting_iterator<std::int64_t>(0), p.n, LoadAtIndex<F, T>{terms.x}, out,
+                cuda);
     } else {
-      Reduce<F>(x, p.n, LoadElement<F, T>{p.op}, out, cuda);
+      Reduce<F>(terms.x, p.n, LoadElement<F, T>{p.op}, out, cuda);
     }
     FinishCell<PartialFold<Asked>><<<1, 1, 0, cuda.handle()>>>(out, p.n, p.result);
     CUDA_CHECK_LAUNCH(FinishCell);
@@ -119,16 +120,12 @@ void Enqueue(const ReduceProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern constexpr Strategy<ReduceProblem> kReduceLibrary = {
+extern constexpr Strategy<ReduceProblem> kReduceLibrary = Lesson<ShapeOf, Enqueue, ReduceProblem>({
     .name = "library",
     .summary = "CUB's device-wide reduction, accumulating in double",
     .source = "NVIDIA CUB, where the HIP training examples call rocPRIM",
-    .backend = Backend::kCuda,
     .deterministic = true,
-    .roundoff = RoundoffOf<ShapeOf>,
-    .cost = CostOf<ShapeOf>,
-    .launch = Enqueue,
     .vendor = true,
-};
+});
 
 }  // namespace tessera

@@ -12,36 +12,23 @@
 //
 // At n = 2^20 there are launches of 2048, 4 and 1 blocks with 9 barriers each, which pass 16 KiB
 // from launch to launch.
-#include "kernels/cuda/reduce/frame.cuh"
+//
+// Lesson: kernels/lessons/sum_3_sequential.cu
+#include "kernels/cuda/common/lesson.cuh"
 
 namespace tessera {
 namespace {
 
-// Folds the 2 * blockDim.x values of each block. The value goes to partials[block]. In the last
-// level, which has one block, it becomes the result of a reduction of `all` elements instead.
-// Dynamic shared memory: one accumulator per thread, Acc in the first level and Wide in the later
-// ones.
-template <class F, bool kFirst, class In>
+// Folds 2 * blockDim.x terms per block. Dynamic shared memory: one accumulator per thread, Acc in
+// the first level and Wide in the later ones.
+template <class F, class Terms, class End>
 __global__ void __launch_bounds__(kMostThreads)
-    ReducePrivatized(const In* x, std::int64_t n, std::int64_t all, typename F::Wide* partials,
-                     Scalar* result) {
-  using A = std::conditional_t<kFirst, typename F::Acc, typename F::Wide>;
-  const auto load = [=](std::int64_t i) -> A {
-    if (i >= n) return F::template Identity<A>();
-    return LoadValue<F, kFirst>(x, i);
-  };
+    ReducePrivatized(Terms terms, std::int64_t n, End end) {
+  using A = decltype(terms(0));
+  const auto term = [=](std::int64_t i) { return i < n ? terms(i) : F::template Identity<A>(); };
   const std::int64_t i = std::int64_t{2} * blockIdx.x * blockDim.x + threadIdx.x;
-  A* cells = DynamicShared<A>();
-  cells[threadIdx.x] = F::Combine(load(i), load(i + blockDim.x));
-  __syncthreads();  // the fold of every pair is in its cell
-  for (unsigned live = blockDim.x; live > 1;) {
-    const unsigned half = (live + 1) / 2;
-    if (threadIdx.x < live - half)
-      cells[threadIdx.x] = F::Combine(cells[threadIdx.x], cells[threadIdx.x + half]);
-    __syncthreads();  // the upper half has been read, the lower half is written
-    live = half;
-  }
-  StoreBlock<F>(Widened<F>(cells[0]), all, partials, result);
+  const A mine = F::Combine(term(i), term(i + blockDim.x));
+  end(Widened<F>(FoldBlockTree<F>(mine, DynamicShared<A>())));
 }
 
 LessonShape ShapeOf(const ReduceProblem& p) {
@@ -51,32 +38,28 @@ LessonShape ShapeOf(const ReduceProblem& p) {
   return {.grid = {.block_size = block},
           .narrow_steps = depth,
           .wide_steps = later.count * depth,
-          .extra_bytes = 2 * static_cast<std::uint64_t>(later.values) * WideBytes(p.op, p.dtype)};
+          .extra_bytes = 2 * static_cast<std::uint64_t>(later.values) * WideBytes(p)};
 }
 
 void Enqueue(const ReduceProblem& p, Stream& stream) {
   const std::uint32_t block = BlockSize(p.launch);
   IntoLevels(p, 2 * block, stream,
-             [&]<class F, bool kFirst>(auto* x, std::int64_t n, unsigned blocks, auto* partials,
-                                       cudaStream_t on) {
-               using A = std::conditional_t<kFirst, typename F::Acc, typename F::Wide>;
-               ReducePrivatized<F, kFirst>
-                   <<<blocks, block, block * sizeof(A), on>>>(x, n, p.n, partials, p.result);
+             [&]<class F>(auto terms, std::int64_t n, unsigned blocks, auto end, cudaStream_t on) {
+               const std::size_t shared = block * sizeof terms(0);
+               ReducePrivatized<F><<<blocks, block, shared, on>>>(terms, n, end);
              });
 }
 
 }  // namespace
 
-extern constexpr Strategy<ReduceProblem> kReducePrivatized = {
-    .name = "privatized",
-    .summary = "a tree in shared memory per block, two elements per thread, one launch per level",
-    .source = "privatization, from the notes on CUDA reductions",
-    .backend = Backend::kCuda,
-    .deterministic = true,
-    .limits = {.block_size = kAnyBlockSize},
-    .roundoff = RoundoffOf<ShapeOf>,
-    .cost = CostOf<ShapeOf>,
-    .launch = Enqueue,
-};
+extern constexpr Strategy<ReduceProblem> kReducePrivatized =
+    Lesson<ShapeOf, Enqueue, ReduceProblem>({
+        .name = "privatized",
+        .summary =
+            "a tree in shared memory per block, two elements per thread, one launch per level",
+        .source = "privatization, from the notes on CUDA reductions",
+        .deterministic = true,
+        .limits = {.block_size = kAnyBlockSize},
+    });
 
 }  // namespace tessera

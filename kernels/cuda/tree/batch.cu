@@ -14,6 +14,9 @@
 //
 // Cost of 1000 Dots of 4096 f32: 1000 blocks read 32 MB, and each has all of its 32 KiB in flight.
 // The results are 24 KB over PCIe, and a table would be another 32 KB.
+//
+// Invariant: a problem's result depends only on its elements. The bits are those of `fixed_tree`,
+// whichever kernel folds the problem.
 #include "kernels/same_bits/batch.h"
 
 #include <algorithm>

@@ -10,6 +10,10 @@
 // no scalar loads, for any offset. Two operands with the same misalignment need neither the second
 // load nor the shift (see FoldLane).
 //
+// Invariant: column k of a thread holds the fold, from top to bottom, of the elements of one column
+// in the rows of the segment that the thread has passed. A load touches only 16-byte vectors that
+// hold elements of the array.
+//
 // Included by .cu files that are compiled with -fmad=false.
 #pragma once
 
@@ -128,7 +132,7 @@ __device__ typename C::Wide FoldColumns(
 // way.
 enum class Placement { kAligned, kAlike, kAny };
 
-// Returns the value of one lane of the chunk [begin, end).
+// The vectors of one lane of the chunk [begin, end).
 //
 // kAlike: every load still reads an aligned vector. That vector begins `ahead` elements before the
 // lane's own vector, so the first `ahead` columns that a thread folds belong to the previous lane.
@@ -139,103 +143,133 @@ enum class Placement { kAligned, kAlike, kAny };
 //   row 0      .   0  1  2       3  4  5  6  ...  1019 .. 1022
 //   row 1    1023 1024 ...      1027   ...
 //   row 2    2047  ...
-//
-// All threads of the block call it, each with lane = threadIdx.x.
+template <class C, Placement kPlacement>
+struct LaneVectors {
+  using T = typename C::Element;
+  using Columns = typename C::Column[kTreeVector<T>];
+  static constexpr int V = kTreeVector<T>;
+  static constexpr int kRow = kTreeRow<T>;
+  static constexpr int O = C::kOperands;
+  static constexpr bool kWhole = kPlacement != Placement::kAny;
+  static constexpr bool kAlike = kPlacement == Placement::kAlike;
+
+  int ahead;
+  int late;            // columns that are one row late
+  std::int64_t first;  // the element at which the first vector begins
+  int rows;            // with a whole vector
+  int all;             // rows, including the last incomplete one
+  const unsigned char* next[O];
+  unsigned shift[O];
+
+  __device__ __forceinline__ LaneVectors(const TreeOperands<C>& in, const TreeWork& work,
+                                         std::int64_t begin, std::int64_t end, int lane) {
+    ahead = kAlike ? static_cast<int>(reinterpret_cast<std::uintptr_t>(in.x[0]) % kTreeVectorBytes /
+                                      sizeof(T))
+                   : 0;
+    late = lane == 0 ? ahead : 0;
+    first = begin - ahead + lane * V;
+    // The last element at which the lane can load a whole vector. With kAny, the array must
+    // continue for another vector, because a load also reads the next aligned vector. Outside the
+    // array it then reads only bytes of a 16-byte vector that also holds elements of the array.
+    const std::int64_t limit = (kWhole ? end : min(end, work.tree.n - V)) - V;
+    rows = first > limit ? 0 : static_cast<int>((limit - first) / kRow) + 1;
+    all = kAlike ? static_cast<int>((end - begin + kRow - 1) / kRow) : rows + (Rest() < end);
+#pragma unroll
+    for (int o = 0; o < O; ++o) {
+      next[o] = reinterpret_cast<const unsigned char*>(in.x[o] + first);
+      shift[o] = reinterpret_cast<std::uintptr_t>(next[o]) % kTreeVectorBytes;
+    }
+  }
+
+  // Returns the element after the whole vectors. At most one vector is left, and it may be
+  // incomplete. Its elements are loaded one by one.
+  __device__ std::int64_t Rest() const { return first + std::int64_t{rows} * kRow; }
+
+  // Restarts the late columns: their element in the first row belongs to the segment above.
+  __device__ __forceinline__ void ForgetRowAbove(Columns& column) const {
+#pragma unroll
+    for (int k = 0; k < V; ++k)
+      if (k < late) column[k] = C::Start(T{});
+  }
+
+  // Folds the next kCount rows, the first of which is `row`, of the segment that begins at row
+  // `top`. There must be no branch between the loads of a batch and their use. Otherwise the
+  // compiler moves the loads past the branch, where each load waits for the previous one (VARIANCE
+  // of f32 took 1.8 times as long).
+  template <int kCount>
+  __device__ __forceinline__ void FoldRows(Columns& column, int row, int top, bool mirror) {
+    Loaded<kWhole> batch[kCount][O];
+#pragma unroll
+    for (int j = 0; j < kCount; ++j)
+#pragma unroll
+      for (int o = 0; o < O; ++o) batch[j][o] = LoadVector<kWhole>(next[o] + j * kTreeRowBytes);
+#pragma unroll
+    for (int o = 0; o < O; ++o) next[o] += kCount * kTreeRowBytes;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      TreeVectorOf<T> v[O];
+#pragma unroll
+      for (int o = 0; o < O; ++o) v[o] = VectorIn<T, kWhole>(batch[j][o], shift[o]);
+      if (j == 0 && row == top) {
+#pragma unroll
+        for (int k = 0; k < V; ++k) column[k] = C::Start(v[0].element[k]);
+      }
+#pragma unroll
+      for (int k = 0; k < V; ++k) StepElement<C>(column[k], v, k, row - top + j, mirror);
+      if (kAlike && j == 0 && row == top) ForgetRowAbove(column);
+    }
+  }
+
+  // kAlike: ends the segment [top, bottom) and gives each thread the columns of its own lane. All
+  // threads of the block call it.
+  __device__ __forceinline__ void ExchangeColumns(const TreeOperands<C>& in, const TreeWork& work,
+                                                  Columns& column, int top, int bottom,
+                                                  std::int64_t end, int lane) const {
+    // After the last row of a segment, only the late columns have an element left.
+    const bool full = bottom == top + kTreeSegmentRows;
+    const std::int64_t from = first + std::int64_t{bottom} * kRow;
+    const std::int64_t until = full ? min(end, from + late) : end;
+    if (bottom >= top && from < until) {
+      FoldRest<C>(in, work, column, from, until, bottom - top);
+      if (bottom == top) ForgetRowAbove(column);
+    }
+    __shared__ typename C::Column columns[kRow];
+    __syncthreads();  // columns of the previous segment have been read
+#pragma unroll
+    for (int k = 0; k < V; ++k) columns[(lane * V + k - ahead) & (kRow - 1)] = column[k];
+    __syncthreads();  // columns are written
+#pragma unroll
+    for (int k = 0; k < V; ++k) column[k] = columns[lane * V + k];
+  }
+};
+
+// Returns the value of one lane of the chunk [begin, end). With kAlike, all threads of the block
+// call it, each with lane = threadIdx.x.
 template <class C, Placement kPlacement>
 __device__ typename C::Wide FoldLane(const TreeOperands<C>& in, const TreeWork& work,
                                      std::int64_t begin, std::int64_t end, int lane) {
-  using T = typename C::Element;
-  using Wide = typename C::Wide;
-  constexpr int V = kTreeVector<T>;
-  constexpr int kRow = kTreeRow<T>;
+  using Vectors = LaneVectors<C, kPlacement>;
+  constexpr int V = Vectors::V;
+  constexpr int kRow = Vectors::kRow;
   constexpr int kRows = kBatchVectors / C::kOperands;
-  constexpr int O = C::kOperands;
-  constexpr bool kWhole = kPlacement != Placement::kAny;
-  constexpr bool kAlike = kPlacement == Placement::kAlike;
-  const int ahead = kAlike ? static_cast<int>(reinterpret_cast<std::uintptr_t>(in.x[0]) %
-                                              kTreeVectorBytes / sizeof(T))
-                           : 0;
-  const int late = lane == 0 ? ahead : 0;  // columns that are one row late
-  const std::int64_t first = begin - ahead + lane * V;
-  // The last element at which the lane can load a whole vector. With kAny, the array must continue
-  // for another vector, because a load also reads the next aligned vector. Outside the array it
-  // then reads only bytes of a 16-byte vector that also holds elements of the array.
-  const std::int64_t limit = (kWhole ? end : min(end, work.tree.n - V)) - V;
-  const int rows = first > limit ? 0 : static_cast<int>((limit - first) / kRow) + 1;
-  // At most one vector is left, and it may be incomplete. Its elements are loaded one by one.
-  const std::int64_t rest = first + std::int64_t{rows} * kRow;
-  const int all = kAlike ? static_cast<int>((end - begin + kRow - 1) / kRow) : rows + (rest < end);
-
-  const unsigned char* next[O];
-  unsigned shift[O];
-#pragma unroll
-  for (int o = 0; o < O; ++o) {
-    next[o] = reinterpret_cast<const unsigned char*>(in.x[o] + first);
-    shift[o] = reinterpret_cast<std::uintptr_t>(next[o]) % kTreeVectorBytes;
-  }
-
-  Wide total = C::Identity();
+  Vectors vectors(in, work, begin, end, lane);
+  typename C::Wide total = C::Identity();
 #pragma unroll 1
-  for (int top = 0; top < all; top += kTreeSegmentRows) {
-    typename C::Column column[V];
+  for (int top = 0; top < vectors.all; top += kTreeSegmentRows) {
+    typename Vectors::Columns column;
 #pragma unroll
-    for (int k = 0; k < V; ++k) column[k] = C::Start(T{});
-    const auto forget_row_above = [&] {
-#pragma unroll
-      for (int k = 0; k < V; ++k)
-        if (k < late) column[k] = C::Start(T{});
-    };
-    const int bottom = min(rows, top + kTreeSegmentRows);
-    // There must be no branch between the loads of a batch and their use. Otherwise the compiler
-    // moves the loads past the branch, where each load waits for the previous one (VARIANCE of f32
-    // took 1.8 times as long).
-    const auto fold_rows = [&](int row, auto count) {
-      constexpr int kCount = decltype(count)::value;
-      Loaded<kWhole> batch[kCount][O];
-#pragma unroll
-      for (int j = 0; j < kCount; ++j)
-#pragma unroll
-        for (int o = 0; o < O; ++o) batch[j][o] = LoadVector<kWhole>(next[o] + j * kTreeRowBytes);
-#pragma unroll
-      for (int o = 0; o < O; ++o) next[o] += kCount * kTreeRowBytes;
-#pragma unroll
-      for (int j = 0; j < kCount; ++j) {
-        TreeVectorOf<T> v[O];
-#pragma unroll
-        for (int o = 0; o < O; ++o) v[o] = VectorIn<T, kWhole>(batch[j][o], shift[o]);
-        if (j == 0 && row == top) {
-#pragma unroll
-          for (int k = 0; k < V; ++k) column[k] = C::Start(v[0].element[k]);
-        }
-#pragma unroll
-        for (int k = 0; k < V; ++k) StepElement<C>(column[k], v, k, row - top + j, work.mirror);
-        if (kAlike && j == 0 && row == top) forget_row_above();
-      }
-    };
+    for (int k = 0; k < V; ++k) column[k] = C::Start(typename C::Element{});
+    const int bottom = min(vectors.rows, top + kTreeSegmentRows);
     int row = top;
 #pragma unroll 1
     for (; row + kRows <= bottom; row += kRows)
-      fold_rows(row, std::integral_constant<int, kRows>());
+      vectors.template FoldRows<kRows>(column, row, top, work.mirror);
 #pragma unroll 1
-    for (; row < bottom; ++row) fold_rows(row, std::integral_constant<int, 1>());
-    if constexpr (kAlike) {
-      // After the last row of a segment, only the late columns have an element left.
-      const bool full = bottom == top + kTreeSegmentRows;
-      const std::int64_t from = first + std::int64_t{bottom} * kRow;
-      const std::int64_t until = full ? min(end, from + late) : end;
-      if (bottom >= top && from < until) {
-        FoldRest<C>(in, work, column, from, until, bottom - top);
-        if (bottom == top) forget_row_above();
-      }
-      __shared__ typename C::Column columns[kRow];
-      __syncthreads();  // columns of the previous segment have been read
-#pragma unroll
-      for (int k = 0; k < V; ++k) columns[(lane * V + k - ahead) & (kRow - 1)] = column[k];
-      __syncthreads();  // columns are written
-#pragma unroll
-      for (int k = 0; k < V; ++k) column[k] = columns[lane * V + k];
-    } else if (rows < all && rows - top < kTreeSegmentRows) {
-      FoldRest<C>(in, work, column, rest, end, rows - top);
+    for (; row < bottom; ++row) vectors.template FoldRows<1>(column, row, top, work.mirror);
+    if constexpr (Vectors::kAlike) {
+      vectors.ExchangeColumns(in, work, column, top, bottom, end, lane);
+    } else if (vectors.rows < vectors.all && vectors.rows - top < kTreeSegmentRows) {
+      FoldRest<C>(in, work, column, vectors.Rest(), end, vectors.rows - top);
     }
     const std::int64_t at = begin + lane * V + std::int64_t{top} * kRow;
     const std::int64_t stop = min(end, begin + std::int64_t{top + kTreeSegmentRows} * kRow);

@@ -5,6 +5,8 @@
 // computes them (mapped.cuh). Each piece has its own launch. Ticket numbers continue from launch to
 // launch, so the receiver is the last block to start in the last launch. Until then the mailbox
 // holds the values that the other blocks have sent.
+//
+// Invariant: after the last launch of a fold, and after an error, the mailbox is empty again.
 #pragma once
 
 #include <algorithm>
@@ -55,6 +57,32 @@ inline constexpr std::int64_t kTreePieceBytes = std::int64_t{32} << 20;
 // A ticket that no block gets, for launches in which no block receives.
 inline constexpr unsigned kNoTicket = ~0u;
 
+// Returns how many of `chunks` chunks are in a piece if `copies` operands are copied: all of them
+// if nothing is copied.
+template <class T>
+std::int64_t ChunksOfPiece(const Tree& tree, std::int64_t chunks, int copies, CudaStream& stream) {
+  if (copies == 0) return chunks;
+  std::int64_t most = kTreePieceBytes;
+  if (const Budget* budget = stream.scratch_budget(); budget != nullptr)
+    most = static_cast<std::int64_t>(
+        std::min<std::uint64_t>(static_cast<std::uint64_t>(most), budget->limit() / 4));
+  const auto chunk_bytes = tree.chunk * static_cast<std::int64_t>(sizeof(T)) * copies;
+  return std::clamp<std::int64_t>(most / chunk_bytes, 1, chunks);
+}
+
+// Enqueues the copy of elements [begin, begin + count) of an operand: from a map if there is one,
+// otherwise from a view.
+inline void CopyPiece(const View* view, const MapProblem* map, std::int64_t begin,
+                      std::int64_t count, bool whole, void* to, CudaStream& stream) {
+  if (map != nullptr) {
+    LaunchMapRange(*map, begin, count, to, stream);
+  } else if (whole) {
+    GatherAsync(*view, to, stream.handle());
+  } else {
+    GatherRangeAsync(*view, begin, count, to, stream.handle());
+  }
+}
+
 // Launches the chunks of the work. One block receives the values of all chunks unless the work's
 // last_ticket is kNoTicket. `views` has the views of the operands that are not contiguous, and null
 // for the others. `map` is the map that computes the only operand, or null. Returns false if the
@@ -70,24 +98,9 @@ bool LaunchTreeWork(TreeOperands<C> in, const View* const (&views)[C::kOperands]
     return launch.grid == 0 ? chunks : std::min<std::int64_t>(launch.grid, chunks);
   };
   const std::int64_t last = work.end, chunks = last - work.first;
-  // Returns the address that the tree's element 0 would have in an operand whose element `at` is at
-  // x. Chunks are multiples of 16 bytes, so the alignment does not change.
-  const auto moved = [](const T* x, std::int64_t at) {
-    return reinterpret_cast<const T*>(reinterpret_cast<std::uintptr_t>(x) -
-                                      static_cast<std::uintptr_t>(at) * sizeof(T));
-  };
-  // The number of chunks in a piece: all of them if nothing is copied.
-  std::int64_t piece = chunks;
   int copies = map != nullptr ? 1 : 0;
   for (const View* view : views) copies += view != nullptr;
-  if (copies > 0) {
-    std::int64_t most = kTreePieceBytes;
-    if (const Budget* budget = stream.scratch_budget(); budget != nullptr)
-      most = static_cast<std::int64_t>(
-          std::min<std::uint64_t>(static_cast<std::uint64_t>(most), budget->limit() / 4));
-    const auto chunk_bytes = tree.chunk * static_cast<std::int64_t>(sizeof(T)) * copies;
-    piece = std::clamp<std::int64_t>(most / chunk_bytes, 1, chunks);
-  }
+  const std::int64_t piece = ChunksOfPiece<T>(tree, chunks, copies, stream);
   if (work.last_ticket != kNoTicket)
     work.last_ticket =
         static_cast<unsigned>(chunks / piece * blocks(piece) + blocks(chunks % piece) - 1);
@@ -109,14 +122,11 @@ bool LaunchTreeWork(TreeOperands<C> in, const View* const (&views)[C::kOperands]
     const std::int64_t count = std::min(tree.n, work.end * tree.chunk) - begin;
     for (int o = 0; o < C::kOperands; ++o) {
       if (copy[o] == nullptr) continue;
-      if (map != nullptr) {
-        LaunchMapRange(*map, begin, count, copy[o], stream);
-      } else if (piece == tree.chunks) {
-        GatherAsync(*views[o], copy[o], stream.handle());
-      } else {
-        GatherRangeAsync(*views[o], begin, count, copy[o], stream.handle());
-      }
-      in.x[o] = moved(copy[o], begin);
+      CopyPiece(views[o], map, begin, count, piece == tree.chunks, copy[o], stream);
+      // The address that the tree's element 0 would have. Chunks are multiples of 16 bytes, so the
+      // alignment does not change.
+      in.x[o] = reinterpret_cast<const T*>(reinterpret_cast<std::uintptr_t>(copy[o]) -
+                                           static_cast<std::uintptr_t>(begin) * sizeof(T));
     }
     LaunchTreePart<C>(in, work, static_cast<unsigned>(blocks(work.end - work.first)), block,
                       stream);
@@ -125,9 +135,9 @@ bool LaunchTreeWork(TreeOperands<C> in, const View* const (&views)[C::kOperands]
 }
 
 template <class C>
-void LaunchTree(const TreeOperands<C>& in, const View* const (&views)[C::kOperands],
-                const MapProblem* map, ReduceOp op, const TreeLaunch& launch, Scalar* result,
-                CudaStream& stream) {
+void LaunchTreeAlone(const TreeOperands<C>& in, const View* const (&views)[C::kOperands],
+                     const MapProblem* map, ReduceOp op, const TreeLaunch& launch, Scalar* result,
+                     CudaStream& stream) {
   const std::int64_t chunks = launch.tree.chunks;
   const TreeWork work = {launch.tree, op, IsMirrored(op), chunks > 1 ? stream.mailbox() : Mailbox{},
                          result,      0,  chunks,         /*last_ticket=*/0};
@@ -143,7 +153,7 @@ void LaunchTree(const TreeOperands<C>& in, const View* const (&views)[C::kOperan
 // the mailbox of `own`. They can access each other's memory, because that was set up when the
 // operand was divided among them.
 template <class C, class LaunchShare>
-void LaunchTreeShared(ReduceOp op, const TreeLaunch& launch, Scalar* result,
+void LaunchTreeShares(ReduceOp op, const TreeLaunch& launch, Scalar* result,
                       std::span<const TeamShare> shares, CudaStream& own,
                       const LaunchShare& launch_share) {
   const auto work_of = [&](CudaStream& stream, std::int64_t first, std::int64_t end) {
@@ -190,11 +200,11 @@ void LaunchTreeShared(ReduceOp op, const TreeLaunch& launch, Scalar* result,
 }
 
 template <class T, bool kCompensated>
-void LaunchTreeDotShared(const DotProblem& p, const TreeLaunch& launch,
-                         std::span<const TeamShare> shares, CudaStream& own) {
+void LaunchTreeShared(const DotProblem& p, const TreeLaunch& launch,
+                      std::span<const TeamShare> shares, CudaStream& own) {
   using C = decltype(DotColumnsType<T, kCompensated>());
   const TreeOperands<C> in = {{static_cast<const T*>(p.a), static_cast<const T*>(p.b)}};
-  LaunchTreeShared<C>(ReduceOp::kSum, launch, p.result, shares, own,
+  LaunchTreeShares<C>(ReduceOp::kSum, launch, p.result, shares, own,
                       [&](const TreeWork& work, CudaStream& stream) {
                         return LaunchTreeWork<C>(in, {}, nullptr, work, launch, stream);
                       });
@@ -209,15 +219,15 @@ bool LaunchTreeMapped(const ReduceProblem& p, const TreeLaunch& launch,
                       std::span<const TeamShare> shares, CudaStream& stream);
 
 template <class T, bool kCompensated>
-void LaunchTreeReduceShared(const ReduceProblem& p, const TreeLaunch& launch,
-                            std::span<const TeamShare> shares, CudaStream& own) {
+void LaunchTreeShared(const ReduceProblem& p, const TreeLaunch& launch,
+                      std::span<const TeamShare> shares, CudaStream& own) {
   if constexpr (!kCompensated && !std::is_same_v<T, std::int64_t>) {
     if (p.map != nullptr && LaunchTreeMapped<T>(p, launch, shares, own)) return;
   }
   DispatchColumns<T, kCompensated>(p.op, [&](auto kind) {
     using C = decltype(kind);
     const TreeOperands<C> in = {{static_cast<const T*>(p.x)}};
-    LaunchTreeShared<C>(p.op, launch, p.result, shares, own,
+    LaunchTreeShares<C>(p.op, launch, p.result, shares, own,
                         [&](const TreeWork& work, CudaStream& stream) {
                           return LaunchTreeWork<C>(in, {}, p.map, work, launch, stream);
                         });
@@ -225,34 +235,32 @@ void LaunchTreeReduceShared(const ReduceProblem& p, const TreeLaunch& launch,
 }
 
 template <class T, bool kCompensated>
-void LaunchTreeReduce(const ReduceProblem& p, const TreeLaunch& launch, CudaStream& stream) {
+void LaunchTree(const ReduceProblem& p, const TreeLaunch& launch, CudaStream& stream) {
   if constexpr (!kCompensated && !std::is_same_v<T, std::int64_t>) {
     if (p.map != nullptr && LaunchTreeMapped<T>(p, launch, {}, stream)) return;
   }
   DispatchColumns<T, kCompensated>(p.op, [&](auto kind) {
     using C = decltype(kind);
-    LaunchTree<C>({{static_cast<const T*>(p.x)}}, {p.x_view}, p.map, p.op, launch, p.result,
-                  stream);
+    LaunchTreeAlone<C>({{static_cast<const T*>(p.x)}}, {p.x_view}, p.map, p.op, launch, p.result,
+                       stream);
   });
 }
 
 template <class T, bool kCompensated>
-void LaunchTreeDot(const DotProblem& p, const TreeLaunch& launch, CudaStream& stream) {
+void LaunchTree(const DotProblem& p, const TreeLaunch& launch, CudaStream& stream) {
   using C = decltype(DotColumnsType<T, kCompensated>());
-  LaunchTree<C>({{static_cast<const T*>(p.a), static_cast<const T*>(p.b)}}, {p.a_view, p.b_view},
-                nullptr, ReduceOp::kSum, launch, p.result, stream);
+  LaunchTreeAlone<C>({{static_cast<const T*>(p.a), static_cast<const T*>(p.b)}},
+                     {p.a_view, p.b_view}, nullptr, ReduceOp::kSum, launch, p.result, stream);
 }
 
-#define TESSERA_TREE_INSTANCES_OF(T, kCompensated)                                                 \
-  template void LaunchTreeReduce<T, kCompensated>(const ReduceProblem&, const TreeLaunch&,         \
-                                                  CudaStream&);                                    \
-  template void LaunchTreeDot<T, kCompensated>(const DotProblem&, const TreeLaunch&, CudaStream&); \
-  template void LaunchTreeReduceShared<T, kCompensated>(const ReduceProblem&, const TreeLaunch&,   \
-                                                        std::span<const TeamShare>, CudaStream&);  \
-  template void LaunchTreeDotShared<T, kCompensated>(const DotProblem&, const TreeLaunch&,         \
-                                                     std::span<const TeamShare>, CudaStream&);
-#define TESSERA_TREE_INSTANCES(T)     \
-  TESSERA_TREE_INSTANCES_OF(T, false) \
-  TESSERA_TREE_INSTANCES_OF(T, true)
+#define TESSERA_TREE_INSTANCES_OF(T, kCompensated, Problem)                                  \
+  template void LaunchTree<T, kCompensated>(const Problem&, const TreeLaunch&, CudaStream&); \
+  template void LaunchTreeShared<T, kCompensated>(const Problem&, const TreeLaunch&,         \
+                                                  std::span<const TeamShare>, CudaStream&);
+#define TESSERA_TREE_INSTANCES(T)                    \
+  TESSERA_TREE_INSTANCES_OF(T, false, DotProblem)    \
+  TESSERA_TREE_INSTANCES_OF(T, false, ReduceProblem) \
+  TESSERA_TREE_INSTANCES_OF(T, true, DotProblem)     \
+  TESSERA_TREE_INSTANCES_OF(T, true, ReduceProblem)
 
 }  // namespace tessera

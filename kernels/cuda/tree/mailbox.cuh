@@ -6,11 +6,12 @@
 // block that the receiver waits for has already started and waits for no other block, so the wait
 // ends on any device, no matter how many blocks fit on it. A word in a slot is stored together with
 // its flag in one 64-bit store, so value and flag arrive together and neither side needs a fence
-// (the LL protocol of NVIDIA's NCCL). In the usual scheme, each block stores its value, executes a
-// fence and increments a counter. The block that increments the counter last then loads the values.
-// Compared with this scheme, the mailbox saves two trips to the L2 cache, about a microsecond. The
-// receiver zeroes the slots that it has received, so the next launch on the stream finds the
-// mailbox empty.
+// (the LL protocol of NVIDIA's NCCL). The usual scheme is to store, fence and count, and the last
+// block to count loads the values. Compared with that, the mailbox saves two trips to the L2 cache,
+// about a microsecond.
+//
+// Invariant: between two folds on a stream, all slots are zero and no ticket is taken. The receiver
+// zeroes the slots that it has received.
 //
 //   block 0 ---- chunk 0 ----> slot 0 --.
 //   block 1 ---- chunk 1 ----> slot 1 ---+--> the last block to start: fold, finish, zero
@@ -25,11 +26,11 @@
 
 namespace tessera {
 
-// Returns the number of blocks of the launch that took a ticket before this block did. The assembly
-// is volatile, like the loads of operands, so that the request for the ticket is issued before
-// these loads and overlaps with them. The request also brings the mailbox's page into the SM's
-// translation buffer (TLB). A block that first touches this page when it sends or receives would
-// wait about a microsecond for the translation.
+// Returns the number of blocks of the launch that have taken a ticket before this one. The assembly
+// is volatile, like the loads of operands, so that the request is issued before these loads and
+// overlaps with them. It also brings the mailbox's page into the SM's translation buffer (TLB). A
+// block that first touches this page when it sends or receives would wait about a microsecond for
+// the translation.
 __device__ inline unsigned TakeTicket(const Mailbox& mailbox) {
   unsigned ticket;
   asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;"

@@ -4,8 +4,10 @@
 // memory traffic is one read of each operand. The bits are the same as in a Map followed by a
 // reduction of its result: values are rounded to the type that the intermediate array would have.
 //
-// A step is decoded once for the kRows vectors of values that a thread computes at a time. In the
-// meantime the loads of the next kRows vectors are under way.
+// A step is decoded once for the kRows vectors of values that a thread computes at a time.
+//
+// Invariant: while a thread folds the rows of one batch, the loads of the next batch are under way
+// into the other half of its shared memory.
 //
 // Included by .cu files that are compiled with -fmad=false.
 #pragma once
@@ -31,35 +33,38 @@ constexpr auto MappedShapeOf() {
   return MappedShape < 2, kBytes >= 32 ? 3 : 4 > {};
 }
 
-// Returns the value of one lane of the chunk [begin, end): the fold C of the values that the chain
-// computes from operands of type T. T and the element type of C have the same size.
-//
-// `loaded` is shared memory for two batches of rows.
-template <class C, class T, bool kSaves, class Shape>
-__device__ __forceinline__ typename C::Wide FoldMappedLane(const chained::Chain& chain,
-                                                           const ValueOf<T>* singles, uint4* loaded,
-                                                           const TreeWork& work, std::int64_t begin,
-                                                           std::int64_t end, int lane) {
+// The part of the operands from which one lane of the chunk [begin, end) is computed. T: their
+// element type, which has the same size as the element type of C.
+template <class C, class T, class Shape>
+struct MappedLane {
   using O = typename C::Element;
-  using Wide = typename C::Wide;
   static_assert(sizeof(O) == sizeof(T));
-  constexpr int V = kTreeVector<O>;
-  constexpr int kRow = kTreeRow<O>;
-  constexpr int kRows = Shape::kRows;
+  static constexpr int V = kTreeVector<O>;
+  static constexpr int kRow = kTreeRow<O>;
+  static constexpr int kRows = Shape::kRows;
   static_assert(kTreeSegmentRows % kRows == 0);
-  const std::int64_t first = begin + lane * V;
-  // The number of rows with an element of this lane, and the number of rows with all V of its
-  // elements.
-  const int rows = first >= end ? 0 : static_cast<int>((end - 1 - first) / kRow) + 1;
-  const int whole = end - first < V ? 0 : static_cast<int>((end - V - first) / kRow) + 1;
-
   using Batch = chained::Groups<T, kRows>;
-  const auto batch = [&](int i) {
+
+  const chained::Chain& chain;
+  uint4* loaded;  // shared memory for two batches of rows
+  std::int64_t end, first;
+  int rows;   // with an element of this lane
+  int whole;  // with all V of its elements
+
+  __device__ __forceinline__ MappedLane(const chained::Chain& of, uint4* memory, std::int64_t begin,
+                                        std::int64_t until, int lane)
+      : chain(of), loaded(memory), end(until), first(begin + lane * V) {
+    rows = first >= end ? 0 : static_cast<int>((end - 1 - first) / kRow) + 1;
+    whole = end - first < V ? 0 : static_cast<int>((end - V - first) / kRow) + 1;
+  }
+
+  __device__ __forceinline__ Batch BatchAt(int i) const {
     return Batch{reinterpret_cast<chained::Group<T>*>(loaded) +
                  i * chain.inputs * kRows * chained::kMostThreads + threadIdx.x};
-  };
-  // Groups that begin at or after the end are not loaded.
-  const auto load = [&](int row, const Batch& to) {
+  }
+
+  // Starts the loads of kRows rows. Groups that begin at or after the end are not loaded.
+  __device__ __forceinline__ void StartRows(int row, const Batch& to) const {
     const std::int64_t at = first + std::int64_t{row} * kRow;
     const bool full = row + kRows <= whole;
     if (chain.simple && full) {
@@ -80,48 +85,67 @@ __device__ __forceinline__ typename C::Wide FoldMappedLane(const chained::Chain&
       }
     }
     chained::EndLoads();
-  };
-  load(0, batch(0));
+  }
 
-  Wide total = C::Identity();
+  // Folds the values of rows row, row + 1, ... of the segment that begins at row `top`.
+  __device__ __forceinline__ void FoldValues(const ValueOf<T> (&value)[kRows * V],
+                                             typename C::Column (&column)[V], int row, int top,
+                                             bool mirror) const {
+    const std::int64_t at = first + std::int64_t{row} * kRow;
+    const bool full = row + kRows <= whole;
+    const auto step = [&](int j, int k) {
+      TreeVectorOf<O> v[1];
+      v[0].element[k] = static_cast<O>(value[j * V + k]);
+      if (j == 0 && row == top) column[k] = C::Start(v[0].element[k]);
+      StepElement<C>(column[k], v, k, row - top + j, mirror);
+    };
+    if (full) {
+#pragma unroll
+      for (int j = 0; j < kRows; ++j)
+#pragma unroll
+        for (int k = 0; k < V; ++k) step(j, k);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kRows; ++j)
+#pragma unroll
+        for (int k = 0; k < V; ++k)
+          if (at + j * kRow + k < end) step(j, k);
+    }
+  }
+};
+
+// Returns the value of one lane of the chunk [begin, end): the fold C of the values that the chain
+// computes from operands of type T.
+template <class C, class T, bool kSaves, class Shape>
+__device__ __forceinline__ typename C::Wide FoldMappedLane(const chained::Chain& chain,
+                                                           const ValueOf<T>* singles, uint4* loaded,
+                                                           const TreeWork& work, std::int64_t begin,
+                                                           std::int64_t end, int lane) {
+  using Lane = MappedLane<C, T, Shape>;
+  constexpr int V = Lane::V;
+  constexpr int kRow = Lane::kRow;
+  constexpr int kRows = Lane::kRows;
+  const Lane part(chain, loaded, begin, end, lane);
+  part.StartRows(0, part.BatchAt(0));
+  typename C::Wide total = C::Identity();
 #pragma unroll 1
-  for (int top = 0; top < rows; top += kTreeSegmentRows) {
+  for (int top = 0; top < part.rows; top += kTreeSegmentRows) {
     typename C::Column column[V];
 #pragma unroll
-    for (int k = 0; k < V; ++k) column[k] = C::Start(O{});
-    const int bottom = min(rows, top + kTreeSegmentRows);
+    for (int k = 0; k < V; ++k) column[k] = C::Start(typename C::Element{});
+    const int bottom = min(part.rows, top + kTreeSegmentRows);
 #pragma unroll 1
     for (int row = top; row < bottom; row += kRows) {
-      const std::int64_t at = first + std::int64_t{row} * kRow;
-      const bool full = row + kRows <= whole;
       const int turn = row / kRows % 2;
-      load(row + kRows, batch(1 - turn));
+      part.StartRows(row + kRows, part.BatchAt(1 - turn));
       chained::WaitForLoads<1>();
-      const Batch groups = batch(turn);
+      const auto groups = part.BatchAt(turn);
       chained::Settle(chain, groups);
       ValueOf<T> value[kRows * V];
       chained::Evaluate<kSaves>(chain, groups, singles, value);
-
-      const auto step = [&](int j, int k) {
-        TreeVectorOf<O> v[1];
-        v[0].element[k] = static_cast<O>(value[j * V + k]);
-        if (j == 0 && row == top) column[k] = C::Start(v[0].element[k]);
-        StepElement<C>(column[k], v, k, row - top + j, work.mirror);
-      };
-      if (full) {
-#pragma unroll
-        for (int j = 0; j < kRows; ++j)
-#pragma unroll
-          for (int k = 0; k < V; ++k) step(j, k);
-      } else {
-#pragma unroll
-        for (int j = 0; j < kRows; ++j)
-#pragma unroll
-          for (int k = 0; k < V; ++k)
-            if (at + j * kRow + k < end) step(j, k);
-      }
+      part.FoldValues(value, column, row, top, work.mirror);
     }
-    const std::int64_t at = first + std::int64_t{top} * kRow;
+    const std::int64_t at = part.first + std::int64_t{top} * kRow;
     const std::int64_t stop = min(end, begin + std::int64_t{top + kTreeSegmentRows} * kRow);
     total = C::Combine(total, FoldColumns<C>(column, at, stop));
   }
@@ -167,7 +191,7 @@ void LaunchMappedAs(const chained::Chain& chain, const ReduceProblem& p, const T
     return true;
   };
   if (!shares.empty())
-    return LaunchTreeShared<C>(p.op, launch, p.result, shares, stream, launch_work);
+    return LaunchTreeShares<C>(p.op, launch, p.result, shares, stream, launch_work);
   const std::int64_t chunks = launch.tree.chunks;
   launch_work({launch.tree, p.op, IsMirrored(p.op), chunks > 1 ? stream.mailbox() : Mailbox{},
                p.result, 0, chunks, /*last_ticket=*/0},

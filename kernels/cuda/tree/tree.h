@@ -57,20 +57,21 @@ inline Tree SinglePassBound(std::int64_t n, std::int64_t size, const Launch& lau
   return tree;
 }
 
-// Instantiated in kernels/cuda/tree/ for every T, so that strategies share the kernels.
+// Enqueue the fold of a problem along the tree. They are instantiated in kernels/cuda/tree/ for
+// every T, so that strategies share the kernels.
 template <class T, bool kCompensated>
-void LaunchTreeReduce(const ReduceProblem& p, const TreeLaunch& launch, CudaStream& stream);
+void LaunchTree(const ReduceProblem& p, const TreeLaunch& launch, CudaStream& stream);
 template <class T, bool kCompensated>
-void LaunchTreeDot(const DotProblem& p, const TreeLaunch& launch, CudaStream& stream);
+void LaunchTree(const DotProblem& p, const TreeLaunch& launch, CudaStream& stream);
 
 // Like the functions above, with the chunks divided into shares. Each stream folds the chunks of
 // its share and sends their values to the mailbox of `own`, which receives all of them. REQUIRES:
 // at least two shares.
 template <class T, bool kCompensated>
-void LaunchTreeReduceShared(const ReduceProblem& p, const TreeLaunch& launch,
-                            std::span<const TeamShare> shares, CudaStream& own);
+void LaunchTreeShared(const ReduceProblem& p, const TreeLaunch& launch,
+                      std::span<const TeamShare> shares, CudaStream& own);
 template <class T, bool kCompensated>
-void LaunchTreeDotShared(const DotProblem& p, const TreeLaunch& launch,
-                         std::span<const TeamShare> shares, CudaStream& own);
+void LaunchTreeShared(const DotProblem& p, const TreeLaunch& launch,
+                      std::span<const TeamShare> shares, CudaStream& own);
 
 }  // namespace tessera

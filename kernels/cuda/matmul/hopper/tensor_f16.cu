@@ -10,6 +10,8 @@
 // Correct for any m, n and k, and for all transposes, pitches and alignments: see gemm.cuh. NaN and
 // infinities follow IEEE arithmetic, and subnormal numbers are not flushed to zero. A result beyond
 // the range of f16 is infinite.
+//
+// Lesson: kernels/lessons/hopper_product.cu
 #include "kernels/cuda/matmul/hopper/tensor_16bit.cuh"
 
 namespace tessera {

@@ -53,6 +53,8 @@
 //
 // Correct for any m, n and k, and for all transposes, pitches and alignments: the copies have
 // aligned rows even if the operands do not, and bf16 may have either layout.
+//
+// Lesson: kernels/lessons/hopper_product.cu
 #include "kernels/cuda/matmul/hopper/strategy.cuh"
 
 namespace tessera {

@@ -24,6 +24,8 @@
 // Correct for any m, n and k, and for all transposes, pitches and alignments: see gemm.cuh. NaN and
 // infinities follow IEEE arithmetic, with one exception: a NaN counts as an infinity if all of its
 // set fraction bits are among the 13 that are cut off. No arithmetic produces such a NaN.
+//
+// Lesson: kernels/lessons/hopper_product.cu
 #include "kernels/cuda/matmul/hopper/strategy.cuh"
 
 namespace tessera {

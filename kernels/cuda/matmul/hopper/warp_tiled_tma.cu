@@ -49,6 +49,8 @@
 // not stored. Also correct for any pitch and alignment: where these are not multiples of 16 bytes,
 // which TMA requires, the operand is copied. Products are computed in full f32: each element of c
 // is one chain of k fused multiply-adds, in the same order as in `naive`.
+//
+// Lesson: kernels/lessons/hopper_product.cu
 #include "kernels/cuda/matmul/hopper/gemm/stream_k.h"
 #include "kernels/cuda/matmul/hopper/strategy.cuh"
 #include "kernels/cuda/matmul/k_tiles.cuh"

@@ -70,6 +70,8 @@
 // results take 0.13 GB. The scratch memory is 0.7 GB, or 5.6 GB for side 16384.
 //
 // Correct for any m, n and k, and for all transposes, pitches and alignments.
+//
+// Lesson: kernels/lessons/hopper_product.cu
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

@@ -37,6 +37,8 @@
 // multiple of 16 bytes, `skinny` computes the product. A small operand with such an address or
 // pitch is copied. The shape and the device determine the order in which the sums of an element are
 // added.
+//
+// Lesson: kernels/lessons/hopper_product.cu
 #include <algorithm>
 #include <cstdint>
 #include <limits>
