@@ -22,13 +22,13 @@
 
 namespace tessera {
 
-// Identifies a result of a Program's step by the step's number. TopK has two results: output 0 is
-// the values, and output 1 is the indices.
+// Identifies a result of a Program's step by the step's number. TopK and Sort have two results:
+// output 0 is the values, and output 1 is the indices.
 struct ProgramStep {
   std::uint32_t number = 0;
   std::uint32_t output = 0;
 
-  // Returns the result with the positions of TopK's values.
+  // Returns the result with the positions of the values.
   ProgramStep indices() const { return {number, 1}; }
 };
 
@@ -65,10 +65,11 @@ struct OperationOptions {
   // For a program step without a target, keeps an array result on the device for later steps,
   // without a name.
   bool scratch = false;
-  // For TopK, target and scratch apply to the values, and the next two fields apply to the indices.
+  // For TopK and Sort, target and scratch apply to the values, and the next two fields apply to the
+  // indices.
   std::optional<ResultBuffer> indices_target = {};
   bool indices_scratch = false;
-  // For Reduce and Scan, the expression that is folded; its operand 0 is x. For Matmul, the
+  // For Reduce, Scan and Sort, the expression that they take; its operand 0 is x. For Matmul, the
   // expression that is applied to the product; its operand 0 is the product. The operands of `with`
   // follow from number 1 on. Expr::ToMessage() creates this message.
   std::optional<v1::Expression> expression = {};
@@ -77,6 +78,9 @@ struct OperationOptions {
   std::optional<absl::Duration> timeout = {};
   std::stop_token cancel = {};
 };
+
+// Which results of Sort are computed.
+enum class SortResults { kBoth, kValues, kIndices };
 
 // The calls of AsyncClient, as X(method, field).
 #define TESSERA_ASYNC_METHODS(X) \
@@ -187,6 +191,19 @@ class Operations {
     if (axis) request.set_axis(*axis);
     request.set_exclusive(exclusive);
     request.set_reverse(reverse);
+    return Send(std::move(request), options, std::forward<Done>(done)...);
+  }
+  // Returns the elements along an axis (by default the last) in ascending or descending order, and
+  // their positions, or only one of the two.
+  template <class... Done>
+  auto Sort(const Operand& x, std::optional<int> axis = std::nullopt, bool descending = false,
+            SortResults results = SortResults::kBoth, const OperationOptions& options = {},
+            Done&&... done) {
+    auto request = NewRequest<v1::SortRequest>(options, x);
+    if (axis) request.set_axis(*axis);
+    request.set_descending(descending);
+    if (results == SortResults::kIndices) request.mutable_values()->set_none(true);
+    if (results == SortResults::kValues) request.mutable_indices()->set_none(true);
     return Send(std::move(request), options, std::forward<Done>(done)...);
   }
   // Computes the expression for each element of the operands, which are broadcast.

@@ -116,6 +116,16 @@
   CUDA(Scan, FixedOrder)           \
   CUDA(Scan, Library)
 
+#define STRATEGIES_Sort(CPU, CUDA) \
+  CPU(Sort, CpuSerial)             \
+  CPU(Sort, CpuRadix)              \
+  CUDA(Sort, Bitonic)              \
+  CUDA(Sort, BlockMerge)           \
+  CUDA(Sort, Radix)                \
+  CUDA(Sort, Onesweep)             \
+  CUDA(Sort, Segmented)            \
+  CUDA(Sort, Library)
+
 #define NOTHING(Operation, Row)
 #ifdef TESSERA_WITH_CUDA
 #define IF_CUDA(macro) macro
@@ -290,6 +300,13 @@ const Strategy<ScanProblem>* DefaultOf(const ScanProblem& problem, const Device&
   return FirstOf({"fixed_order"}, problem, device);
 }
 
+// `segmented` accepts only rows that fit in a block's shared memory, which it reads and writes
+// once. `onesweep` refuses short rows; if there are many of a type that `segmented` does not hold,
+// it leaves them to `block_merge`.
+const Strategy<SortProblem>* DefaultOf(const SortProblem& problem, const Device& device) {
+  return FirstOf({"segmented", "onesweep", "block_merge", "cpu_radix"}, problem, device);
+}
+
 template <class Problem>
 Problem Reference(std::int64_t elements) {
   return {.n = elements};
@@ -319,6 +336,11 @@ TopKProblem Reference(std::int64_t elements) {
 template <>
 ScanProblem Reference(std::int64_t elements) {
   return {.outer = 16, .length = elements / 16};
+}
+
+template <>
+SortProblem Reference(std::int64_t elements) {
+  return {.rows = 1, .n = elements};
 }
 
 }  // namespace

@@ -1275,6 +1275,7 @@ class ErrorTest(Case):
                 ("Reduce", "x", dict(x=operand, op="REDUCE_OP_SUM")),
                 ("WindowSum", "x", dict(x=operand, radius=1)),
                 ("Scan", "x", dict(x=operand, op="REDUCE_OP_SUM")),
+                ("Sort", "x", dict(x=operand)),
             ):
                 outcome = client.attempt(rpc, **fields)
                 self.assertEqual((outcome.reason, outcome.metadata.get("operand")), (reason, which))
@@ -1311,6 +1312,7 @@ class ErrorTest(Case):
                 ("BAD_OPERATION", "99", "Reduce", dict(x=good, op=99)),
                 ("BAD_OPERATION", "mean", "Scan", dict(x=good, op="REDUCE_OP_MEAN")),
                 ("BAD_AXES", "4", "Scan", dict(sum_of, axis=4)),
+                ("BAD_AXES", "4", "Sort", dict(x=good, axis=4)),
                 ("BAD_RADIUS", "-9", "WindowSum", dict(x=good, radius=-9)),
                 ("BAD_OPERAND", "3", "Dot", dict(a=short, b=good)),
                 ("BAD_MESSAGE", str(limit), "Reduce", dict(sum_of, x=large)),

@@ -110,6 +110,7 @@ class AccessTest(o.FreshCase):
             ("WindowSum", dict(x=x, radius=1, result=out)),
             ("TopK", dict(x=x, k=1, indices=out)),
             ("Scan", dict(x=x, op=o.compute.REDUCE_OP_SUM, result=out)),
+            ("Sort", dict(x=x, indices=out)),
             ("Execute", dict(steps=[plain, step])),
         ):
             with self.subTest(rpc):
@@ -354,6 +355,7 @@ class AccessTest(o.FreshCase):
                 bert.attempt("WindowSum", x=operand, radius=1),
                 bert.attempt("TopK", x=operand, k=1),
                 bert.attempt("Scan", op=o.compute.REDUCE_OP_SUM, x=operand),
+                bert.attempt("Sort", x=operand),
                 bert.attempt("Map", operands=[operand], expression=same),
                 bert.attempt("Reduce", op=o.compute.REDUCE_OP_SUM, x=operand),
                 bert.try_upload([dict(name=name, data=b"1234")]),

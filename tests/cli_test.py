@@ -329,6 +329,7 @@ class CliTest(CliCase):
             {"top_k": {"x": "x[0]", "k": 2, "smallest": True, "indices": "i"}},
             {"window-sum": {"x": "step:5.indices@0:4:1", "radius": 1}},
             {"scan": {"op": "sum", "x": "x", "axis": 0, "exclusive": True, "reverse": True}},
+            {"sort": {"x": "x[0]", "descending": True}},
         )
         answer = self.json("run", path)
         steps = answer["steps"]
@@ -345,6 +346,7 @@ class CliTest(CliCase):
         self.assertEqual(self.get("i").tolist(), [0, 1])
         self.assertEqual((steps[8]["dtype"], steps[8]["data"]), ("i64", [9, 12, 9, 5]))
         self.assertEqual(steps[9]["data"], (x[::-1].cumsum(0)[::-1] - x).tolist())
+        self.assertEqual(steps[10]["values"]["data"], np.sort(x[0])[::-1].tolist())
         self.assertTrue(all(step["stats"]["strategy"] for step in steps))
         self.assertGreater(answer["wall_us"], 0)
         self.cli("rm", "sum", "i")
@@ -447,6 +449,29 @@ class CliTest(CliCase):
         self.assertEqual(answer["data"], np.logical_or.accumulate(x > 2).astype(int).tolist())
         self.all_fail(4, ("BAD_AXES", "tessera info", "scan", "sum", "x", "--axis", 2),
                       ("BAD_EXPRESSION", "--help", "scan", "sum", "x", "--expression", "a +"))
+
+    def test_sort(self):
+        x = np.random.default_rng(8).integers(-9, 9, (30, 40)).astype("<f4")
+        self.put("x", x)
+        order = np.argsort(x, kind="stable")
+        answer = self.json("sort", "x")
+        self.assertEqual(answer["values"]["data"], np.sort(x).tolist())
+        self.assertEqual(answer["indices"]["data"], order.tolist())
+        answer = self.json("sort", "x", "--axis", 0, "--descending", "--only", "values")
+        self.assertEqual(answer["values"]["data"], np.sort(x, 0)[::-1].tolist())
+        self.assertNotIn("indices", answer)
+        command = ("sort", "x", "--only", "indices")
+        self.assertEqual(self.cli(*command, "--indices-out", "i"),
+                         f"i: i64 [30, 40], 9.4 KiB on {o.Program.device}\n")
+        np.testing.assert_array_equal(self.get("i"), order)
+        self.assertEqual(self.cli("sort", "x[0, :4]", "--only", "values"),
+                         f"{np.sort(x[0, :4])}\n")
+        answer = self.json("sort", "x", "--expression", "abs(a)", "--only", "values")
+        self.assertEqual(answer["values"]["data"], np.sort(abs(x)).tolist())
+        self.all_fail(4, ("BAD_AXES", "tessera info", "sort", "x", "--axis", 2),
+                      ("BAD_EXPRESSION", "--help", "sort", "x", "--expression", "a +"))
+        for flags in ("--out y", "-o -", "--replace"):
+            self.fails(2, "BAD_OPTION", "--help", *command, *flags.split())
 
     def test_large_results_of_topk_go_to_files(self):
         x = np.random.default_rng(9).permutation(600_000).reshape(600, 1000)
@@ -745,7 +770,7 @@ class CliTest(CliCase):
                 "window-sum x", "bench", "topk x", "topk x --k all", "search x --k 3",
                 "topk x --k 1 --out y -o y.npy", "scan mean x", "scan x",
                 "search x --queries q --k 3 --metric cosine",
-                "bench sort x", "bench dot x", "bench reduce magic x", "bench dot x x --repeat 0"):
+                "bench order x", "sort x --only both", "bench dot x", "bench reduce magic x", "bench dot x x --repeat 0"):
             self.assertEqual(self.run_cli(*line.split()).returncode, 2, line)
         for says, *arguments in (
                 ("'tessera nope' is not a command; the commands are put, get,", "nope", "x"),
@@ -1072,7 +1097,8 @@ class BenchTest(CliCase):
                     ("top_k", ("topk", "m", "--k", 9, "--smallest", "--axis", 0), "B/s",
                      side * side * size + 9 * side * (size + 8)),
                     ("scan", ("scan", "sum", "m", "--axis", 0, "--reverse"), "B/s",
-                     side * side * (size + wide))):
+                     side * side * (size + wide)),
+                    ("sort", ("sort", "m", "--axis", 0), "B/s", side * side * (2 * size + 8))):
                 with self.subTest(dtype=dtype, operation=operation):
                     report = self.bench(*arguments, "--repeat", 3)
                     self.assertEqual(report["operation"], operation)

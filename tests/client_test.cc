@@ -424,6 +424,32 @@ TEST_F(ClientTest, RunningFolds) {
   EXPECT_EQ(ErrorReason(client_.Scan(ReduceOp::kMean, "x").status()), "BAD_OPERATION");
 }
 
+TEST_F(ClientTest, SortedElementsAndTheirPositions) {
+  Put("x", {3, 9, 2, 1, 7, 7}, {2, 3});
+  const auto both = client_.Sort("x");
+  ASSERT_TRUE(both.ok()) << both.status();
+  EXPECT_THAT(Values<float>(both->values()), ElementsAre(2, 3, 9, 1, 7, 7));
+  EXPECT_THAT(Values<std::int64_t>(both->indices()), ElementsAre(2, 0, 1, 0, 1, 2));
+  const auto columns = client_.Sort("x", 0, /*descending=*/true);
+  ASSERT_TRUE(columns.ok()) << columns.status();
+  EXPECT_THAT(Values<float>(columns->values()), ElementsAre(3, 9, 7, 1, 7, 2));
+  EXPECT_THAT(Values<std::int64_t>(columns->indices()), ElementsAre(0, 0, 1, 1, 1, 0));
+  const auto indices = client_.Sort("x", -1, true, SortResults::kIndices);
+  ASSERT_TRUE(indices.ok()) << indices.status();
+  EXPECT_FALSE(indices->has_values());
+  EXPECT_THAT(Values<std::int64_t>(indices->indices()), ElementsAre(1, 0, 2, 1, 2, 0));
+  OperationOptions options;
+  options.expression = (Element(0) * Element(1)).ToMessage();
+  options.with = {Floats({1, -1, 100})};
+  options.target = ResultBuffer{.name = "y"};
+  const auto kept = client_.Sort("x", 1, false, SortResults::kValues, options);
+  ASSERT_TRUE(kept.ok()) << kept.status();
+  EXPECT_EQ(kept->values_buffer().name(), "y");
+  EXPECT_FALSE(kept->has_indices());
+  EXPECT_EQ(Get(client_, "y"), Bytes<float>({-9, 3, 200, -7, 1, 700}));
+  EXPECT_EQ(ErrorReason(client_.Sort("x", 2).status()), "BAD_AXES");
+}
+
 TEST_F(ClientTest, TheServer) {
   const auto info = client_.GetServerInfo();
   ASSERT_TRUE(info.ok()) << info.status();

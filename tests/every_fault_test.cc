@@ -238,6 +238,15 @@ TEST_F(EveryFaultTest, Operations) {
                                 "nodes { op: MAP_OP_SQRT args: 0 } }" +
                                 into_y,
                             {"y"});
+  TryTimed<v1::SortRequest>("x " + turned +
+                                " axis: 0 values { buffer { name: 'y' } } "
+                                "indices { buffer { name: 'z' } }",
+                            {"y", "z"});
+  TryTimed<v1::SortRequest>("x " + turned +
+                                " expression { nodes { operand: 0 } nodes { op: MAP_OP_SQRT "
+                                "args: 0 } } values { none: true } "
+                                "indices { buffer { name: 'z' } }",
+                            {"z"});
   TryTimed<v1::TopKRequest>("x " + turned +
                                 " k: 3 axis: 0 values { buffer { name: 'y' } } "
                                 "indices { buffer { name: 'z' } }",

@@ -71,6 +71,8 @@ TEST(PaceTest, RefusesBeforeMemoryIsTouched) {
                   "cpu_select");
   l.ExpectRefused(tessera::Run(ScanSpec{}, *l.stream, {x}, {nullptr}, l.options).status(), 30,
                   "fixed_order");
+  l.ExpectRefused(tessera::Run(SortSpec{}, *l.stream, {x}, {nullptr, nullptr}, l.options).status(),
+                  30, "cpu_radix");
   l.ExpectRefused(RunCopy(*l.stream, x, DType::kF32, nullptr, l.options), 30, "");
   l.ExpectRefused(RunCopy(*l.stream, x, DType::kF64, nullptr, l.options), 30, "");
   const View cube = Broadcast(&l.one, DType::kF32, {1 << 20, 1 << 20, 1 << 20});
@@ -180,6 +182,11 @@ TEST(PaceTest, FiguresStayFigures) {
                               {.outer = 1, .length = 1, .inner = kMost},
                               {.outer = kMost, .length = 0},
                               {.op = ReduceOp::kProduct, .outer = 3, .length = 5000, .inner = 7}});
+  ExpectFigures<SortProblem>({{},
+                              {.rows = 1, .n = kMost},
+                              {.rows = kMost, .n = 1},
+                              {.rows = 1000003, .n = 0},
+                              {.wants_indices = false, .rows = 1000003, .n = 7}});
   ExpectFigures<ReduceAxesProblem>({{},
                                     {.outer = kMost, .length = 1, .inner = 1},
                                     {.outer = 1, .length = kMost, .inner = 1},
@@ -234,6 +241,7 @@ TEST(PaceTest, EstimatesGrowWithTheProblem) {
                                  {.n = std::int64_t{1} << 36, .radius = 8});
   ExpectGrowth<TopKProblem>({.rows = 16, .n = 1 << 20, .k = 100},
                             {.rows = 16, .n = 1 << 30, .k = 100});
+  ExpectGrowth<SortProblem>({.rows = 16, .n = 1 << 20}, {.rows = 16, .n = 1 << 30});
   ExpectGrowth<ScanProblem>({.outer = 16, .length = 1 << 20}, {.outer = 16, .length = 1 << 30});
   ExpectGrowth<ScanProblem>({.outer = 1, .length = 1 << 14, .inner = 4096},
                             {.outer = 1, .length = 1 << 24, .inner = 4096});

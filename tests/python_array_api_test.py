@@ -59,7 +59,6 @@ REFUSED = {
     ),
     "searching": "nonzero",
     "sets": "unique_all unique_counts unique_inverse unique_values",
-    "sorting": "argsort sort",
     "indexing": "take take_along_axis",
     "fft": "fft fftn hfft ifft ifftn ihfft irfft irfftn rfft rfftn",
 }

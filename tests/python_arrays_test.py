@@ -302,8 +302,8 @@ class ArraysTest(python_outsider.Case):
             with self.assertRaisesRegex(ts.Unsupported, r"numpy\(\)|the server|take them"):
                 attempt()
         for call, way in (
-            (lambda: np.add.outer(x, x), r"\[:, None\]"), (lambda: np.median(x), "ts.topk"),
-            (lambda: np.round(x > 0, 1), "astype"), (lambda: np.sort(x), "ts.topk"),
+            (lambda: np.add.outer(x, x), r"\[:, None\]"), (lambda: np.partition(x, 2), "ts.topk"),
+            (lambda: np.round(x > 0, 1), "astype"),
             (lambda: np.piecewise(x, [x > 0], [1]), "np.select"),
             (lambda: np.digitize(x, x[0]), r"bins\.numpy"), (lambda: np.histogram(x), "range="),
             (lambda: np.histogram(x, "auto", (0, 1)), "range="),
@@ -471,6 +471,69 @@ class ArraysTest(python_outsider.Case):
             (TypeError, lambda: np.logical_or.accumulate(x, dtype="f4")),
         ):
             self.assertRaises(error, attempt)
+
+    # --- sorting
+
+    def test_sorts(self):
+        for dtype in ("f2", "f4", "f8", "i4", "i8", "u1", "i1", "?"):
+            a = RNG.integers(0, 4, (5, 70, 3)).astype(dtype)
+            views = (a, a[::-1, 1::2, 1:].T, a[:, :0], np.broadcast_to(a[:1], a.shape), a[0, :, 0])
+            x = self.t.put(a)
+            of_x = (x, x[::-1, 1::2, 1:].T, x[:, :0], x[:1].broadcast_to(a.shape), x[0, :, 0])
+            for number, (view, mine) in enumerate(zip(views, of_x)):
+                for axis in (None, *range(-1, view.ndim - 1)):
+                    with self.subTest(dtype=dtype, view=number, axis=axis):
+                        got = np.sort(mine, axis), np.argsort(mine, axis, kind="stable")
+                        want = np.sort(view, axis), np.argsort(view, axis, kind="stable")
+                        for one, found, wanted in zip(got, self.t.compute(*got), want):
+                            self.assertEqual((one.shape, one.dtype), (wanted.shape, wanted.dtype))
+                            self.assertEqual(found.dtype, wanted.dtype)
+                            np.testing.assert_array_equal(found, wanted)
+
+    def test_the_order_of_special_numbers(self):
+        special = np.array([1, np.nan, -np.inf, np.inf, np.nan, 0.0, -0.0], "f4")
+        x = self.t.put(special)
+        self.check(ts.argsort(x), np.argsort(special, kind="stable"), 0)
+        self.check(ts.argsort(x, descending=True), [1, 4, 3, 0, 5, 6, 2], 0)
+        self.check(ts.sort(x, descending=True), np.sort(special)[::-1], 0)
+        short = self.t.put(np.array([3, -1, 2.5]), dtype="bf16")
+        self.assertEqual(ts.sort(short).numpy().astype("f4").tolist(), [-1, 2.5, 3])
+        for error, attempt in (
+            (ts.BadAxes, lambda: np.sort(x, 1)), (ts.BadAxes, lambda: ts.sort(x[0])),
+            (TypeError, lambda: ts.sort(special)), (ts.Unsupported, lambda: np.sort(x, order="a")),
+        ):
+            self.assertRaises(error, attempt)
+
+    def test_sorts_are_steps(self):
+        a, x = self.a, self.x
+        values, indices = ts.sort(abs(x), 0), ts.argsort(abs(x), 0)
+        line = f"0: sort(abs(a), a: {x.name}, axis=-2) -> i64 12x9"
+        self.assertEqual(indices.explain(), f"one Sort of 1 step\n{line}")
+        found = self.t.compute(values, indices)
+        np.testing.assert_array_equal(found[0], np.sort(abs(a), 0))
+        np.testing.assert_array_equal(found[1], np.argsort(abs(a), 0, kind="stable"))
+        self.check(values[0] + indices[1], np.sort(abs(a), 0)[0]
+                   + np.argsort(abs(a), 0, kind="stable")[1])
+        kept = ts.argsort(x).save()
+        self.check(kept, np.argsort(a, kind="stable"), 0)
+
+    def test_medians_and_quantiles(self):
+        numbers = RNG.normal(size=(7, 10))
+        with_nan = numbers.copy()
+        with_nan[2, 3] = np.nan
+        for dtype in ("f4", "f8", "i4"):
+            for a in (numbers * 9, with_nan * 9 if dtype != "i4" else numbers):
+                a = a.astype(dtype)
+                for axis, keepdims in ((None, False), (0, True), (1, False), (-1, True)):
+                    x, options = self.t.put(a), {"axis": axis, "keepdims": keepdims}
+                    with self.subTest(dtype=dtype, **options):
+                        self.check(np.median(x, **options), np.median(a, **options), 1e-6)
+                        for q in (0, 0.3, 0.5, 1, [0.1, 0.9]):
+                            self.check(np.quantile(x, q, **options),
+                                       np.quantile(a, q, **options), 1e-5)
+                        self.check(np.percentile(x, 35, **options),
+                                   np.percentile(a, 35, **options), 1e-5)
+        self.assertRaises(ValueError, lambda: np.quantile(self.x, 1.5))
 
     # --- topk, which NumPy lacks
 
@@ -736,7 +799,7 @@ class ArraysTest(python_outsider.Case):
                     self.assertRegex(str(error), r"\.numpy\(\)|save\(\)")
                     refused.append(name)
             self.assertLessEqual({"sort", "tolist", "byteswap", "fill", "strides"}, {*refused})
-        for why, call in (("ts.topk", lambda: x.sort()), ("immutable", lambda: x.fill(1)),
+        for why, call in (("ts.sort", lambda: x.sort()), ("immutable", lambda: x.fill(1)),
                           ("save", lambda: (x + 1).name)):
             self.assertRaisesRegex(ts.NoAttribute, why, call)
 

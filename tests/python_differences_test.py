@@ -111,7 +111,6 @@ CASES = {
         (call(put(F * np.nan)), -1, "i8") for call in (np.nanargmax, np.nanargmin)],
     "the largest elements": lambda put: [
         (ts.topk(put(TOP), 3)[0], [np.nan, 3, 3], "f8"), (ts.topk(put(TOP), 3)[1], [2, 1, 3], "i8"),
-        refused(lambda: np.sort(put(TOP)), "topk"), refused(lambda: np.argsort(put(TOP)), "topk"),
         refused(lambda: np.partition(put(TOP), 2), "topk"),
     ],
     "fancy and boolean indices": lambda put: [

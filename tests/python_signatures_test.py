@@ -47,7 +47,9 @@ VALUES = {
     "mode": ("constant", "wrap", "edge", "valid", "same", "full", "none"),
     "values": (lambda a: a, 5),
     "axisa": (0,), "axisb": (0,), "axisc": (0,), "window_shape": (2, (2, 2), (1, 3), 9, -1),
-    "writeable": (False, True),
+    "writeable": (False, True), "kind": ("stable", "quicksort"), "stable": (True,),
+    "q": (0.25, 1, [0, 0.5]), "overwrite_input": (False, True), "method": ("linear", "lower"),
+    "interpolation": (None,),
 }
 SQUARE = {np.linalg.matrix_power, np.dot, getattr(np.linalg, "matmul", None)}
 ALIKE = {np.inner: lambda a: a, np.vdot: lambda a: a}

@@ -24,7 +24,7 @@ SIZES = {F32: 4, F64: 8, F16: 2, BF16: 2, I32: 4, I64: 8, BOOL: 1, U8: 1, I8: 1}
 # The Step field that holds the request of each method.
 STEPS = {
     "Dot": "dot", "Reduce": "reduce", "Matmul": "matmul", "Add": "add", "WindowSum": "window_sum",
-    "Map": "map", "TopK": "top_k", "Scan": "scan",
+    "Map": "map", "TopK": "top_k", "Scan": "scan", "Sort": "sort",
 }
 # The reasons of each status code. All other reasons have INVALID_ARGUMENT.
 REASONS = {
@@ -435,7 +435,7 @@ Operand = collections.namedtuple("Operand", "message array version reasons")
 class Requests:
     """Makes random cases. A suite overrides where operands come from and how large they are."""
 
-    KINDS = ("dot", "add", "matmul", "reduce", "window_sum", "map", "top_k", "scan")
+    KINDS = ("dot", "add", "matmul", "reduce", "window_sum", "map", "top_k", "scan", "sort")
     FAULTS = (None,) * 12 + ("view", "view", "view", "dtype", "shape")
     UNARY_FUNCTIONS = ("ABS", "NEGATE", "SQRT")
 
@@ -948,6 +948,52 @@ class Requests:
 
         result = None if reasons else (out, x.array.shape)
         case = Case("scan", "Scan", fields, folded, reasons, operands, result, judge)
+        case.is_exact = expression is None or expression.is_exact
+        return case
+
+    def sort(self):
+        rng, fault = self.rng, self.fault()
+        dtype, descending = self.dtype(*BYTES), rng.random() < 0.5
+        x = self.bad_operand(dtype) if fault == "view" else self.operand(dtype)
+        fields = dict(x=x.message, descending=descending)
+        if fault == "view":
+            return Case("sort", "Sort", fields, dtype, (*x.reasons, "BAD_AXES"), (x,))
+        rank, operands, expression, reasons = x.array.ndim, [x], None, ()
+        axis = rng.randrange(-rank, rank) if rank else 0
+        if fault == "shape":
+            axis = rng.choice((rank, -rank - 1, 2**31 - 1))
+        if axis != -1 or rng.random() < 0.5:
+            fields["axis"] = axis
+        if rank == 0 or fault == "shape":
+            reasons = ("BAD_AXES",)
+        wanted = rng.choice(((), ("values",), ("indices",)))
+        for name in wanted:
+            fields[name] = dict(none=True)
+        if fault == "dtype":
+            fields["values"] = fields["indices"] = dict(none=True)
+            reasons = ("BAD_RESULT",)
+        if rng.random() < 0.4:
+            expression = self.expression(dtype)
+            operands.append(self.operand(dtype, shape=x.array.shape[rng.randint(0, rank) :]))
+            fields["expression"], fields["with"] = expression.message(), [operands[1].message]
+        kind = expression.dtype if expression else dtype
+
+        def judge(response, _):
+            if expression:
+                check(not expression.is_exact or response.stats.roundoff == 0)
+                return
+            rows = np.moveaxis(wide(x.array, dtype), axis, -1)
+            order = top_indices(rows, rows.shape[-1], not descending) if rows.size else rows
+            indices = np.moveaxis(order.astype(np.int64), -1, axis)
+            if "indices" not in wanted:
+                got = o.to_numpy(response.indices)
+                check(np.array_equal(got, indices), "indices", got.tolist(), indices.tolist())
+            if "values" not in wanted:
+                values = np.take_along_axis(np.asarray(x.array), indices, axis=axis)
+                check(response.values.data == values.tobytes(), "values of", indices.tolist())
+                check(response.values.dtype == dtype, response.values.dtype)
+
+        case = Case("sort", "Sort", fields, kind, reasons, operands, judge=judge)
         case.is_exact = expression is None or expression.is_exact
         return case
 

@@ -222,6 +222,8 @@ def test_every_operation(server, client):
         yield "Scan", dict(x=at("x"), op="REDUCE_OP_SUM"), every
         yield "Scan", dict(x=at("x"), op="REDUCE_OP_SUM", axis=0, reverse=True), 1
         yield "Scan", dict(x=at("long"), op="REDUCE_OP_MAX", expression=squares), 1
+        yield "Sort", dict(x=at("x")), every
+        yield "Sort", dict(x=at("x"), axis=0, descending=True, values={"none": True}), 1
         yield "Dot", dict(a=at("long"), b=at("long")), every
         yield "Reduce", dict(op="REDUCE_OP_VARIANCE", x=at("long")), every
         yield "Reduce", dict(op="REDUCE_OP_SUM", x=at("bytes")), every

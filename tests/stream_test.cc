@@ -283,6 +283,7 @@ TEST_P(StreamTest, ResultsAreAskedForOnceAndWhenEverythingHasBeenChecked) {
     EXPECT_FALSE(tessera::Run(WindowSumSpec{1}, stream, {vector}, {give}, bad).ok());
     EXPECT_FALSE(RunTopK(stream, vector, 2, 0, false, give, give, bad).ok());
     EXPECT_FALSE(tessera::Run(ScanSpec{}, stream, {vector}, {give}, bad).ok());
+    EXPECT_FALSE(tessera::Run(SortSpec{}, stream, {vector}, {give, give}, bad).ok());
     EXPECT_FALSE(RunMatmul(stream, matrix, matrix, false, false, DType::kF32, give, bad).ok());
     EXPECT_FALSE(RunReduceAxes(stream, matrix, ReduceOp::kSum, {1}, give, bad).ok());
   }
@@ -366,6 +367,13 @@ TEST_F(StopTest, EveryCpuRowLooksAtTheFlag) {
                         .inner = inner,
                         .x = ones_.data(),
                         .out = out_.data()},
+            nothing_written);
+  for (std::int64_t rows : {1, 64, 1 << 14})
+    ForRows(SortProblem{.wants_indices = false,
+                        .rows = rows,
+                        .n = kN / rows,
+                        .x = ones_.data(),
+                        .values = out_.data()},
             nothing_written);
   std::vector<std::int64_t> indices(16, -1);
   ForRows(

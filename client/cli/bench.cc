@@ -46,7 +46,7 @@ class Bench {
     options_.cancel = InterruptScope::token();
     options_.timing = true;
     if (!flags.Is("dot") && !flags.FoldsAll()) options_.target = scratch_.Target("result");
-    if (flags.Is("topk")) options_.indices_target = scratch_.Target("indices");
+    if (flags.GivesTwo()) options_.indices_target = scratch_.Target("indices");
   }
 
   // Runs the problem, measures its ceiling, and prints the report.
@@ -128,6 +128,9 @@ class Bench {
       what = absl::StrCat(flags_.exclusive ? " exclusive " : " ", flags_.op,
                           flags_.reverse ? " in reverse" : "",
                           flags_.axis ? absl::StrCat(" along ", *flags_.axis) : "");
+    } else if (flags_.Is("sort")) {
+      what = absl::StrCat(flags_.descending ? " descending" : "",
+                          flags_.axis ? absl::StrCat(" along ", *flags_.axis) : "");
     }
     return absl::StrCat(name, what, " of ", absl::StrJoin(texts, " and "), ", ", inputs_[0].type());
   }
@@ -181,8 +184,8 @@ class Bench {
     const Input& x = inputs_[0];
     if (flags_.Is("reduce")) return ScaleOfReduce(x);
     // All strategies round an element of Add once, and in the same way. They also compute a node of
-    // an expression in the same way, and TopK does not round.
-    if (IsInteger(x.dtype) || flags_.Is("add") || flags_.Is("map") || flags_.Is("topk"))
+    // an expression in the same way, and TopK and Sort do not round.
+    if (IsInteger(x.dtype) || flags_.Is("add") || flags_.Is("map") || flags_.GivesTwo())
       return ConstantScale(0);
     if (flags_.Is("dot"))
       return ConstantScale(Norms(x.operand, {}).front() * Norms(operands_[1], {}).front());

@@ -1,4 +1,4 @@
-// dot, reduce, matmul, add, window-sum, map, topk and scan.
+// dot, reduce, matmul, add, window-sum, map, topk, scan and sort.
 #include "client/cli/operations.h"
 
 #include <iostream>
@@ -113,6 +113,12 @@ void AddOfScan(CLI::App& command, ProblemFlags& flags) {
   command.add_flag("--reverse", flags.reverse, "Begin at the end of the axis");
 }
 
+void AddOfSort(CLI::App& command, ProblemFlags& flags) {
+  AddOne(command, flags);
+  command.add_option("--axis", flags.axis, "The axis; default: the last");
+  command.add_flag("--descending", flags.descending, "Put the largest elements first");
+}
+
 const OperationCommand kOperations[] = {
     {"dot", "Sum of the products of two arrays' elements", AddTwo,
      [](Client& client, const ProblemFlags&, Operands x, const OperationOptions& options) {
@@ -151,6 +157,13 @@ const OperationCommand kOperations[] = {
        return AsStep(client.Scan(Parse(kAllReduceOps, flags.op), x[0], flags.axis, flags.exclusive,
                                  flags.reverse, options));
      }},
+    {"sort", "The elements along an axis in order, and their positions", AddOfSort,
+     [](Client& client, const ProblemFlags& flags, Operands x, const OperationOptions& options) {
+       const SortResults results = flags.only.empty()       ? SortResults::kBoth
+                                   : flags.only == "values" ? SortResults::kValues
+                                                            : SortResults::kIndices;
+       return AsStep(client.Sort(x[0], flags.axis, flags.descending, results, options));
+     }},
 };
 
 // The flags of an operation's own command.
@@ -161,7 +174,7 @@ struct OperationFlags : ProblemFlags {
 };
 
 void RunOperation(Session& session, const OperationFlags& flags) {
-  flags.result.Check(session);
+  flags.result.Check(session, flags.only);
   if (flags.FoldsAll() && flags.result.given())
     ThrowBadOption("without --axes the result is one number, which is printed");
   OperationOptions options = flags.Options();
@@ -183,7 +196,8 @@ void RunOperation(Session& session, const OperationFlags& flags) {
     result = flags.operation->call(session.client, flags, operands, options);
   }
   const absl::Duration wall = Since(start);
-  const v1::ExecutionStats stats = ReportResult(session, OrThrow(std::move(result)), flags.result);
+  const v1::ExecutionStats stats =
+      ReportResult(session, OrThrow(std::move(result)), flags.result, flags.only);
   if (session.json) {
     session.document["stats"]["wall_us"] = absl::ToDoubleMicroseconds(wall);
   } else if (flags.timing) {  // on stderr, because stdout carries the result
@@ -195,7 +209,7 @@ void RunOperation(Session& session, const OperationFlags& flags) {
   }
 }
 
-// Adds the expression of Reduce, Scan and Matmul.
+// Adds the expression of Reduce, Scan, Sort and Matmul.
 void AddExpression(CLI::App& command, OperationFlags& flags, const char* description) {
   auto* text = command.add_option("--expression", flags.expression, description)->type_name("TEXT");
   command
@@ -234,6 +248,11 @@ void AddOperations(CLI::App& app, Command& chosen) {
     } else if (flags->Is("scan")) {
       AddExpression(*command, *flags,
                     "Scan this expression, in which a is the operand, as in 'a > b' --with y");
+    } else if (flags->Is("sort")) {
+      command->add_option("--only", flags->only, "Compute only the values or only the indices")
+          ->check(CLI::IsMember({"values", "indices"}));
+      AddExpression(*command, *flags,
+                    "Sort this expression, in which a is the operand, as in 'abs(a)'");
     } else if (flags->Is("matmul")) {
       AddExpression(
           *command, *flags,
@@ -246,7 +265,7 @@ void AddOperations(CLI::App& app, Command& chosen) {
     AddLaunch(*command, flags->launch);
     command->add_flag("--timing", flags->timing,
                       "Measure the time on the device and print what the call cost");
-    if (flags->Is("topk")) {
+    if (flags->GivesTwo()) {
       flags->result.AddForTwo(*command);
     } else if (!flags->Is("dot")) {
       flags->result.AddForOne(*command);

@@ -32,11 +32,15 @@ struct ProblemFlags {
   std::optional<int> axis;
   bool exclusive = false;
   bool reverse = false;
+  bool descending = false;
+  std::string only;  // "values" or "indices": the only result of a sort that is computed
   std::string expression;
   std::string strategy;
   Launch launch;
 
   bool Is(std::string_view name) const;  // whether the operation has this name
+  // Whether the results are values and indices.
+  bool GivesTwo() const { return Is("topk") || Is("sort"); }
   // Whether a Reduce has one number as its result.
   bool FoldsAll() const { return Is("reduce") && axes.empty(); }
   // Returns the options that these flags set. Throws CommandError.

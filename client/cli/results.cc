@@ -78,8 +78,12 @@ void ResultFlags::AddForTwo(CLI::App& command) {
   AddTtl(command, ttl, "How long the buffers live, such as 10m");
 }
 
-void ResultFlags::Check(const Session& session) const {
-  CheckOutputs(session, file, indices_file, !out.empty(), !two || !indices_out.empty());
+void ResultFlags::Check(const Session& session, const std::string& only) const {
+  const bool values = only != "indices", indices = two && only != "values";
+  if ((!values && given()) || (two && !indices && !(indices_out.empty() && indices_file.empty())))
+    ThrowBadOption("--only " + only + " leaves out the result that another option stores");
+  CheckOutputs(session, file, indices_file, !values || !out.empty(),
+               !indices || !indices_out.empty());
   if (out.empty() && indices_out.empty() && (replace || !ttl.empty()))
     ThrowBadOption("--replace and --ttl are for --out and --indices-out");
 }
@@ -90,12 +94,17 @@ void ResultFlags::SetTargets(OperationOptions& options) const {
 }
 
 v1::ExecutionStats ReportResult(Session& session, const v1::StepResult& result,
-                                const ResultFlags& flags) {
+                                const ResultFlags& flags, const std::string& only) {
   const auto report = [&](const auto& response) {
     if constexpr (requires { response.indices(); }) {
-      ReportArrays(session, {{"values", flags.file, response.values(), response.values_buffer()},
-                             {"indices", flags.indices_file, response.indices(),
-                              response.indices_buffer()}});
+      const NamedArray values{"values", flags.file, response.values(), response.values_buffer()};
+      const NamedArray indices{"indices", flags.indices_file, response.indices(),
+                               response.indices_buffer()};
+      if (only.empty()) {
+        ReportArrays(session, {values, indices});
+      } else {
+        ReportArrays(session, {only == "values" ? values : indices});
+      }
     } else if constexpr (requires { response.index(); }) {
       if (response.has_index() && !session.json) {
         std::cout << response.index() << '\n';

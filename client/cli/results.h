@@ -12,7 +12,7 @@ namespace tessera {
 
 // Options for where array results go.
 struct ResultFlags {
-  bool two = false;  // whether the operation is TopK, with values and indices
+  bool two = false;  // whether the results are values and indices
   std::string out;
   std::string file;
   std::string indices_out;
@@ -25,15 +25,17 @@ struct ResultFlags {
   void AddForTwo(CLI::App& command);
 
   bool given() const { return !out.empty() || !file.empty(); }
-  // Throws BAD_OPTION if the options contradict each other or --json.
-  void Check(const Session& session) const;
+  // Throws BAD_OPTION if the options contradict each other or --json. only: "values", "indices", or
+  // empty if both are computed.
+  void Check(const Session& session, const std::string& only) const;
   void SetTargets(OperationOptions& options) const;
 };
 
 // Reports the result of an operation. If --json is given, also reports its ExecutionStats. Returns
-// the stats. If the result is the error of a program's step, throws that error.
+// the stats. If the result is the error of a program's step, throws that error. If `only` names one
+// of two results, the other one is not reported.
 v1::ExecutionStats ReportResult(Session& session, const v1::StepResult& result,
-                                const ResultFlags& flags = {});
+                                const ResultFlags& flags = {}, const std::string& only = "");
 
 void ReportBuffer(Session& session, const v1::Buffer& buffer);
 

@@ -372,6 +372,23 @@ Case Problems::Scan(DType dtype, std::int64_t outer, std::int64_t length, std::i
   return out;
 }
 
+// Sorts rows by values and indices, or only by values.
+Case Problems::Sort(DType dtype, std::int64_t rows, std::int64_t n, bool indices) {
+  const std::size_t bytes = Bytes(dtype, rows * n);
+  const std::size_t out_bytes = bytes + (indices ? Bytes(DType::kI64, rows * n) : 0);
+  Case out = Make(indices ? "sort_with_indices" : "sort", dtype, absl::StrCat(rows, "x", n), bytes,
+                  out_bytes, static_cast<double>(rows * n));
+  AddStrategies<SortProblem>(out, {.dtype = dtype, .wants_indices = indices, .rows = rows, .n = n},
+                             [this, rows, n, out_bytes, indices](SortProblem& p) {
+                               p.x = Place(p.dtype, rows * n);
+                               auto* const results = static_cast<char*>(rig_.Output(out_bytes));
+                               // The indices come first, because they need the larger alignment.
+                               if (indices) p.indices = reinterpret_cast<std::int64_t*>(results);
+                               p.values = results + (indices ? Bytes(DType::kI64, rows * n) : 0);
+                             });
+  return out;
+}
+
 // --- Expressions ---
 
 struct Problems::Expression {
@@ -457,6 +474,7 @@ std::vector<Case> Problems::All(int max_exponent) {
     }
     AddTopKs(all, dtype);
     AddScans(all, dtype);
+    AddSorts(all, dtype);
     AddMatrices(all, dtype);
   }
   AddCeilings(all);
@@ -558,6 +576,21 @@ void Problems::AddScans(std::vector<Case>& all, DType dtype) {
     if (length < n) all.push_back(Scan(dtype, 1, length, 1));
   for (std::int64_t length : {16, 128, 1024}) all.push_back(Scan(dtype, n / length, length, 1));
   all.push_back(Scan(dtype, 1, n / 16, 16));
+}
+
+// Adds one long row, and rows that fit in a block's shared memory or do not.
+void Problems::AddSorts(std::vector<Case>& all, DType dtype) {
+  const bool gpu = rig_.gpu();
+  const std::int64_t n = std::int64_t{1} << (gpu ? 28 : 23);
+  for (bool indices : {false, true}) {
+    all.push_back(Sort(dtype, 1, n, indices));
+    all.push_back(Sort(dtype, n / 4096, 4096, indices));
+    if (dtype != DType::kF32) continue;
+    for (std::int64_t length : {1 << 20, 1 << 24})
+      if (length < n) all.push_back(Sort(dtype, 1, length, indices));
+    for (std::int64_t length : {16, 256, 1024, 65536})
+      all.push_back(Sort(dtype, n / length, length, indices));
+  }
 }
 
 void Problems::AddMatrices(std::vector<Case>& all, DType dtype) {

@@ -169,6 +169,11 @@ Scaled<ScanProblem> ScaleDown(ScanProblem p) {
   const double scale = Halve({&p.outer, &p.length, &p.inner}, kMostElements);
   return {p, scale};
 }
+template <>
+Scaled<SortProblem> ScaleDown(SortProblem p) {
+  const double scale = Halve({&p.rows, &p.n}, kMostElements);
+  return {p, scale};
+}
 
 // Returns the bytes that any algorithm must move: each operand once, and the result. Here all
 // arrays have n elements of one type.
@@ -206,6 +211,11 @@ double LeastBytes(const ScanProblem& p) {
   return static_cast<double>(p.outer) * static_cast<double>(p.length) *
          static_cast<double>(p.inner) *
          static_cast<double>(SizeOf(p.dtype) + SizeOf(ResultDType(p.op, p.dtype)));
+}
+double LeastBytes(const SortProblem& p) {
+  return static_cast<double>(p.rows) * static_cast<double>(p.n) *
+         static_cast<double>((p.wants_values ? 2 : 1) * SizeOf(p.dtype) +
+                             (p.wants_indices ? sizeof(std::int64_t) : 0));
 }
 
 // Returns the seconds that one CPU thread needs per element to load a view that is not contiguous,

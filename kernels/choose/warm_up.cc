@@ -84,6 +84,15 @@ TopKProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
   p.indices = static_cast<std::int64_t*>(arena.b.data());
   return p;
 }
+template <>
+SortProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
+  // Every strategy accepts rows of this length.
+  SortProblem p = {.dtype = dtype, .rows = s.elements / 1024, .n = 1024};
+  p.x = arena.a.data();
+  p.values = arena.out.data();
+  p.indices = static_cast<std::int64_t*>(arena.b.data());
+  return p;
+}
 
 // Whether the operation has two kinds of problems with different rates; see IsNarrow in pace.cc.
 template <class Problem>

@@ -15,7 +15,8 @@ namespace tessera {
   METHOD(WindowSum, window_sum)              \
   METHOD(Map, map)                           \
   METHOD(TopK, top_k)                        \
-  METHOD(Scan, scan)
+  METHOD(Scan, scan)                         \
+  METHOD(Sort, sort)
 #define TESSERA_NOT_LISTED(Operation, name)
 #define TESSERA_OPERATION_METHODS(X) TESSERA_OPERATION_LIST(X, TESSERA_NOT_LISTED)
 #define TESSERA_OPERATIONS(X) TESSERA_OPERATION_LIST(X, X)

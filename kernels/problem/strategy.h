@@ -213,6 +213,25 @@ struct ScanProblem {
   constexpr std::int64_t elements() const { return outer * length * inner; }
 };
 
+// Sorts each row of x[rows, n] into values[rows, n], and writes the elements' former positions in
+// their rows to indices[rows, n]. The order is stable; kernels/problem/sort.h defines it.
+struct SortProblem {
+  static constexpr std::string_view kOperation = "sort";
+  DType dtype = DType::kF32;
+  bool descending = false;
+  // Which of the results are wanted: at least one of them.
+  bool wants_values = true;
+  bool wants_indices = true;
+  std::int64_t rows = 0;
+  std::int64_t n = 0;
+  const void* x = nullptr;
+  void* values = nullptr;           // null unless wanted
+  std::int64_t* indices = nullptr;  // null unless wanted
+  Launch launch;
+
+  constexpr std::int64_t elements() const { return rows * n; }
+};
+
 // Calls f.operator()<Problem>() for the problem of each operation.
 template <class F>
 constexpr void ForEachOperation(F&& f) {

@@ -48,8 +48,8 @@ struct PlannedOperand {
   View view;                 // as if the array began at address 0; set by FindTypes
 };
 
-// Where an array that a step computes is stored.
-enum class Destination : std::uint8_t { kResponse, kScratch, kBuffer };
+// Where an array that a step computes is stored. kNone: the step does not compute it.
+enum class Destination : std::uint8_t { kResponse, kScratch, kBuffer, kNone };
 
 struct PlannedStep {
   // Set before the first pass. If the options set no strategy, launch or timing, the operation may

@@ -20,7 +20,9 @@ absl::Status FindTypes(const ProgramPlan& program, PlannedStep& step) {
     if (operand.kind == PlannedOperand::Kind::kResult) {
       const PlannedStep& earlier = program.steps[operand.step];
       if (!earlier.status.ok()) return StepFailed(operand.step);
-      if (operand.output >= earlier.result.arrays.size())
+      if (operand.output >= earlier.result.arrays.size() ||
+          (operand.output < earlier.destinations.size() &&
+           earlier.destinations[operand.output] == Destination::kNone))
         return OfOperand(operand.name, BadOutput(operand.output));
       operand.type = earlier.result.arrays[operand.output];
     }

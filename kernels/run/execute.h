@@ -218,6 +218,7 @@ inline bool IsTrivial(const MatmulProblem& p) { return p.m == 0 || p.n == 0 || p
 inline bool IsTrivial(const MapProblem& p) { return p.n == 0; }
 inline bool IsTrivial(const TopKProblem& p) { return p.rows == 0; }
 inline bool IsTrivial(const ScanProblem& p) { return p.elements() == 0; }
+inline bool IsTrivial(const SortProblem& p) { return p.elements() == 0; }
 inline bool IsTrivial(const ReduceAxesProblem& p) { return p.outer == 0 || p.inner == 0; }
 
 // Writes the result of a trivial problem.

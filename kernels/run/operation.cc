@@ -161,6 +161,11 @@ double More(const ReduceSpec& spec, absl::Span<const View> x, const Speed& speed
 double More(const ScanSpec& spec, absl::Span<const View> x, const Speed& speed) {
   return spec.expression.has_value() ? MapMicroseconds(*spec.expression, x, speed) : 0;
 }
+double More(const SortSpec& spec, absl::Span<const View> x, const Speed& speed) {
+  constexpr double kFlops = 20;  // per element
+  const double map = spec.expression.has_value() ? MapMicroseconds(*spec.expression, x, speed) : 0;
+  return map + static_cast<double>(x[0].elements()) * kFlops / speed.flops;
+}
 double More(const MapSpec& spec, absl::Span<const View> x, const Speed& speed) {
   return MapMicroseconds(spec.expression, x, speed);
 }

@@ -65,6 +65,17 @@ struct SpecOf<ScanProblem> {
   std::optional<Expression> expression;
 };
 
+// The operands that only the expression uses follow x.
+template <>
+struct SpecOf<SortProblem> {
+  int axis = -1;
+  bool descending = false;
+  // Which results are wanted: at least one. An array that is not wanted gets no memory.
+  bool values = true;
+  bool indices = true;
+  std::optional<Expression> expression;
+};
+
 #define TESSERA_SPEC(Operation, name) using Operation##Spec = SpecOf<Operation##Problem>;
 TESSERA_OPERATION_METHODS(TESSERA_SPEC)
 #undef TESSERA_SPEC
@@ -76,8 +87,8 @@ using VariantOf = std::variant<Specs...>;
 using OperationSpec = VariantOf<void TESSERA_OPERATION_METHODS(TESSERA_SPEC)>;
 #undef TESSERA_SPEC
 
-// The maximum number of arrays that one operation returns. TopK returns two, and the others return
-// one.
+// The maximum number of arrays that one operation returns. TopK and Sort return two, and the others
+// return one.
 inline constexpr std::size_t kMostResults = 2;
 
 // The types of an operation's results. If the result is a number (`scalar`), later steps read it as

@@ -225,6 +225,12 @@ inline Division DivisionOf(const ScanProblem& p, const Strategy<ScanProblem>&, c
   return {p.x, p.length * p.inner * static_cast<std::int64_t>(SizeOf(p.dtype)), p.outer};
 }
 
+// A part is a row.
+inline Division DivisionOf(const SortProblem& p, const Strategy<SortProblem>&, const Team&) {
+  if (p.x == nullptr || p.rows == 1) return {};
+  return {p.x, p.n * static_cast<std::int64_t>(SizeOf(p.dtype)), p.rows};
+}
+
 // --- A share as a problem ---
 
 // Returns the problem of the indices [share.first, share.end) of outer.
@@ -275,6 +281,16 @@ inline ScanProblem PartOf(const ScanProblem& p, const TeamShare& share) {
   part.outer = share.end - share.first;
   part.x = Advanced(p.x, first * static_cast<std::int64_t>(SizeOf(p.dtype)));
   part.out = Advanced(p.out, first * static_cast<std::int64_t>(SizeOf(ResultDType(p.op, p.dtype))));
+  return part;
+}
+
+inline SortProblem PartOf(const SortProblem& p, const TeamShare& share) {
+  SortProblem part = p;
+  const std::int64_t first = share.first * p.n;
+  part.rows = share.end - share.first;
+  part.x = Advanced(p.x, first * static_cast<std::int64_t>(SizeOf(p.dtype)));
+  part.values = Advanced(p.values, first * static_cast<std::int64_t>(SizeOf(p.dtype)));
+  part.indices = p.indices == nullptr ? nullptr : p.indices + first;
   return part;
 }
 

@@ -107,8 +107,8 @@ absl::Status OperationCall::PlanArrays(Device& device, absl::Span<const ArrayTyp
       ASSIGN_OR_RETURN(BufferSpec spec,
                        MakeSpec(destination.buffer(), types[i], device, devices()));
       drafts[i].emplace(store(), std::move(spec));
-      continue;
     }
+    if (!IsInline(destination)) continue;
     RETURN_IF_ERROR(CheckInline(types[i], inline_bytes));
     inline_bytes += types[i].bytes();
   }
@@ -119,10 +119,8 @@ absl::Status OperationCall::AnswerArrays(Stream& stream, absl::Span<const ArrayT
                                          absl::Span<void* const> memory, Drafts& drafts) {
   absl::InlinedVector<ResultDraft*, kMostResults> results;
   for (std::size_t i = 0; i < types.size(); ++i) {
-    if (drafts[i].has_value()) {
-      results.push_back(&*drafts[i]);
-      continue;
-    }
+    if (drafts[i].has_value()) results.push_back(&*drafts[i]);
+    if (!IsInline(*operation_.destinations[i])) continue;
     v1::Tensor& tensor = response_.tensor(i);
     SetType(types[i], tensor);
     std::string& data = *tensor.mutable_data();

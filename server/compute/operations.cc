@@ -102,7 +102,7 @@ absl::Status CheckCounts(const v1::Expression& expression, std::string_view fiel
   return absl::OkStatus();
 }
 
-// Sets the expression of a Reduce, a Scan or a Matmul, if the request has one.
+// Sets the expression of a Reduce, a Scan, a Sort or a Matmul, if the request has one.
 template <class Request>
 absl::Status SetExpression(const Request& request, std::optional<Expression>& expression) {
   if (!request.has_expression() && request.with().empty()) return absl::OkStatus();
@@ -164,14 +164,33 @@ absl::Status Read(const v1::ScanRequest& request, ScanSpec& spec) {
   return SetExpression(request, spec.expression);
 }
 
-absl::Status Read(const v1::TopKRequest& request, TopKSpec& spec) {
-  if (request.values().has_buffer() && request.indices().has_buffer() &&
-      request.values().buffer().name() == request.indices().buffer().name()) {
-    return MakeError(
-        absl::StatusCode::kInvalidArgument, "BAD_RESULT",
-        "values and indices cannot be stored in the same buffer",
-        {{"field", "indices.buffer.name"}, {"value", request.indices().buffer().name()}});
+// Checks that the two results of a request have two places.
+template <class Request>
+absl::Status CheckApart(const Request& request) {
+  const bool same = request.values().has_buffer() && request.indices().has_buffer() &&
+                    request.values().buffer().name() == request.indices().buffer().name();
+  if (!same) return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kInvalidArgument, "BAD_RESULT",
+      "values and indices cannot be stored in the same buffer",
+      {{"field", "indices.buffer.name"}, {"value", request.indices().buffer().name()}});
+}
+
+absl::Status Read(const v1::SortRequest& request, SortSpec& spec) {
+  RETURN_IF_ERROR(CheckApart(request));
+  if (request.has_axis()) spec.axis = request.axis();
+  spec.descending = request.descending();
+  spec.values = !request.values().has_none();
+  spec.indices = !request.indices().has_none();
+  if (!spec.values && !spec.indices) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_RESULT",
+                     "a sort needs at least one of its results", {{"field", "values.none"}});
   }
+  return SetExpression(request, spec.expression);
+}
+
+absl::Status Read(const v1::TopKRequest& request, TopKSpec& spec) {
+  RETURN_IF_ERROR(CheckApart(request));
   spec = {.k = request.k(),
           .axis = request.has_axis() ? request.axis() : -1,
           .smallest = request.smallest()};
@@ -199,6 +218,12 @@ absl::StatusOr<Operation> Make(const Request& request) {
   if constexpr (requires { request.result(); }) operation.destinations = {&request.result()};
   if constexpr (requires { request.indices(); })
     operation.destinations = {&request.values(), &request.indices()};
+  for (const v1::Result* destination : operation.destinations) {
+    if (destination->has_none() && !std::is_same_v<Spec, SortSpec>) {
+      return MakeError(absl::StatusCode::kInvalidArgument, "BAD_RESULT",
+                       "only a sort has results that may be left out", {{"field", "result.none"}});
+    }
+  }
   return operation;
 }
 
@@ -236,8 +261,9 @@ OperationSize SizeOfRequest(const Request& request) {
   if constexpr (requires { request.with(); }) add(request.with_size(), kMostOperands - 1);
   if constexpr (requires { request.expression(); }) {
     const auto& nodes = request.expression().nodes();
-    // Reduce and Scan compile an expression a second time, with a cast.
-    constexpr bool kCasts = requires { request.op(); };
+    // Reduce, Scan and Sort compile an expression a second time, with a cast.
+    constexpr bool kCasts = requires { request.op(); }
+    || requires { request.descending(); };
     constexpr std::size_t kPrograms = kCasts ? 2 : 1;
     if (!nodes.empty() && nodes.size() <= kMostNodes) {
       size.bytes = static_cast<std::size_t>(nodes.size()) * sizeof(ExpressionNode) + kHeap +

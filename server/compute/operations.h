@@ -66,7 +66,7 @@ inline constexpr std::size_t kHeap = 32;
 
 // Whether the response will contain the array itself.
 inline bool IsInline(const v1::Result& destination) {
-  return !destination.has_buffer() && !destination.has_scratch();
+  return !destination.has_buffer() && !destination.has_scratch() && !destination.has_none();
 }
 
 // Returns how long it takes, in microseconds, to copy inline operands to a GPU and inline results

@@ -93,6 +93,7 @@ absl::Status ProgramRun::Read(const v1::Step& message, std::uint32_t index) {
   for (const v1::Result* destination : own.destinations) {
     step.destinations.push_back(destination->has_buffer()    ? Destination::kBuffer
                                 : destination->has_scratch() ? Destination::kScratch
+                                : destination->has_none()    ? Destination::kNone
                                                              : Destination::kResponse);
   }
   const std::size_t operands = operation.operands.size();

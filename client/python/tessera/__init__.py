@@ -18,7 +18,18 @@ __path__ = pkgutil.extend_path(__path__, __name__)
 from . import aio  # noqa: E402
 from ._client import Array, Client, Expr, Scope, connect
 from ._ring import Ring
-from .arrays._functions import fma, matmul, norm, scan, sum_squares, topk, vecdot, window_sum
+from .arrays._functions import (
+    argsort,
+    fma,
+    matmul,
+    norm,
+    scan,
+    sort,
+    sum_squares,
+    topk,
+    vecdot,
+    window_sum,
+)
 from .graph._dtypes import bfloat16
 from .graph._plan import Stats
 from .wire import _errors  # noqa: E402
@@ -34,12 +45,14 @@ __all__ = [
     "Scope",
     "Stats",
     "aio",
+    "argsort",
     "bfloat16",
     "connect",
     "fma",
     "matmul",
     "norm",
     "scan",
+    "sort",
     "sum_squares",
     "topk",
     "vecdot",

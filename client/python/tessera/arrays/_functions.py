@@ -123,6 +123,19 @@ def topk(x: Any, k: int, axis: int = -1, largest: bool = True) -> Tuple[Any, Any
     return x._make(values), x._make(indices)
 
 
+def sort(x: Any, axis: int = -1, descending: bool = False) -> Any:
+    """The elements along an axis in ascending or descending order. NaN is larger than all other
+    elements, and -0.0 equals 0.0, as in NumPy's sort. Equal elements stay in index order, in both
+    directions."""
+    return _own(x)._make(_ops.sort(x._term(), axis, descending)[0])
+
+
+def argsort(x: Any, axis: int = -1, descending: bool = False) -> Any:
+    """The i64 indices along an axis that sort the elements as ts.sort does. An array and its
+    indices are results of one step, so t.compute(ts.sort(x), ts.argsort(x)) is one call."""
+    return _own(x)._make(_ops.sort(x._term(), axis, descending)[1])
+
+
 def scan(
     x: Any, op: str, axis: int = -1, exclusive: bool = False, reverse: bool = False
 ) -> Any:
@@ -434,6 +447,74 @@ def _histogram(a: Any, bins: Any = 10, range: Any = None, density: bool = False)
     return found, edges
 
 
+# --- sorting
+
+
+def _in_order(which: int) -> Callable[..., Any]:
+    """Returns np.sort or np.argsort. All kinds of sorts are stable here."""
+
+    def call(a: Any, axis: Any = -1, kind: Any = None, stable: Any = None) -> Any:
+        if axis is None:
+            a, axis = flat(a), 0
+        return a._make(_ops.sort(a._term(), axis)[which])
+
+    return call
+
+
+def _of_sorted(a: Any, axis: Any, keepdims: bool, pick: Callable[..., Any]) -> Any:
+    """Returns pick(at, n) for the n elements along an axis in order, where at(i) is the element
+    with index i. The result is NaN where an element is NaN, or where there are no elements."""
+    rank = a.ndim
+    lines, along = (flat(a), 0) if axis is None else (a, normalize_axis(axis, rank))
+    n = lines.shape[along]
+    if not n:
+        return a.mean(axis, keepdims=keepdims)
+    ordered = sort(lines, along)
+    if not _dtypes.is_float(a.dtype):
+        ordered = ordered.astype("f8")
+
+    def at(i: int) -> Any:
+        return ordered[(slice(None),) * along + (slice(i, i + 1),)]
+
+    last = at(n - 1)
+    found = where(last == last, pick(at, n), last)
+    if axis is None:
+        return found.reshape((1,) * rank if keepdims else ())
+    return found if keepdims else found.squeeze(along)
+
+
+def _median(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
+    return _of_sorted(
+        a, axis, keepdims,
+        lambda at, n: at(n // 2) if n % 2 else (at(n // 2 - 1) + at(n // 2)) / 2,
+    )
+
+
+def _quantile(a: Any, q: Any, axis: Any = None, keepdims: bool = False) -> Any:
+    parts = np.asarray(q, float)
+    if parts.ndim > 1 or not np.all((parts >= 0) & (parts <= 1)):
+        raise ValueError("quantiles are numbers from 0 to 1, or a list of them")
+
+    def pick(part: float) -> Callable[..., Any]:
+        def between(at: Any, n: int) -> Any:
+            low = min(int(part * (n - 1)), max(n - 2, 0))
+            share = part * (n - 1) - low
+            first, second = at(low), at(min(low + 1, n - 1))
+            if share == 0:
+                return first
+            step = second - first
+            return first + step * share if share < 0.5 else second - step * (1 - share)
+
+        return between
+
+    found = [_of_sorted(a, axis, keepdims, pick(part)) for part in parts.reshape(-1).tolist()]
+    return stack(found) if parts.ndim else found[0]
+
+
+def _percentile(a: Any, q: Any, axis: Any = None, keepdims: bool = False) -> Any:
+    return _quantile(a, np.asarray(q, float) / 100, axis, keepdims)
+
+
 # --- scans
 
 
@@ -634,6 +715,11 @@ add(
         "cumulative_prod": _cumulative("cumprod"),
         "nancumsum": lambda a, axis=None, dtype=None: _without_nan(a, 0).cumsum(axis, dtype),
         "nancumprod": lambda a, axis=None, dtype=None: _without_nan(a, 1).cumprod(axis, dtype),
+        "sort": _in_order(0),
+        "argsort": _in_order(1),
+        "median": _median,
+        "quantile": _quantile,
+        "percentile": _percentile,
         "ediff1d": _ediff1d,
         "trapz": _trapezoid,
         "trapezoid": _trapezoid,

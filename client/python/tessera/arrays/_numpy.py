@@ -19,13 +19,15 @@ from . import _functions
 from ._ufuncs import PAIRS, REDUCTIONS, UFUNCS
 
 _WAY_OUT = "bring the operands to the host with .numpy()"
-_LARGEST = "use ts.topk for the largest or smallest elements"
+_LARGEST = "use ts.topk for the largest or smallest elements, or ts.sort"
 _ROWS = "use a slice for adjacent rows, as in x[2:5]"
 
 
 # What to use instead of an attribute of NumPy arrays. Without an entry, it is .numpy() alone.
 _INSTEAD = {
-    **dict.fromkeys(("sort", "argsort", "partition", "argpartition"), _LARGEST),
+    **dict.fromkeys(("partition", "argpartition"), _LARGEST),
+    "sort": "use ts.sort(x), which returns the sorted array",
+    "argsort": "use ts.argsort(x)",
     **dict.fromkeys(
         ("fill", "put", "itemset", "setfield", "resize", "setflags", "byteswap"),
         "they are immutable, so upload a new one with the client's put(..., replace=True)",
@@ -38,8 +40,8 @@ _INSTEAD = {
 }
 # What to use instead of a function or ufunc of NumPy.
 _INSTEAD_OF = {
-    **dict.fromkeys("sort argsort partition argpartition".split(), _LARGEST),
-    **dict.fromkeys("median percentile quantile nanmedian".split(), _LARGEST),
+    **dict.fromkeys("partition argpartition".split(), _LARGEST),
+    **dict.fromkeys("nanmedian nanquantile nanpercentile".split(), "use ts.sort"),
     **dict.fromkeys("take compress choose delete".split(), _ROWS),
     "piecewise": "use np.select",
     "bincount": "use (x[:, None] == np.arange(k)).sum(0)",

@@ -1,7 +1,7 @@
 """Turns the nodes of expressions into the steps of a program. Connected operations that work
 element by element become one expression. No I/O.
 
-An expression is a Map, the input of a Reduce or a Scan, or the epilogue of a Matmul whose product
+An expression is a Map, the input of a Reduce, Scan or Sort, or the epilogue of a Matmul whose product
 nothing else reads. A step has one operand for each array that it reads, up to MAX_OPERANDS, and at
 most MAX_NODES nodes, including loads and constants. Larger expressions are split: their largest
 part becomes a separate step. A value that several steps need is computed in each of them, unless it
@@ -11,7 +11,7 @@ must be stored anyway.
 import bisect
 from typing import Any, Dict, FrozenSet, Hashable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ._graph import FOLDS, Constant, Inline, Leaf, Node, Source, Term
+from ._graph import GIVE_TWO, TAKE_EXPRESSIONS, Constant, Inline, Leaf, Node, Source, Term
 from ._views import View
 
 MAX_OPERANDS = 8
@@ -33,7 +33,7 @@ class Instruction(NamedTuple):
 class Step:
     """One operation of a program. node: what it computes. operands: what it reads; if the source of
     an operand is a Node, the operand is the result of the step that Fuser.number returns. code: the
-    expression of a map, or of a reduce, a scan or a matmul that has one. In the expression of a
+    expression of a map, or of a reduce, scan, sort or matmul that has one. In the expression of a
     matmul, operand 0 is the product, and the others are operands[2:]."""
 
     __slots__ = ("node", "operands", "code")
@@ -118,8 +118,8 @@ class Fuser:
     def _key(self, node: Node) -> Hashable:
         inputs = tuple(self._term_key(term) for term in node.inputs)
         params = tuple(sorted(node.params.items()))
-        # The two results of a top_k have different types.
-        dtype = None if node.op == "top_k" else node.dtype
+        # Two results have different types.
+        dtype = None if node.op in GIVE_TWO else node.dtype
         return node.op, inputs, params, dtype, node.strategy, node.timing
 
     def _term_key(self, term: Term) -> Hashable:
@@ -145,7 +145,7 @@ class Fuser:
                 stored.add(position)
             for source, view in node.inputs:
                 if isinstance(source, Node) and not (
-                    node.op in ("map", *FOLDS)
+                    node.op in ("map", *TAKE_EXPRESSIONS)
                     and source.op == "map"
                     and view == View.whole(source.shape)
                 ):
@@ -197,9 +197,10 @@ class Fuser:
         self._add(position, Step(self._nodes[position], operands, self._code(position)))
 
     def _folding(self, position: int) -> Optional[Step]:
-        """Returns the step of a reduce or scan of an expression, or None for any other node."""
+        """Returns the step of a reduce, scan or sort of an expression, or None for any other
+        node."""
         node = self._nodes[position]
-        made = self._inlined(node.inputs[0][0]) if node.op in FOLDS else None
+        made = self._inlined(node.inputs[0][0]) if node.op in TAKE_EXPRESSIONS else None
         if made is None:
             return None
         return Step(node, list(self._trees[made].operands.values()), self._code(made))

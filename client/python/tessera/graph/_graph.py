@@ -84,16 +84,19 @@ class Constant:
         self.dtype: "np.dtype[Any]" = dtype  # type: ignore[assignment]
 
 
-# The operations that fold elements, and whose operand may be an expression.
+# The operations that fold elements, those whose operand may be an expression, and those with two
+# results.
 FOLDS = ("reduce", "scan")
+TAKE_EXPRESSIONS = (*FOLDS, "sort")
+GIVE_TWO = ("top_k", "sort")
 
 
 class Node:
     """An operation. op is the name of a step of the protocol ("dot", "reduce"...), and params are
     the other fields of its request. For a "map", params["fn"] is the function of each element;
     connected maps become one step (_fuse.py). output selects one of the operation's results: in a
-    "top_k", 0 is the values and 1 the indices. Nodes that differ only in their output are one
-    step.
+    "top_k" and a "sort", 0 is the values and 1 the indices. Nodes that differ only in their output
+    are one step.
     """
 
     __slots__ = ("op", "inputs", "params", "shape", "dtype", "strategy", "timing", "output")

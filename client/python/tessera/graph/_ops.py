@@ -294,6 +294,22 @@ def topk(a: Term, k: int, axis: int = -1, largest: bool = True) -> Tuple[Term, T
     return cast(values, own), indices
 
 
+def sort(a: Term, axis: int = -1, descending: bool = False) -> Tuple[Term, Term]:
+    """Returns (values, indices) of the elements along an axis in order. The sort is stable. Both
+    are results of one step, which computes only those that are used."""
+    a = array(a)
+    shape = a[1].shape
+    params = {
+        "axis": normalize_axis(axis, len(shape)) - len(shape),
+        "descending": is_true(descending, "descending"),
+    }
+    values, indices = (
+        _term(Node("sort", (a,), shape, dtype, params, output=output))
+        for output, dtype in enumerate((a[0].dtype, _I64))
+    )
+    return values, indices
+
+
 def diagonal(a: Term, offset: int = 0) -> Term:
     """Returns a view whose last axis is the diagonal of the last two axes."""
     source, view = a

@@ -5,7 +5,7 @@ step, which is shorter.
 """
 
 import dataclasses
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from . import _dtypes
 from ._elementwise import copy
 from ._expression import OPERANDS, expression_message, expression_text
 from ._fuse import Fuser, Step
-from ._graph import Inline, Leaf, Node, Source, Term
+from ._graph import GIVE_TWO, Inline, Leaf, Node, Source, Term
 from ._views import View
 
 # By the name of a step: its method, and the fields of its operands that are not repeated.
@@ -91,19 +91,31 @@ class Plan:
         self.steps: List[Step]
         self.leaves: Dict[str, Leaf]
         self.outputs: List[Output]
+        self._read: FrozenSet[Output]
         (first, *others) = outputs
         if not others and first.alone:
             self.steps = [Step(first, first.inputs)]
             self.leaves = {s.name: s for s, _ in first.inputs if isinstance(s, Leaf)}
             self.outputs = [(0, first.output)]
             self._alone = first.op != "top_k"
+            self._read = frozenset()
             return
         self._fuser = Fuser(outputs)
         self.steps, self.leaves = self._fuser.steps, self._fuser.leaves
         self.outputs = self._fuser.outputs
-        # Whether the plan is sent as a call of its only step. Unused results must be scratch, which
-        # only a program supports.
-        self._alone = len(self.steps) == 1 and len(set(self.outputs)) == self._results_of(0)
+        # Whether the plan is sent as a call of its only step. Unused results of a top_k must be
+        # scratch, which only a program supports.
+        used = len(set(self.outputs))
+        self._alone = len(self.steps) == 1 and (
+            used == self._results_of(0) or self.steps[0].node.op == "sort"
+        )
+        # The results that later steps read.
+        self._read = frozenset(
+            (self._fuser.number(source), source.output)
+            for step in self.steps
+            for source, _ in step.operands
+            if isinstance(source, Node)
+        )
 
     def _operand(self, source: Source, view: View) -> Any:
         if isinstance(source, Leaf) and view is source.whole:
@@ -139,7 +151,7 @@ class Plan:
             fields["strategy"] = node.strategy
         if node.timing:
             fields["timing"] = True
-        if node.op == "top_k":
+        if node.op in GIVE_TWO:
             fields.update({("values", "indices")[i]: result for i, result in results.items()})
         # A single number is always returned inline, and stays available to later steps.
         elif results and not _is_number(node):
@@ -155,24 +167,30 @@ class Plan:
 
     def _results_of(self, number: int) -> int:
         """Returns the number of results of a step."""
-        return 2 if self.steps[number].node.op == "top_k" else 1
+        return 2 if self.steps[number].node.op in GIVE_TWO else 1
+
+    def _places(self, number: int, results: Dict[Output, Any]) -> Dict[int, Any]:
+        """Returns where to put the results of a step that are not inline."""
+        places = {}
+        for output in range(self._results_of(number)):
+            one = number, output
+            if one in results:
+                places[output] = results[one]
+            elif one not in self.outputs:
+                skipped = self.steps[number].node.op == "sort" and one not in self._read
+                places[output] = p.Result(none=True) if skipped else p.Result(scratch=True)
+        return places
 
     def call(self, results: Dict[Output, Any]) -> Tuple[str, bytes]:
         """Returns the method and its serialised request. results says where to put the results that
         are not inline."""
         if self._alone:
-            mine = {output: result for (_, output), result in results.items()} if results else {}
-            return _METHOD[self.steps[0].node.op], self.request(0, mine).SerializeToString()
-        scratch = p.Result(scratch=True)
-        inline = set(self.outputs).difference(results)
-        steps = []
-        for i, step in enumerate(self.steps):
-            where = {
-                output: results.get((i, output), scratch)
-                for output in range(self._results_of(i))
-                if (i, output) not in inline
-            }
-            steps.append(p.Step(**{step.node.op: self.request(i, where)}))
+            request = self.request(0, self._places(0, results))
+            return _METHOD[self.steps[0].node.op], request.SerializeToString()
+        steps = [
+            p.Step(**{step.node.op: self.request(i, self._places(i, results))})
+            for i, step in enumerate(self.steps)
+        ]
         program = p.METHODS["Execute"].request(steps=steps, stats=True)
         return "Execute", program.SerializeToString()
 
@@ -244,8 +262,10 @@ class Plan:
             parts.append(f"strategy={node.strategy}")
         shape = "x".join(map(str, node.shape)) or "number"
         dtype, more = node.dtype, ""
-        if node.op == "top_k":
-            dtype, more = step.operands[0][0].dtype, ", i64 indices"
+        if node.op in GIVE_TWO:
+            wanted = {output for at, output in {*self.outputs, *self._read} if at == number}
+            if node.op == "top_k" or len(wanted) == 2:
+                dtype, more = step.operands[0][0].dtype, ", i64 indices"
         result = f"{_dtypes.argument_of(dtype)} {shape}{more}"
         return f"{number}: {node.op}({', '.join(parts)}) -> {result}"
 
@@ -279,7 +299,7 @@ def value_of(node: Node, answer: Any) -> npt.NDArray[Any]:
         else:
             value = answer.value.real
         return _number(value, dtype)
-    if node.op == "top_k":
+    if node.op in GIVE_TWO:
         tensor = answer.indices if node.output else answer.values
     else:
         tensor = answer.tensor
@@ -302,7 +322,7 @@ def _number(value: Any, dtype: "np.dtype[Any]") -> npt.NDArray[Any]:
 
 def buffer_of(node: Node, answer: Any) -> Any:
     """Returns the buffer that a response describes."""
-    if node.op == "top_k":
+    if node.op in GIVE_TWO:
         return answer.indices_buffer if node.output else answer.values_buffer
     return answer.buffer
 
