@@ -16,6 +16,7 @@
 #include "kernels/base/dtype.h"
 #include "kernels/base/launch.h"
 #include "kernels/base/reduce_op.h"
+#include "kernels/base/take_mode.h"
 #include "kernels/client_and_server/operations.h"
 #include "tessera/v1/buffer.pb.h"
 #include "tessera/v1/compute.pb.h"
@@ -204,6 +205,19 @@ class Operations {
     request.set_descending(descending);
     if (results == SortResults::kIndices) request.mutable_values()->set_none(true);
     if (results == SortResults::kValues) request.mutable_indices()->set_none(true);
+    return Send(std::move(request), options, std::forward<Done>(done)...);
+  }
+  // Returns the slices of x at indices along an axis, or, without an axis, the elements of x as a
+  // vector. If `along`, the indices have the rank of x, and select at each position of the other
+  // axes.
+  template <class... Done>
+  auto Take(const Operand& x, const Operand& indices, std::optional<int> axis = std::nullopt,
+            TakeMode mode = TakeMode::kError, bool along = false,
+            const OperationOptions& options = {}, Done&&... done) {
+    auto request = NewRequest<v1::TakeRequest>(options, x, &indices);
+    if (axis) request.set_axis(*axis);
+    request.set_mode(static_cast<v1::TakeMode>(mode));
+    request.set_along(along);
     return Send(std::move(request), options, std::forward<Done>(done)...);
   }
   // Computes the expression for each element of the operands, which are broadcast.

@@ -126,6 +126,13 @@
   CUDA(Sort, Segmented)            \
   CUDA(Sort, Library)
 
+#define STRATEGIES_Take(CPU, CUDA) \
+  CPU(Take, CpuSerial)             \
+  CPU(Take, CpuParallel)           \
+  CUDA(Take, Element)              \
+  CUDA(Take, Library)              \
+  CUDA(Take, Rows)
+
 #define NOTHING(Operation, Row)
 #ifdef TESSERA_WITH_CUDA
 #define IF_CUDA(macro) macro
@@ -307,6 +314,11 @@ const Strategy<SortProblem>* DefaultOf(const SortProblem& problem, const Device&
   return FirstOf({"segmented", "onesweep", "block_merge", "cpu_radix"}, problem, device);
 }
 
+// `library` is never the default, because it takes only vectors, as `element` does.
+const Strategy<TakeProblem>* DefaultOf(const TakeProblem& problem, const Device& device) {
+  return FirstOf({"rows", "element", "cpu_parallel"}, problem, device);
+}
+
 template <class Problem>
 Problem Reference(std::int64_t elements) {
   return {.n = elements};
@@ -337,10 +349,14 @@ template <>
 ScanProblem Reference(std::int64_t elements) {
   return {.outer = 16, .length = elements / 16};
 }
-
 template <>
 SortProblem Reference(std::int64_t elements) {
   return {.rows = 1, .n = elements};
+}
+template <>
+TakeProblem Reference(std::int64_t elements) {
+  const std::int64_t row = 64, rows = elements / row;
+  return {.length = rows, .inner = row, .count = rows, .strides = {0, row, 1}};
 }
 
 }  // namespace

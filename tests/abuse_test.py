@@ -1276,6 +1276,8 @@ class ErrorTest(Case):
                 ("WindowSum", "x", dict(x=operand, radius=1)),
                 ("Scan", "x", dict(x=operand, op="REDUCE_OP_SUM")),
                 ("Sort", "x", dict(x=operand)),
+                ("Take", "x", dict(x=operand, indices=inline(np.zeros(1, np.int64)))),
+                ("Take", "indices", dict(x=good, indices=operand)),
             ):
                 outcome = client.attempt(rpc, **fields)
                 self.assertEqual((outcome.reason, outcome.metadata.get("operand")), (reason, which))
@@ -1314,6 +1316,9 @@ class ErrorTest(Case):
                 ("BAD_AXES", "4", "Scan", dict(sum_of, axis=4)),
                 ("BAD_AXES", "4", "Sort", dict(x=good, axis=4)),
                 ("BAD_RADIUS", "-9", "WindowSum", dict(x=good, radius=-9)),
+                ("BAD_INDEX", "-77", "Take", dict(x=good, indices=inline(np.array([0, -77])))),
+                ("BAD_DTYPE", "f32", "Take", dict(x=good, indices=good)),
+                ("BAD_OPERATION", "99", "Take", dict(x=good, indices=good, mode=99)),
                 ("BAD_OPERAND", "3", "Dot", dict(a=short, b=good)),
                 ("BAD_MESSAGE", str(limit), "Reduce", dict(sum_of, x=large)),
             )

@@ -111,6 +111,7 @@ class AccessTest(o.FreshCase):
             ("TopK", dict(x=x, k=1, indices=out)),
             ("Scan", dict(x=x, op=o.compute.REDUCE_OP_SUM, result=out)),
             ("Sort", dict(x=x, indices=out)),
+            ("Take", dict(x=x, indices=o.inline(np.zeros(1, np.int64)), result=out)),
             ("Execute", dict(steps=[plain, step])),
         ):
             with self.subTest(rpc):
@@ -356,6 +357,7 @@ class AccessTest(o.FreshCase):
                 bert.attempt("TopK", x=operand, k=1),
                 bert.attempt("Scan", op=o.compute.REDUCE_OP_SUM, x=operand),
                 bert.attempt("Sort", x=operand),
+                bert.attempt("Take", x=operand, indices=operand),
                 bert.attempt("Map", operands=[operand], expression=same),
                 bert.attempt("Reduce", op=o.compute.REDUCE_OP_SUM, x=operand),
                 bert.try_upload([dict(name=name, data=b"1234")]),

@@ -24,14 +24,14 @@ import random_requests as r
 from random_requests import BF16, BOOL, BYTES, F16, F32, F64, I8, I32, I64, U8, Operand
 
 LENGTH = 1 << 16  # The length of the resident arrays.
-COUNT = 288
+COUNT, TAKES = 312, 24  # The number of requests, and how many of them take elements.
 AT_ONCE = 64
 GOLDEN = pathlib.Path(__file__).with_name("bits.txt")
 SEED = 20261125  # The seed of GOLDEN.
 # Operations whose results are the same on every device (docs/design/reproducible-bits.md), and
 # hence on every machine. Expressions are included if they need no library function of the device or
 # the host. The bits of NaN are excluded.
-ON_EVERY_DEVICE = ("dot", "add", "map", "reduce", "top_k", "scan", "sort", "bytes")
+ON_EVERY_DEVICE = ("dot", "add", "map", "reduce", "top_k", "scan", "sort", "bytes", "take")
 # Reductions of one-byte types that are computed in integers.
 EXACT = ("SUM", "MIN", "MAX", "ARGMIN", "ARGMAX", "ALL", "ANY")
 BOUNDS = {I32: (-(1 << 20), 1 << 20), I64: (-(1 << 20), 1 << 20), U8: (0, 256), I8: (-128, 128),
@@ -129,8 +129,10 @@ class Suite:
     def __init__(self, server):
         self.requests = Windows(ARGUMENTS.seed)
         # Rotates through the kinds, so every kind occurs.
-        kinds = [*r.Requests.KINDS, "reduce", "reduce", "reduce"]
-        self.cases = [self.requests.valid(kinds[i % len(kinds)]) for i in range(COUNT)]
+        kinds = [kind for kind in r.Requests.KINDS if kind != "take"] + ["reduce"] * 3
+        # The requests before the takes do not depend on them.
+        kinds = [kinds[i % len(kinds)] for i in range(COUNT - TAKES)] + ["take"] * TAKES
+        self.cases = [self.requests.valid(kind) for kind in kinds]
         self.alone = []
         for case, response in zip(self.cases, self.responses(server)):
             case.check_values(response)

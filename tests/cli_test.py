@@ -330,6 +330,7 @@ class CliTest(CliCase):
             {"window-sum": {"x": "step:5.indices@0:4:1", "radius": 1}},
             {"scan": {"op": "sum", "x": "x", "axis": 0, "exclusive": True, "reverse": True}},
             {"sort": {"x": "x[0]", "descending": True}},
+            {"take": {"x": "x", "indices": "step:5.indices@0:3:1", "mode": "clip"}},
         )
         answer = self.json("run", path)
         steps = answer["steps"]
@@ -347,6 +348,7 @@ class CliTest(CliCase):
         self.assertEqual((steps[8]["dtype"], steps[8]["data"]), ("i64", [9, 12, 9, 5]))
         self.assertEqual(steps[9]["data"], (x[::-1].cumsum(0)[::-1] - x).tolist())
         self.assertEqual(steps[10]["values"]["data"], np.sort(x[0])[::-1].tolist())
+        self.assertEqual(steps[11]["data"], x.ravel()[[5, 4, 3]].tolist())
         self.assertTrue(all(step["stats"]["strategy"] for step in steps))
         self.assertGreater(answer["wall_us"], 0)
         self.cli("rm", "sum", "i")
@@ -428,6 +430,27 @@ class CliTest(CliCase):
                       ("BAD_AXES", "tessera info", "topk", "x", "--k", 1, "--axis", 2))
         for flags in ("--replace", "--ttl 5m", "-o -", "-o one.npy --indices-output one.npy"):
             self.fails(2, "BAD_OPTION", "--help", "topk", "x", "--k", 1, *flags.split())
+
+    def test_take(self):
+        x = np.random.default_rng(9).integers(-9, 9, (30, 40)).astype("<f4")
+        rows = np.array([[3, -1], [0, 29]])
+        self.put("x", x)
+        self.put("rows", rows)
+        answer = self.json("take", "x", "rows", "--axis", 0)
+        self.assertEqual((answer["dtype"], answer["shape"]), ("f32", [2, 2, 40]))
+        self.assertEqual(answer["data"], x[rows].tolist())
+        self.assertEqual(self.json("take", "x", "rows[0]")["data"], x.take(rows[0]).tolist())
+        self.assertEqual(self.cli("take", "x", "rows", "--axis=-1", "--mode", "clip", "--out", "t"),
+                         f"t: f32 [30, 2, 2], 480 B on {o.Program.device}\n")
+        np.testing.assert_array_equal(self.get("t"), x.take(rows, 1, mode="clip"))
+        order = np.argsort(x, axis=1)[:, :3]
+        self.put("order", order)
+        self.assertEqual(self.json("take", "x", "order", "--axis", 1, "--along")["data"],
+                         np.take_along_axis(x, order, 1).tolist())
+        self.put("far", np.array([0, 30]))
+        self.all_fail(4, ("BAD_INDEX", "--mode", "take", "x", "far", "--axis", 0),
+                      ("BAD_DTYPE", "tessera info", "take", "x", "x"),
+                      ("BAD_AXES", "tessera info", "take", "x", "rows", "--axis", 2))
 
     def test_scan(self):
         x = np.random.default_rng(8).integers(-9, 9, (30, 40)).astype("<f4")
@@ -769,8 +792,10 @@ class CliTest(CliCase):
                 "reduce sum x --axes a", "reduce sum x --out y", "cp x", "cp x y --dtype f8",
                 "window-sum x", "bench", "topk x", "topk x --k all", "search x --k 3",
                 "topk x --k 1 --out y -o y.npy", "scan mean x", "scan x",
+                "take x", "take x i --mode raise",
                 "search x --queries q --k 3 --metric cosine",
-                "bench order x", "sort x --only both", "bench dot x", "bench reduce magic x", "bench dot x x --repeat 0"):
+                "bench order x", "sort x --only both", "bench dot x", "bench reduce magic x",
+                "bench dot x x --repeat 0"):
             self.assertEqual(self.run_cli(*line.split()).returncode, 2, line)
         for says, *arguments in (
                 ("'tessera nope' is not a command; the commands are put, get,", "nope", "x"),
@@ -1081,6 +1106,7 @@ class BenchTest(CliCase):
             for name, shape in (("x", n), ("y", n), ("m", (side, side))):
                 self.put(name, 9 * random.standard_normal(shape))
                 self.cli("cp", name, name, "--replace", "--dtype", dtype)
+            self.put("rows", random.integers(-side, side, 7))
             for operation, arguments, unit, work in (
                     ("dot", ("dot", "x", "y"), "B/s", 2 * n * size),
                     ("dot", ("dot", "x", "x"), "B/s", n * size),
@@ -1098,7 +1124,9 @@ class BenchTest(CliCase):
                      side * side * size + 9 * side * (size + 8)),
                     ("scan", ("scan", "sum", "m", "--axis", 0, "--reverse"), "B/s",
                      side * side * (size + wide)),
-                    ("sort", ("sort", "m", "--axis", 0), "B/s", side * side * (2 * size + 8))):
+                    ("sort", ("sort", "m", "--axis", 0), "B/s", side * side * (2 * size + 8)),
+                    ("take", ("take", "m", "rows", "--axis", 0), "B/s",
+                     7 * (8 + 2 * side * size))):
                 with self.subTest(dtype=dtype, operation=operation):
                     report = self.bench(*arguments, "--repeat", 3)
                     self.assertEqual(report["operation"], operation)

@@ -88,6 +88,14 @@ inline v1::Tensor Floats(const std::vector<float>& values) {
   return tensor;
 }
 
+inline v1::Tensor Integers(const std::vector<std::int64_t>& values) {
+  v1::Tensor tensor;
+  tensor.set_dtype(v1::DTYPE_I64);
+  tensor.add_shape(static_cast<std::int64_t>(values.size()));
+  tensor.set_data(Bytes(values));
+  return tensor;
+}
+
 // Returns a free port of this host, below the ports that Linux gives to sockets that request any
 // port. Each process starts its search at a different port.
 inline int FreePort() {

@@ -466,6 +466,7 @@ TEST(RepetitionTest, NotOfOperationsThatStoreTheirResult) {
     expect(client.TopK("x", 1, false, {}, options).status());
     expect(client.Scan(ReduceOp::kSum, "x", {}, false, false, options).status());
     expect(client.Sort("x", {}, false, SortResults::kValues, options).status());
+    expect(client.Take("x", "i", {}, TakeMode::kError, false, options).status());
     OperationOptions indices;
     indices.indices_target = options.target;
     expect(client.TopK("x", 1, false, {}, indices).status());

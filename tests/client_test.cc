@@ -450,6 +450,44 @@ TEST_F(ClientTest, SortedElementsAndTheirPositions) {
   EXPECT_EQ(ErrorReason(client_.Sort("x", 2).status()), "BAD_AXES");
 }
 
+TEST_F(ClientTest, ElementsAtIndices) {
+  Put("x", {3, 9, 2, 1, 5, 7}, {2, 3});
+  const auto values = [](const absl::StatusOr<v1::TakeResponse>& response) {
+    EXPECT_TRUE(response.ok()) << response.status();
+    return response.ok() ? Values<float>(response->tensor()) : std::vector<float>();
+  };
+  const v1::Tensor some = Integers({2, 0, -1});
+  EXPECT_THAT(values(client_.Take("x", some)), ElementsAre(2, 3, 7));
+  EXPECT_THAT(values(client_.Take("x", some, 1)), ElementsAre(2, 3, 2, 7, 1, 7));
+  EXPECT_THAT(values(client_.Take("x", Integers({5}), 0, TakeMode::kWrap)), ElementsAre(1, 5, 7));
+  EXPECT_THAT(values(client_.Take("x", Integers({-9}), 0, TakeMode::kClip)), ElementsAre(3, 9, 2));
+  const auto kept = client_.Take("x", some, 1, TakeMode::kError, /*along=*/false,
+                                 {.target = ResultBuffer{.name = "y"}});
+  ASSERT_TRUE(kept.ok()) << kept.status();
+  EXPECT_EQ(Get(client_, "y"), Bytes<float>({2, 3, 2, 7, 1, 7}));
+  const absl::Status bad = client_
+                               .Take("x", Integers({0, 2, 9}), 1, TakeMode::kError, /*along=*/false,
+                                     {.target = ResultBuffer{.name = "z"}})
+                               .status();
+  EXPECT_EQ(ErrorReason(bad), "BAD_INDEX");
+  EXPECT_EQ(ErrorMetadata(bad)["position"], "2");
+  EXPECT_EQ(ErrorMetadata(bad)["value"], "9");
+  EXPECT_EQ(ErrorMetadata(bad)["length"], "3");
+  EXPECT_EQ(ErrorReason(client_.GetBuffer("z").status()), "BUFFER_NOT_FOUND");
+
+  // In a program, the error is that of the step and of those that need it.
+  Program program;
+  const ProgramStep picked =
+      program.Take("x", Integers({1, 7}), 1, TakeMode::kError, false, {.scratch = true});
+  program.Reduce(ReduceOp::kSum, picked);
+  program.Reduce(ReduceOp::kSum, program.Take("x", Integers({1, 0}), 0));
+  const auto answers = client_.Execute(program);
+  ASSERT_TRUE(answers.ok()) << answers.status();
+  EXPECT_EQ(answers->results(0).error().reason(), "BAD_INDEX");
+  EXPECT_EQ(answers->results(1).error().reason(), "STEP_FAILED");
+  EXPECT_EQ(answers->results(3).reduce().value().real(), 27);
+}
+
 TEST_F(ClientTest, TheServer) {
   const auto info = client_.GetServerInfo();
   ASSERT_TRUE(info.ok()) << info.status();

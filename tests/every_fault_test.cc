@@ -247,6 +247,11 @@ TEST_F(EveryFaultTest, Operations) {
                                 "args: 0 } } values { none: true } "
                                 "indices { buffer { name: 'z' } }",
                             {"z"});
+  TryTimed<v1::TakeRequest>("x " + turned +
+                                " indices { tensor { dtype: DTYPE_I64 shape: 1 data: "
+                                "'\\001\\000\\000\\000\\000\\000\\000\\000' } } axis: 1" +
+                                into_y,
+                            {"y"});
   TryTimed<v1::TopKRequest>("x " + turned +
                                 " k: 3 axis: 0 values { buffer { name: 'y' } } "
                                 "indices { buffer { name: 'z' } }",

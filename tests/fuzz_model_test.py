@@ -640,6 +640,7 @@ class Fuzzer(r.Requests):
                           result=stored["result"])),
             ("Sort", dict(x=x, axis=rng.choice((-1, 0)), values={"none": True},
                           indices=stored["result"])),
+            ("Take", dict(x=x, indices=o.inline(np.zeros(3, np.int64)), result=stored["result"])),
         ))
         outcome = self.client.attempt(rpc, **fields)
         refusals = "BAD_VIEW", "BAD_SHAPE", "BAD_K", "STRATEGY_UNSUPPORTED", "BAD_DTYPE"
@@ -663,7 +664,7 @@ class Fuzzer(r.Requests):
     WEIGHTS = {
         "create": 8, "upload": 16, "upload_ranges": 14, "seal": 10, "get": 8, "list": 3,
         "update": 4, "delete": 5, "download": 6, "copy": 12, "dot": 12, "add": 12, "matmul": 12,
-        "reduce": 20, "window_sum": 8, "map": 12, "top_k": 10, "scan": 10, "sort": 10,
+        "reduce": 20, "window_sum": 8, "map": 12, "top_k": 10, "scan": 10, "sort": 10, "take": 10,
         "large": 2, "bare": 1,
     }
 

@@ -166,6 +166,8 @@ def fields_of(rpc, operand):
     for field in compute.DESCRIPTOR.message_types_by_name[rpc + "Request"].fields:
         if field.name in ("a", "b", "x"):
             fields[field.name] = operand
+        elif field.name == "indices" and field.message_type.name == "Operand":
+            fields["indices"] = inline(np.zeros(1, np.int64))
         elif field.name == "operands":
             fields["operands"] = [operand]
             fields["expression"] = dict(nodes=[dict(operand=0)])

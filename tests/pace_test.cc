@@ -73,6 +73,9 @@ TEST(PaceTest, RefusesBeforeMemoryIsTouched) {
                   "fixed_order");
   l.ExpectRefused(tessera::Run(SortSpec{}, *l.stream, {x}, {nullptr, nullptr}, l.options).status(),
                   30, "cpu_radix");
+  const View places = Broadcast(&l.one, DType::kI64, {kHuge});
+  l.ExpectRefused(tessera::Run(TakeSpec{}, *l.stream, {x, places}, {nullptr}, l.options).status(),
+                  30, "cpu_parallel");
   l.ExpectRefused(RunCopy(*l.stream, x, DType::kF32, nullptr, l.options), 30, "");
   l.ExpectRefused(RunCopy(*l.stream, x, DType::kF64, nullptr, l.options), 30, "");
   const View cube = Broadcast(&l.one, DType::kF32, {1 << 20, 1 << 20, 1 << 20});
@@ -187,6 +190,13 @@ TEST(PaceTest, FiguresStayFigures) {
                               {.rows = kMost, .n = 1},
                               {.rows = 1000003, .n = 0},
                               {.wants_indices = false, .rows = 1000003, .n = 7}});
+  ExpectFigures<TakeProblem>({{},
+                              {.outer = kMost, .length = 1, .count = 1},
+                              {.length = kMost, .count = 1},
+                              {.length = 1, .inner = kMost, .count = 1, .strides = {0, 0, 1}},
+                              {.along = true, .length = 1, .count = kMost},
+                              {.outer = kMost, .length = 0, .inner = 0},
+                              {.outer = 3, .length = 5, .inner = 7, .count = 100}});
   ExpectFigures<ReduceAxesProblem>({{},
                                     {.outer = kMost, .length = 1, .inner = 1},
                                     {.outer = 1, .length = kMost, .inner = 1},
@@ -245,6 +255,8 @@ TEST(PaceTest, EstimatesGrowWithTheProblem) {
   ExpectGrowth<ScanProblem>({.outer = 16, .length = 1 << 20}, {.outer = 16, .length = 1 << 30});
   ExpectGrowth<ScanProblem>({.outer = 1, .length = 1 << 14, .inner = 4096},
                             {.outer = 1, .length = 1 << 24, .inner = 4096});
+  ExpectGrowth<TakeProblem>({.length = 1 << 20, .count = 1 << 26},
+                            {.length = 1 << 20, .count = std::int64_t{1} << 36});
   ExpectGrowth<ReduceAxesProblem>({.outer = 4096, .length = 4096, .inner = 16},
                                   {.outer = 4096, .length = 4096, .inner = 16384});
   ExpectGrowth<MatmulProblem>(Product(4096, 4096, 4096), Product(32768, 32768, 65536));

@@ -218,7 +218,8 @@ class ArraysTest(python_outsider.Case):
         for key in (99, (0, -10), (0, 0, 0), (Ellipsis, Ellipsis)):
             with self.assertRaises(IndexError):
                 self.x[key]
-        for key in ([0, 1], np.array([1]), self.a > 0, 1.5, True, np.True_, (0, np.False_)):
+        for key in (([0, 1], [1, 2]), self.a > 0, [True] * 12, 1.5, True, np.True_,
+                    (0, np.False_), self.x > 0):
             with self.assertRaises(ts.Unsupported):
                 self.x[key]
         with self.assertRaises(ts.Unsupported):
@@ -534,6 +535,103 @@ class ArraysTest(python_outsider.Case):
                         self.check(np.percentile(x, 35, **options),
                                    np.percentile(a, 35, **options), 1e-5)
         self.assertRaises(ValueError, lambda: np.quantile(self.x, 1.5))
+
+    # --- indices in arrays
+
+    def test_an_array_of_indices(self):
+        a, x = self.a, self.x
+        places = np.array([[2, -1], [0, 7]])
+        resident = self.t.put(places)
+        keys = (
+            lambda i: i, lambda i: np.s_[:, i], lambda i: np.s_[..., i], lambda i: np.s_[::2, i],
+            lambda i: np.s_[i, ::-2], lambda i: np.s_[i, 3], lambda i: np.s_[3, i],
+            lambda i: np.s_[None, i, 1:], lambda i: np.s_[i, None], lambda i: np.s_[3, None, i],
+            lambda i: np.s_[i, ..., 3], lambda i: np.s_[:0, i],
+        )
+        for make in keys:
+            half = places % 9
+            for mine, host in (
+                (half, half), (self.t.put(half), half), (half.tolist(), half),
+                ([], np.array([], int)), (self.t.put(half.astype("i4")), half),
+                (self.t.put(half % 5).astype("u1"), half % 5), (half[0].astype("i2"), half[0]),
+                (self.t.put(half)[::-1, 1], half[::-1, 1]),
+            ):
+                self.check(x[make(mine)], a[make(host)], 0)
+        b = RNG.standard_normal((4, 5, 6))
+        y = self.t.put(b)
+        for key in (np.s_[0, :, [1, 2]], np.s_[[1, 2], :, 0], np.s_[1, [2, 0], :], np.s_[..., [5]],
+                    np.s_[[1, -1], 0, 3], np.s_[:, [[4]], ::2], np.s_[0, [1, 2], None]):
+            self.check(y[key], b[key], 0)
+        self.check(x[x.argmax(0)], a[a.argmax(0)], 0)
+        self.check(x[x[:, 0].argmin()], a[a[:, 0].argmin()], 0)
+        self.check((x * 2)[resident].sum(0), (a * 2)[places].sum(0))
+        self.check((x > 0)[resident], (a > 0)[places], 0)
+        self.check((x > 0).any(0)[[1, 0]], (a > 0).any(0)[[1, 0]], 0)
+        for dtype in ("f2", "f8", "i4", "i8", "u1", "i1", "?"):
+            typed = (a * 40).astype("i4").astype(dtype)
+            self.check(self.t.put(typed)[resident], typed[places], 0)
+
+    def test_take(self):
+        a, x = self.a, self.x
+        places = np.array([3, -4, 0, 8])
+        resident = self.t.put(places)
+        far = self.t.put(np.array([[2**62, -5], [100, -(2**63)]]))
+        for axis in (None, 0, 1, -1, -2):
+            for mode in ("raise", "wrap", "clip"):
+                for call in (lambda a, i: np.take(a, i, axis, mode=mode),
+                             lambda a, i: a.take(i, axis, None, mode)):
+                    self.check(call(x, resident), call(a, places), 0)
+                    self.check(call(x, 2), call(a, 2), 0)
+                if mode != "raise":
+                    want = a.take(far.numpy(), axis, mode=mode)
+                    self.check(x.take(far, axis, mode=mode), want, 0)
+        sorts = np.argsort(a, 1)
+        for axis, order in ((1, sorts), (-2, np.argsort(a, 0)), (1, sorts[:, :2]), (1, sorts[:1])):
+            want = np.take_along_axis(a, order, axis)
+            self.check(np.take_along_axis(x, self.t.put(order), axis), want, 0)
+            self.check(np.take_along_axis(x, order, axis), want, 0)
+        want = np.take_along_axis(a[:1], sorts, 1)
+        self.check(np.take_along_axis(x[:1], sorts, 1), want, 0)
+        self.check(np.take_along_axis(x, places, None), np.take_along_axis(a, places, None), 0)
+        values, order = x.topk(3, axis=0)
+        self.check(np.take_along_axis(x, order, 0), values.numpy(), 0)
+
+    def test_takes_are_steps(self):
+        x, rows = self.x, self.t.put(np.array([2, 0]))
+        self.assertEqual(x[rows].explain(), "one Take of 1 step\n"
+                         f"0: take({x.name}, {rows.name}, axis=-2) -> f32 2x9")
+        lines = (x * 2).take(rows, 1, mode="wrap").sum().explain().splitlines()
+        self.assertEqual(lines[0], "one Execute of 3 steps")
+        self.assertEqual(lines[2], f"1: take(step 0, {rows.name}, axis=-1, mode=wrap) -> f32 12x2")
+        with self.calls() as calls:
+            named = x[rows].with_(strategy="cpu_serial")
+            kept = self.t.keep(named, x[rows] + 1)
+        self.assertEqual(calls, ["Execute"])
+        self.check(kept[0], self.a[[2, 0]], 0)
+        self.check(kept[1], self.a[[2, 0]] + 1, 0)
+
+    def test_errors_of_takes(self):
+        x, far = self.x, self.t.put(np.array([0, -3, 12, 99]))
+        for error in (IndexError, ts.BadIndex):
+            for attempt in (lambda: x[[12]], lambda: x[:, [0, -10]], lambda: x.take([108]),
+                            lambda: x[:0].take([0], 0, mode="clip"), x[far].numpy,
+                            x[far].sum().item, lambda: x[far].save("never")):
+                self.assertRaises(error, attempt)
+        with self.assertRaises(ts.BadIndex) as caught:
+            (x[far] + 1).numpy()
+        details = {key: caught.exception.details[key] for key in ("position", "value", "length")}
+        self.assertEqual(details, {"position": "2", "value": "12", "length": "12"})
+        self.assertNotIn("never", self.t)
+        for error, attempt in (
+            (ts.BadAxes, lambda: x.take([0], 2)), (ValueError, lambda: x.take([0], mode="far")),
+            (ts.BadDtype, lambda: x[x]), (TypeError, lambda: x[[1.5]]),
+            (TypeError, lambda: x.take(np.uint64([1]))), (TypeError, lambda: np.take(self.a, far)),
+            (ts.Unsupported, lambda: x.take([0], out=self.a)),
+            (ValueError, lambda: np.take_along_axis(x, [0], 0)),
+            (ts.BadShape, lambda: np.take_along_axis(x, np.zeros((5, 2), int), 1)),
+            (ts.BadShape, lambda: x[np.zeros((1,) * 8, int)]),
+        ):
+            self.assertRaises(error, attempt)
 
     # --- topk, which NumPy lacks
 

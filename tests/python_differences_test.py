@@ -113,9 +113,16 @@ CASES = {
         (ts.topk(put(TOP), 3)[0], [np.nan, 3, 3], "f8"), (ts.topk(put(TOP), 3)[1], [2, 1, 3], "i8"),
         refused(lambda: np.partition(put(TOP), 2), "topk"),
     ],
-    "fancy and boolean indices": lambda put: [
+    "an index with several arrays": lambda put: [
+        refused(lambda: put(OTHER)[[0, 1], [1, 0]], "take_along_axis"),
+        (put(OTHER)[[1, 0]][:, [1]], [[8], [6]], "f4"),
+    ],
+    "`np.take(a, x)` of a NumPy array at indices on the server": lambda put: [
+        (lambda: np.take(F, put(I)), TypeError, "downloaded"),
+    ],
+    "boolean indices": lambda put: [
         *(refused(lambda key=key: put(F)[key], "where")
-          for key in ([0, 1], np.array([True, False, True]), np.array([0]))),
+          for key in ([True, False, True], np.array([True, False, True]), put(F) > 0)),
         (np.where(F > 0, put(F), 0), np.where(F > 0, F, 0), "f4"),
         (put(F).sum(where=F > 0), np.float32(4.5), "f4"),
     ],

@@ -263,12 +263,23 @@ class Program:
         more = 8 * most / max(float(np.max(np.abs(want.astype("f8")), initial=0)), 1e-3)
         self.add("@", a.lazy @ b.lazy, want, a, b, more=more)
 
+    def take(self):
+        v = self.pick(lambda v: v.array.ndim and v.array.size)
+        if v is None:
+            return
+        axis = self.random.randrange(v.array.ndim)
+        extent = v.array.shape[axis]
+        at = np.array([self.random.randrange(-extent, extent) for _ in range(3)])
+        places = self.t.put(at) if self.random.random() < 0.5 else at
+        want = np.take(v.array, at, axis)
+        self.values.append(Value(v.lazy.take(places, axis), want, f"take {v.text}", v.slack))
+
     def keep(self):
         v = self.pick()
         self.values.append(Value(v.lazy.save(), v.array, f"saved {v.text}", v.slack))
 
     LINES = (view, reshape, arithmetic, arithmetic, comparison, logic, select, cast, reduction,
-             reduction, scan, position, product, keep)  # fmt: skip
+             reduction, scan, position, product, take, keep)  # fmt: skip
 
     def run(self):
         self.start()

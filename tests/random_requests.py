@@ -24,7 +24,7 @@ SIZES = {F32: 4, F64: 8, F16: 2, BF16: 2, I32: 4, I64: 8, BOOL: 1, U8: 1, I8: 1}
 # The Step field that holds the request of each method.
 STEPS = {
     "Dot": "dot", "Reduce": "reduce", "Matmul": "matmul", "Add": "add", "WindowSum": "window_sum",
-    "Map": "map", "TopK": "top_k", "Scan": "scan", "Sort": "sort",
+    "Map": "map", "TopK": "top_k", "Scan": "scan", "Sort": "sort", "Take": "take",
 }
 # The reasons of each status code. All other reasons have INVALID_ARGUMENT.
 REASONS = {
@@ -435,7 +435,9 @@ Operand = collections.namedtuple("Operand", "message array version reasons")
 class Requests:
     """Makes random cases. A suite overrides where operands come from and how large they are."""
 
-    KINDS = ("dot", "add", "matmul", "reduce", "window_sum", "map", "top_k", "scan", "sort")
+    KINDS = (
+        "dot", "add", "matmul", "reduce", "window_sum", "map", "top_k", "scan", "sort", "take",
+    )
     FAULTS = (None,) * 12 + ("view", "view", "view", "dtype", "shape")
     UNARY_FUNCTIONS = ("ABS", "NEGATE", "SQRT")
 
@@ -996,6 +998,58 @@ class Requests:
         case = Case("sort", "Sort", fields, kind, reasons, operands, judge=judge)
         case.is_exact = expression is None or expression.is_exact
         return case
+
+    def take(self):
+        rng, fault = self.rng, self.fault()
+        dtype, mode = self.dtype(*BYTES), rng.choice(("raise", "raise", "wrap", "clip"))
+        x = self.bad_operand(dtype) if fault == "view" else self.operand(dtype)
+        kind = rng.choice(INTEGERS if fault != "dtype" else (F32, F16, BOOL, U8, I8))
+        fields = dict(x=x.message, mode=1 + ("raise", "wrap", "clip").index(mode))
+        if fault in ("view", "dtype"):
+            fields["indices"] = o.inline(self.array(kind, (2,), special=False))
+            reasons = x.reasons or ("BAD_DTYPE",)
+            if fault == "dtype" and rng.random() < 0.3:
+                fields["mode"], reasons = rng.choice((4, 99, -1, 2**31 - 1)), ("BAD_OPERATION",)
+            return Case("take", "Take", fields, dtype, reasons, (x,))
+        shape, axis, reasons = x.array.shape, None, ()
+        if shape and rng.random() < 0.7:
+            axis = fields["axis"] = rng.randrange(-len(shape), len(shape))
+        along = fields["along"] = rng.random() < 0.3
+        count = math.prod(shape) if axis is None else shape[axis]
+        if along and axis is not None:
+            wanted = list(shape)
+            wanted[axis] = rng.randrange(6)
+        else:
+            wanted = rng.choice(((), (3,), (rng.randrange(6),), (2, 3)))
+        indices = self.operand(kind, shape=wanted)
+        fields["indices"] = indices.message
+        places = wide(indices.array, kind)
+        if fault == "shape":
+            fields["axis"] = rng.choice((len(shape), -len(shape) - 1, 2**31 - 1))
+            reasons = ("BAD_AXES",)
+        elif along and axis is None and indices.array.ndim != 1:
+            reasons = ("BAD_SHAPE",)
+        elif along or axis is None:
+            extents = indices.array.shape
+        else:
+            at = axis % len(shape)
+            extents = (*shape[:at], *indices.array.shape, *shape[at + 1 :])
+        if not reasons and math.prod(extents):
+            outside = mode == "raise" and ((places < -count) | (places >= count)).any()
+            reasons = ("BAD_INDEX",) if outside or not count else ()
+
+        def judge(_, stored):
+            at = places % max(count, 1) if mode != "clip" else np.clip(places, 0, max(count - 1, 0))
+            if along and axis is not None:
+                want = np.take_along_axis(x.array, at, axis)
+            elif not math.prod(extents):
+                want = np.empty(extents, x.array.dtype)
+            else:
+                want = np.take(x.array, at, axis)
+            check(stored.tobytes() == want.tobytes(), "elements at", places.tolist())
+
+        result = None if reasons else (dtype, extents)
+        return Case("take", "Take", fields, dtype, reasons, (x, indices), result, judge)
 
     # --- Sending a case ---
 

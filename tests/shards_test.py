@@ -224,6 +224,8 @@ def test_every_operation(server, client):
         yield "Scan", dict(x=at("long"), op="REDUCE_OP_MAX", expression=squares), 1
         yield "Sort", dict(x=at("x")), every
         yield "Sort", dict(x=at("x"), axis=0, descending=True, values={"none": True}), 1
+        rows = o.inline(np.array([5, -1, 0], np.int64))
+        yield "Take", dict(x=at("x"), indices=rows, axis=0), 1
         yield "Dot", dict(a=at("long"), b=at("long")), every
         yield "Reduce", dict(op="REDUCE_OP_VARIANCE", x=at("long")), every
         yield "Reduce", dict(op="REDUCE_OP_SUM", x=at("bytes")), every

@@ -270,6 +270,7 @@ TEST_P(StreamTest, WhatFitsTheLimitWaitsForItsTurn) {
 TEST_P(StreamTest, ResultsAreAskedForOnceAndWhenEverythingHasBeenChecked) {
   DeviceArray<float> x(stream(), std::vector<float>{1, 2, 3, 4}), out(stream(), 4);
   const View vector = x.view(), matrix = x.view({2, 2});
+  const View places = WholeView({DType::kI64, MakeShape({2})}, x.data());
   int asked = 0;
   const auto give = [&]() -> absl::StatusOr<void*> {
     ++asked;
@@ -284,6 +285,7 @@ TEST_P(StreamTest, ResultsAreAskedForOnceAndWhenEverythingHasBeenChecked) {
     EXPECT_FALSE(RunTopK(stream, vector, 2, 0, false, give, give, bad).ok());
     EXPECT_FALSE(tessera::Run(ScanSpec{}, stream, {vector}, {give}, bad).ok());
     EXPECT_FALSE(tessera::Run(SortSpec{}, stream, {vector}, {give, give}, bad).ok());
+    EXPECT_FALSE(tessera::Run(TakeSpec{}, stream, {vector, places}, {give}, bad).ok());
     EXPECT_FALSE(RunMatmul(stream, matrix, matrix, false, false, DType::kF32, give, bad).ok());
     EXPECT_FALSE(RunReduceAxes(stream, matrix, ReduceOp::kSum, {1}, give, bad).ok());
   }
@@ -374,6 +376,18 @@ TEST_F(StopTest, EveryCpuRowLooksAtTheFlag) {
                         .n = kN / rows,
                         .x = ones_.data(),
                         .values = out_.data()},
+            nothing_written);
+  const std::vector<std::int32_t> zeros(kN);
+  for (std::int64_t inner : {1, 64})
+    ForRows(TakeProblem{.index_dtype = DType::kI32,
+                        .length = kN / inner,
+                        .inner = inner,
+                        .count = kN / inner,
+                        .strides = {0, inner, 1},
+                        .x = ones_.data(),
+                        .indices = zeros.data(),
+                        .out = out_.data(),
+                        .result = &scalar},
             nothing_written);
   std::vector<std::int64_t> indices(16, -1);
   ForRows(

@@ -313,6 +313,8 @@ TEST(ChoiceTest, OnTheCpu) {
     EXPECT_EQ(Chosen(Matmul(dtype, 1797, 1797, 64), cpu), "cpu_library");
   }
   EXPECT_EQ(Chosen(Matmul(DType::kI32, 4, 4, 4), cpu), "cpu_cache_tiled");
+  for (DType dtype : kArrayDTypes)
+    EXPECT_EQ(Chosen<TakeProblem>({.dtype = dtype}, cpu), "cpu_parallel");
 }
 
 #ifdef TESSERA_WITH_CUDA

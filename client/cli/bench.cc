@@ -58,6 +58,7 @@ class Bench {
     std::set<std::string> seen;  // an operand that is given twice counts as read once
     for (const Input& x : inputs_)
       if (seen.insert(x.text).second) problem_.operand_bytes += x.bytes();
+    if (flags_.Is("take")) problem_.operand_bytes = TakenBytes();
     if (const Input& a = inputs_.front();
         flags_.Is("matmul") && a.shape.size() == 2 && inputs_[1].shape.size() == 2) {
       problem_.operations = 2 * static_cast<double>(a.elements()) * static_cast<double>(Columns());
@@ -131,12 +132,27 @@ class Bench {
     } else if (flags_.Is("sort")) {
       what = absl::StrCat(flags_.descending ? " descending" : "",
                           flags_.axis ? absl::StrCat(" along ", *flags_.axis) : "");
+    } else if (flags_.Is("take")) {
+      return absl::StrCat("take of ", types[0], " at ", types[1],
+                          flags_.axis ? absl::StrCat(" along ", *flags_.axis) : "");
     }
     return absl::StrCat(name, what, " of ", absl::StrJoin(texts, " and "), ", ", inputs_[0].type());
   }
 
   // Returns the number of columns of the product. REQUIRES: the second operand is a matrix.
   std::int64_t Columns() const { return inputs_[1].shape[flags_.transpose_b ? 0 : 1]; }
+
+  // Returns the bytes of the indices and of the elements that a take reads.
+  std::uint64_t TakenBytes() const {
+    const Input &x = inputs_[0], &indices = inputs_[1];
+    const auto rank = static_cast<int>(x.shape.size());
+    auto elements = static_cast<std::uint64_t>(indices.elements());
+    if (flags_.axis && !flags_.along && *flags_.axis >= -rank && *flags_.axis < rank)
+      for (int i = 0; i < rank; ++i)
+        if (i != (*flags_.axis + rank) % rank)
+          elements *= static_cast<std::uint64_t>(x.shape[static_cast<std::size_t>(i)]);
+    return indices.bytes() + elements * SizeOf(x.dtype);
+  }
 
   BenchAnswer Answer(const v1::StepResult& result, bool with_values) {
     BenchAnswer answer;
@@ -184,8 +200,9 @@ class Bench {
     const Input& x = inputs_[0];
     if (flags_.Is("reduce")) return ScaleOfReduce(x);
     // All strategies round an element of Add once, and in the same way. They also compute a node of
-    // an expression in the same way, and TopK and Sort do not round.
-    if (IsInteger(x.dtype) || flags_.Is("add") || flags_.Is("map") || flags_.GivesTwo())
+    // an expression in the same way, and TopK, Sort and Take do not round.
+    if (IsInteger(x.dtype) || flags_.Is("add") || flags_.Is("map") || flags_.GivesTwo() ||
+        flags_.Is("take"))
       return ConstantScale(0);
     if (flags_.Is("dot"))
       return ConstantScale(Norms(x.operand, {}).front() * Norms(operands_[1], {}).front());

@@ -1,4 +1,4 @@
-// dot, reduce, matmul, add, window-sum, map, topk, scan and sort.
+// dot, reduce, matmul, add, window-sum, map, topk, scan, sort and take.
 #include "client/cli/operations.h"
 
 #include <iostream>
@@ -119,6 +119,20 @@ void AddOfSort(CLI::App& command, ProblemFlags& flags) {
   command.add_flag("--descending", flags.descending, "Put the largest elements first");
 }
 
+void AddOfTake(CLI::App& command, ProblemFlags& flags) {
+  flags.operands.resize(2);
+  AddOperand(command, "x", flags.operands[0], "The operand");
+  AddOperand(command, "indices", flags.operands[1], "The indices, of type i32 or i64");
+  command.add_option("--axis", flags.axis, "The axis; default: all elements, as a vector");
+  command
+      .add_option("--mode", flags.mode,
+                  "What an index means that is out of range: an error, the index modulo the "
+                  "extent, or the first or last element; default: error")
+      ->check(CLI::IsMember(NamesOf(kAllTakeModes)));
+  command.add_flag("--along", flags.along,
+                   "Take one element for each index, at the index's position on the other axes");
+}
+
 const OperationCommand kOperations[] = {
     {"dot", "Sum of the products of two arrays' elements", AddTwo,
      [](Client& client, const ProblemFlags&, Operands x, const OperationOptions& options) {
@@ -163,6 +177,12 @@ const OperationCommand kOperations[] = {
                                    : flags.only == "values" ? SortResults::kValues
                                                             : SortResults::kIndices;
        return AsStep(client.Sort(x[0], flags.axis, flags.descending, results, options));
+     }},
+    {"take", "Elements, or slices along an axis, at the positions that another array has",
+     AddOfTake,
+     [](Client& client, const ProblemFlags& flags, Operands x, const OperationOptions& options) {
+       return AsStep(client.Take(x[0], x[1], flags.axis, Parse(kAllTakeModes, flags.mode),
+                                 flags.along, options));
      }},
 };
 

@@ -34,6 +34,8 @@ struct ProblemFlags {
   bool reverse = false;
   bool descending = false;
   std::string only;  // "values" or "indices": the only result of a sort that is computed
+  std::string mode = "error";
+  bool along = false;
   std::string expression;
   std::string strategy;
   Launch launch;

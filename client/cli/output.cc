@@ -450,6 +450,7 @@ std::string_view AdviceFor(std::string_view reason) {
       {"BAD_BOOL", "a bool is a byte, 0 or 1; NumPy's astype(bool) makes such bytes"},
       {"BAD_K",
        "--k takes whole numbers from 1 to 4096, up to the number of elements along the axis"},
+      {"BAD_INDEX", "--mode wrap or --mode clip accepts any index"},
       {"RESULTS_DISAGREE",
        "one of the two strategies is wrong; 'tessera strategies' describes both"},
       {"BAD_OPTION", "'tessera COMMAND --help' shows the options"},

@@ -56,7 +56,7 @@ Json MessageJson(const google::protobuf::Message& message) {
 }
 
 // In the request of one step, replaces values that are written as on the command line.
-void Expand(Session& session, Json& request) {
+void Expand(Session& session, const std::string& operation, Json& request) {
   // Calls f(text, value) for each of these fields that is a text.
   const auto texts = [&](std::initializer_list<const char*> names, const auto& f) {
     for (const char* name : names) {
@@ -74,6 +74,7 @@ void Expand(Session& session, Json& request) {
     };
   };
   texts({"a", "b", "x"}, operand);
+  if (operation == "take") texts({"indices"}, operand);
   for (const char* name : {"operands", "with"}) {
     if (!request.contains(name) || !request[name].is_array()) continue;
     for (Json& value : request[name])
@@ -84,6 +85,7 @@ void Expand(Session& session, Json& request) {
   });
   texts({"op"}, upper("REDUCE_OP_"));
   texts({"out_dtype"}, upper("DTYPE_"));
+  texts({"mode"}, upper("TAKE_MODE_"));
   texts({"result", "values", "indices"}, [](const std::string& where, Json& value) {
     value = where == "scratch" ? Json{{"scratch", true}} : Json{{"buffer", {{"name", where}}}};
   });
@@ -152,7 +154,7 @@ Program ReadProgram(Session& session, const std::string& path) {
     if (!step.is_object() || step.size() != 1 || !step.begin()->is_object())
       ThrowBadProgram(path,
                       "a step must be an object such as {\"dot\": {\"a\": \"x\", \"b\": \"y\"}}");
-    Expand(session, *step.begin());
+    Expand(session, step.begin().key(), *step.begin());
     step = Json{{OperationName(step.begin().key()), std::move(*step.begin())}};
   }
   Program program;

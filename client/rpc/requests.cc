@@ -34,7 +34,7 @@ void SetOptions(const OperationOptions& options, Request& request) {
   request.set_timing(options.timing);
   if constexpr (requires { request.mutable_result(); })
     SetResult(options.target, options.scratch, [&] { return request.mutable_result(); });
-  if constexpr (requires { request.mutable_indices(); }) {
+  if constexpr (requires { request.mutable_values(); }) {
     SetResult(options.target, options.scratch, [&] { return request.mutable_values(); });
     SetResult(options.indices_target, options.indices_scratch,
               [&] { return request.mutable_indices(); });
@@ -77,6 +77,7 @@ Request NewRequest(const OperationOptions& options, const Operand& first, const 
     *request.mutable_a() = ToMessage(first);
     *request.mutable_b() = ToMessage(*second);
   }
+  if constexpr (requires { request.along(); }) *request.mutable_indices() = ToMessage(*second);
   SetOptions(options, request);
   return request;
 }

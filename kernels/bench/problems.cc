@@ -389,6 +389,34 @@ Case Problems::Sort(DType dtype, std::int64_t rows, std::int64_t n, bool indices
   return out;
 }
 
+// Takes a quarter of the rows, in random order. The indices are always in the same memory, which is
+// smaller than the rows. Copying the bytes that are taken is the ceiling.
+Case Problems::Take(DType dtype, std::int64_t rows, std::int64_t row) {
+  const std::int64_t count = rows / 4;
+  const std::size_t moved = Bytes(dtype, count * row);
+  Case out = Make("take", dtype, absl::StrCat(rows, "x", row), moved + Bytes(DType::kI64, count),
+                  moved, 0);
+  const auto memory = std::make_shared<Memory>();
+  const TakeProblem like{
+      .dtype = dtype, .length = rows, .inner = row, .count = count, .strides = {0, row, 1}};
+  AddStrategies<TakeProblem>(out, like, [this, moved, memory](TakeProblem& p) {
+    if (memory->data() == nullptr) {
+      std::vector<std::int64_t> indices(static_cast<std::size_t>(p.count));
+      std::mt19937_64 random(1);
+      for (std::int64_t& index : indices)
+        index = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(p.length));
+      *memory = OrDie(Allocate(rig_.device(), indices.size() * sizeof(std::int64_t)));
+      Check(CopyToDevice(rig_.stream(), memory->data(), indices.data(),
+                         indices.size() * sizeof(std::int64_t)));
+    }
+    p.x = Place(p.dtype, p.length * p.inner);
+    p.indices = memory->data();
+    p.out = rig_.Output(moved);
+    p.result = rig_.stream().result();
+  });
+  return out;
+}
+
 // --- Expressions ---
 
 struct Problems::Expression {
@@ -475,6 +503,7 @@ std::vector<Case> Problems::All(int max_exponent) {
     AddTopKs(all, dtype);
     AddScans(all, dtype);
     AddSorts(all, dtype);
+    AddTakes(all, dtype);
     AddMatrices(all, dtype);
   }
   AddCeilings(all);
@@ -590,6 +619,17 @@ void Problems::AddSorts(std::vector<Case>& all, DType dtype) {
       if (length < n) all.push_back(Sort(dtype, 1, length, indices));
     for (std::int64_t length : {16, 256, 1024, 65536})
       all.push_back(Sort(dtype, n / length, length, indices));
+  }
+}
+
+// Adds single elements, and rows of 16 bytes to 16 KiB. All arrays have the same number of bytes.
+void Problems::AddTakes(std::vector<Case>& all, DType dtype) {
+  const auto size = static_cast<std::int64_t>(SizeOf(dtype));
+  const std::int64_t n = (std::int64_t{1} << (rig_.gpu() ? 30 : 24)) / size;
+  all.push_back(Take(dtype, n, 1));
+  for (std::int64_t bytes : {16, 64, 128, 512, 516, 2048, 16384}) {
+    if (dtype == DType::kF32 || bytes == 512)
+      all.push_back(Take(dtype, n / (bytes / size), bytes / size));
   }
 }
 

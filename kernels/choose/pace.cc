@@ -6,6 +6,7 @@
 
 #include "kernels/compute.h"
 #include "kernels/expression/map_cost.h"
+#include "kernels/problem/take.h"
 #include "kernels/problem/top_k.h"
 
 namespace tessera {
@@ -174,6 +175,11 @@ Scaled<SortProblem> ScaleDown(SortProblem p) {
   const double scale = Halve({&p.rows, &p.n}, kMostElements);
   return {p, scale};
 }
+template <>
+Scaled<TakeProblem> ScaleDown(TakeProblem p) {
+  const double scale = Halve({&p.outer, &p.count, &p.inner}, kMostElements);
+  return {p, scale};
+}
 
 // Returns the bytes that any algorithm must move: each operand once, and the result. Here all
 // arrays have n elements of one type.
@@ -216,6 +222,15 @@ double LeastBytes(const SortProblem& p) {
   return static_cast<double>(p.rows) * static_cast<double>(p.n) *
          static_cast<double>((p.wants_values ? 2 : 1) * SizeOf(p.dtype) +
                              (p.wants_indices ? sizeof(std::int64_t) : 0));
+}
+// Elements that are taken several times may come from caches.
+double LeastBytes(const TakeProblem& p) {
+  const auto size = static_cast<double>(SizeOf(p.dtype));
+  const double out = static_cast<double>(p.elements());
+  const double in =
+      static_cast<double>(p.outer) * static_cast<double>(p.length) * static_cast<double>(p.inner);
+  return size * (out + std::min(in, out)) +
+         static_cast<double>(TakeIndices(p)) * static_cast<double>(SizeOf(p.index_dtype));
 }
 
 // Returns the seconds that one CPU thread needs per element to load a view that is not contiguous,

@@ -93,6 +93,15 @@ SortProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
   p.indices = static_cast<std::int64_t*>(arena.b.data());
   return p;
 }
+template <>
+TakeProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
+  TakeProblem p = ReferenceProblem<TakeProblem>(s.elements);
+  p.dtype = dtype;
+  p.x = arena.a.data();
+  p.indices = arena.b.data();
+  p.out = arena.out.data();
+  return p;
+}
 
 // Whether the operation has two kinds of problems with different rates; see IsNarrow in pace.cc.
 template <class Problem>

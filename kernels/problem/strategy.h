@@ -14,6 +14,7 @@
 #include "kernels/base/launch.h"
 #include "kernels/base/reduce_op.h"
 #include "kernels/base/shape.h"
+#include "kernels/base/take_mode.h"
 #include "kernels/client_and_server/operations.h"
 #include "kernels/problem/map.h"
 #include "kernels/problem/roundoff.h"
@@ -230,6 +231,32 @@ struct SortProblem {
   Launch launch;
 
   constexpr std::int64_t elements() const { return rows * n; }
+};
+
+// out[o, j, i] = x[o, index, i] of the array x[outer, length, inner]. The index is indices[j], or
+// indices[o, j, i] if `along` is set. out is [outer, count, inner], without gaps.
+struct TakeProblem {
+  static constexpr std::string_view kOperation = "take";
+  DType dtype = DType::kF32;        // of x and out, any type
+  DType index_dtype = DType::kI64;  // I32 or I64
+  TakeMode mode = TakeMode::kError;
+  bool along = false;
+  std::int64_t outer = 1;
+  std::int64_t length = 0;  // > 0 if out has elements
+  std::int64_t inner = 1;
+  std::int64_t count = 0;
+  // The distances, in elements, between neighbours of x along outer, length and inner. They may be
+  // 0 or negative. The stride of an extent of 1 does not matter.
+  std::array<std::int64_t, 3> strides{};
+  const void* x = nullptr;
+  const void* indices = nullptr;
+  void* out = nullptr;
+  // In mode kError, result->index becomes the position of the first index that is out of range, or
+  // -1. What is written for such an index is not defined.
+  Scalar* result = nullptr;
+  Launch launch;
+
+  constexpr std::int64_t elements() const { return outer * count * inner; }
 };
 
 // Calls f.operator()<Problem>() for the problem of each operation.

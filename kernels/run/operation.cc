@@ -150,6 +150,21 @@ double MapMicroseconds(const Expression& expression, absl::Span<const View> x, c
   return elements * element_bytes / speed.bytes + elements * FlopsOf(expression) / speed.flops;
 }
 
+// Returns the bytes that an operation reads and, for a Take, writes.
+template <class Spec>
+double LeastBytes(const Spec&, absl::Span<const View> x) {
+  double bytes = 0;
+  for (const View& view : x)
+    bytes += static_cast<double>(view.elements()) * static_cast<double>(SizeOf(view.dtype));
+  return bytes;
+}
+// A Take reads no more of x than the result has.
+double LeastBytes(const TakeSpec& spec, absl::Span<const View> x) {
+  const absl::StatusOr<ResultType> type = TypeOf(spec, x);
+  return LeastBytes(AddSpec(), x.subspan(1)) +
+         (type.ok() ? 2 * static_cast<double>(type->arrays[0].bytes()) : 0);
+}
+
 // Returns the microseconds that an operation takes in addition to reading its operands.
 template <class Spec>
 double More(const Spec&, absl::Span<const View>, const Speed&) {
@@ -236,11 +251,9 @@ absl::Status RunBatch(const OperationSpec& spec, Stream& stream, BatchOperand op
 
 double LeastMicroseconds(const OperationSpec& spec, absl::Span<const View> x, Backend backend) {
   const Speed speed(backend);
-  double bytes = 0;
-  for (const View& view : x)
-    bytes += static_cast<double>(view.elements()) * static_cast<double>(SizeOf(view.dtype));
-  return bytes / speed.bytes +
-         std::visit([&](const auto& one) { return More(one, x, speed); }, spec);
+  return std::visit(
+      [&](const auto& one) { return LeastBytes(one, x) / speed.bytes + More(one, x, speed); },
+      spec);
 }
 
 }  // namespace tessera

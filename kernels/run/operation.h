@@ -76,6 +76,13 @@ struct SpecOf<SortProblem> {
   std::optional<Expression> expression;
 };
 
+template <>
+struct SpecOf<TakeProblem> {
+  std::optional<int> axis;  // none: x is read as a vector
+  TakeMode mode = TakeMode::kError;
+  bool along = false;
+};
+
 #define TESSERA_SPEC(Operation, name) using Operation##Spec = SpecOf<Operation##Problem>;
 TESSERA_OPERATION_METHODS(TESSERA_SPEC)
 #undef TESSERA_SPEC

@@ -189,6 +189,21 @@ absl::Status Read(const v1::SortRequest& request, SortSpec& spec) {
   return SetExpression(request, spec.expression);
 }
 
+absl::Status Read(const v1::TakeRequest& request, TakeSpec& spec) {
+  if (request.has_axis()) spec.axis = request.axis();
+  // TakeMode is narrower, so the cast could turn an unknown value into a known one.
+  if (!v1::TakeMode_IsValid(request.mode())) {
+    return MakeError(
+        absl::StatusCode::kInvalidArgument, "BAD_OPERATION",
+        absl::StrCat("there is no mode ", static_cast<int>(request.mode()), " of take"),
+        {{"field", "mode"}, {"value", absl::StrCat(static_cast<int>(request.mode()))}});
+  }
+  if (request.mode() != v1::TAKE_MODE_UNSPECIFIED)
+    spec.mode = static_cast<TakeMode>(request.mode());
+  spec.along = request.along();
+  return absl::OkStatus();
+}
+
 absl::Status Read(const v1::TopKRequest& request, TopKSpec& spec) {
   RETURN_IF_ERROR(CheckApart(request));
   spec = {.k = request.k(),
@@ -209,6 +224,7 @@ absl::StatusOr<Operation> Make(const Request& request) {
   NamedOperands& operands = operation.operands;
   if constexpr (requires { request.a(); }) operands = {{"a", &request.a()}, {"b", &request.b()}};
   if constexpr (requires { request.x(); }) operands = {{"x", &request.x()}};
+  if constexpr (requires { request.along(); }) operands.push_back({"indices", &request.indices()});
   if constexpr (requires { request.with(); })
     for (int i = 0; i < request.with_size(); ++i)
       operands.push_back({kWithNames[static_cast<std::size_t>(i)], &request.with(i)});
@@ -216,7 +232,7 @@ absl::StatusOr<Operation> Make(const Request& request) {
     for (int i = 0; i < request.operands_size(); ++i)
       operands.push_back({kMapNames[static_cast<std::size_t>(i)], &request.operands(i)});
   if constexpr (requires { request.result(); }) operation.destinations = {&request.result()};
-  if constexpr (requires { request.indices(); })
+  if constexpr (requires { request.values(); })
     operation.destinations = {&request.values(), &request.indices()};
   for (const v1::Result* destination : operation.destinations) {
     if (destination->has_none() && !std::is_same_v<Spec, SortSpec>) {
@@ -254,6 +270,7 @@ OperationSize SizeOfRequest(const Request& request) {
   OperationSize size;
   if constexpr (requires { request.a(); }) size.operands = 2;
   if constexpr (requires { request.x(); }) size.operands = 1;
+  if constexpr (requires { request.along(); }) size.operands = 2;
   const auto add = [&](int operands, int most) {
     size.operands = operands > most ? 0 : size.operands + static_cast<std::size_t>(operands);
   };

@@ -158,8 +158,21 @@ class Lazy(Operators):
 
     def __getitem__(self: Self, key: Any) -> Self:
         """Returns a view, with NumPy's basic indexing: integers, slices with any step, None, `...`.
-        Raises BadView (an IndexError), or Unsupported if an index is an array or a list."""
-        return self._seen(self._view.at(key))
+        If one of the indices is an array or a list of integers, on the server or in this process,
+        returns the slices at these indices, as take() does. Raises BadView or BadIndex (both are
+        IndexErrors), or Unsupported for several arrays or a boolean one."""
+        return _manipulation.indexed(self, key)  # type: ignore[no-any-return]
+
+    def take(
+        self: Self, indices: Any, axis: Optional[int] = None, out: None = None, mode: str = "raise"
+    ) -> Self:
+        """Returns the elements, or the slices along an axis, at indices. If axis is None, elements
+        count in row-major order. Negative indices count from the end. mode says what happens to an
+        index that is out of range: "raise" raises BadIndex (an IndexError), "wrap" takes it modulo
+        the extent, and "clip" takes the first or the last element. For indices on the server,
+        BadIndex is raised when the result is computed."""
+        _no_out(out)
+        return _manipulation.take(self, indices, axis, mode)  # type: ignore[no-any-return]
 
     def __setitem__(self, key: Any, value: Any) -> None:
         raise Unsupported(

@@ -26,6 +26,75 @@ def flat(a: Any) -> Any:
     return a.reshape(-1)
 
 
+# --- indices
+
+
+def _indices(a: Any, value: Any) -> Any:
+    """Returns indices as a term. Those of this process become i64."""
+    if not hasattr(value, "_session"):
+        value = np.asarray(_dtypes.to_numpy(value))
+        if not value.size:
+            value = value.astype("<i8")
+        elif value.dtype.kind in "iu":
+            value = value.astype("<i8", casting="safe", copy=False)
+    return a._operand(value, "an index")
+
+
+def take(a: Any, indices: Any, axis: Optional[int] = None, mode: str = "raise") -> Any:
+    return a._make(_ops.take(a._term(), _indices(a, indices), axis, mode))
+
+
+def _is_array(index: Any) -> bool:
+    """Returns whether an index is an array. NumPy arrays without axes count as integers."""
+    if isinstance(index, (list, tuple, np.ndarray)):
+        return np.ndim(index) > 0
+    return hasattr(index, "_session")
+
+
+def indexed(a: Any, key: Any) -> Any:
+    """Implements a[key]: a view, and a take for an array of indices."""
+    items = list(key) if isinstance(key, tuple) else [key]
+    arrays = [i for i, item in enumerate(items) if _is_array(item)]
+    if not arrays:
+        return a._seen(a._view.at(key))
+    if len(arrays) > 1:
+        raise Unsupported(
+            "an index may have only one array: use x.ravel()[rows * columns + column] for single"
+            " elements, np.take_along_axis, or x[rows][:, columns] for a grid"
+        )
+    (at,) = arrays
+    indices, items[at] = items[at], slice(None)
+    seen = a._seen(a._view.at(tuple(items)))
+    # Integers leave no axis behind.
+    stays = [item is None or isinstance(item, slice) for item in items]
+    dots = [item is Ellipsis for item in items]
+    axis = seen.ndim - sum(stays[at:]) if any(dots[:at]) else sum(stays[:at])
+    made = take(seen, indices, axis)
+    # As in NumPy, the new axes come first if integers are apart from the array.
+    place = [i == at or not (stays[i] or dots[i]) for i in range(len(items))]
+    first, last = place.index(True), len(place) - place[::-1].index(True)
+    if all(place[first:last]):
+        return made
+    new = range(axis, axis + made.ndim - seen.ndim + 1)
+    return _moved(made, tuple(new), tuple(range(len(new))))
+
+
+def _take_along_axis(arr: Any, indices: Any, axis: Optional[int] = -1) -> Any:
+    indices = arr._make(_ops.array(_indices(arr, indices)))
+    if axis is None:
+        arr, axis = flat(arr), 0
+    if arr.ndim != indices.ndim:
+        raise ValueError(f"indices must have {arr.ndim} axes, not {indices.ndim}")
+    at = normalize_axis(axis, arr.ndim)
+    shape = broadcast_shapes(
+        *((*one.shape[:at], 1, *one.shape[at + 1 :]) for one in (arr, indices))
+    )
+    wide, places = (
+        one.broadcast_to((*shape[:at], one.shape[at], *shape[at + 1 :])) for one in (arr, indices)
+    )
+    return arr._make(_ops.take(wide._term(), places._term(), at, along=True))
+
+
 def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
     """Returns a view whose last axis is the diagonal of two axes."""
     moved = _moved(a, (axis1, axis2), (-2, -1))
@@ -121,7 +190,8 @@ def _tile(A: Any, reps: Any) -> Any:
 def repeat(a: Any, repeats: Any, axis: Optional[int] = None) -> Any:
     """Each element, or each slice along an axis, repeated."""
     if np.size(repeats) != 1:
-        raise Unsupported("repeats must be a single number: the server has no gather operation")
+        raise Unsupported(
+            "repeats must be a single number: use x[np.repeat(np.arange(n), repeats)]")
     repeats = index_of(np.asarray(repeats).item(), "the number of repeats")
     if axis is None or not a.ndim:
         a = a.reshape(-1)
@@ -399,6 +469,8 @@ add(
         "vsplit": _split_along(0, 2),
         "dsplit": _split_along(2, 3),
         "rollaxis": _rollaxis,
+        "take": take,
+        "take_along_axis": _take_along_axis,
         "roll": _roll,
         "concatenate": concatenate,
         "stack": stack,

@@ -20,7 +20,7 @@ from ._ufuncs import PAIRS, REDUCTIONS, UFUNCS
 
 _WAY_OUT = "bring the operands to the host with .numpy()"
 _LARGEST = "use ts.topk for the largest or smallest elements, or ts.sort"
-_ROWS = "use a slice for adjacent rows, as in x[2:5]"
+_ROWS = "use x[rows] with an array of the positions, or a slice as in x[2:5]"
 
 
 # What to use instead of an attribute of NumPy arrays. Without an entry, it is .numpy() alone.
@@ -32,7 +32,7 @@ _INSTEAD = {
         ("fill", "put", "itemset", "setfield", "resize", "setflags", "byteswap"),
         "they are immutable, so upload a new one with the client's put(..., replace=True)",
     ),
-    **dict.fromkeys(("take", "choose", "compress"), _ROWS),
+    **dict.fromkeys(("choose", "compress"), _ROWS),
     "view": "use .astype() to convert elements",
     "flat": "use .ravel()",
     "nonzero": "use np.count_nonzero(x) to count nonzero elements",
@@ -42,7 +42,7 @@ _INSTEAD = {
 _INSTEAD_OF = {
     **dict.fromkeys("partition argpartition".split(), _LARGEST),
     **dict.fromkeys("nanmedian nanquantile nanpercentile".split(), "use ts.sort"),
-    **dict.fromkeys("take compress choose delete".split(), _ROWS),
+    **dict.fromkeys("compress choose delete extract".split(), _ROWS),
     "piecewise": "use np.select",
     "bincount": "use (x[:, None] == np.arange(k)).sum(0)",
     "nonzero": "use np.count_nonzero(x) to count nonzero elements",

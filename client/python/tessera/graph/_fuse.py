@@ -1,11 +1,11 @@
 """Turns the nodes of expressions into the steps of a program. Connected operations that work
 element by element become one expression. No I/O.
 
-An expression is a Map, the input of a Reduce, Scan or Sort, or the epilogue of a Matmul whose product
-nothing else reads. A step has one operand for each array that it reads, up to MAX_OPERANDS, and at
-most MAX_NODES nodes, including loads and constants. Larger expressions are split: their largest
-part becomes a separate step. A value that several steps need is computed in each of them, unless it
-must be stored anyway.
+An expression is a Map, the input of a Reduce, Scan or Sort, or the epilogue of a Matmul whose
+product nothing else reads. A step has one operand for each array that it reads, up to MAX_OPERANDS,
+and at most MAX_NODES nodes, including loads and constants. Larger expressions are split: their
+largest part becomes a separate step. A value that several steps need is computed in each of them,
+unless it must be stored anyway.
 """
 
 import bisect

@@ -7,7 +7,7 @@ from typing import Any, Iterable, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from ..wire._errors import BadK, BadOperation, BadRadius, BadShape, Unsupported
+from ..wire._errors import BadDtype, BadIndex, BadK, BadOperation, BadRadius, BadShape, Unsupported
 from . import _dtypes
 from ._elementwise import apply, cast, common_dtype, copy
 from ._graph import Constant, Inline, Leaf, Node, Term
@@ -308,6 +308,51 @@ def sort(a: Term, axis: int = -1, descending: bool = False) -> Tuple[Term, Term]
         for output, dtype in enumerate((a[0].dtype, _I64))
     )
     return values, indices
+
+
+def _indices(indices: Term) -> Term:
+    """Converts indices to a type that Take accepts."""
+    source, view = array(indices)
+    dtype = source.dtype
+    if dtype.kind == "b":
+        raise Unsupported(
+            "an index cannot be a boolean array: use np.where(mask, x, other) or sum(where=mask),"
+            " or x[np.flatnonzero(mask)] with a mask on the host"
+        )
+    if dtype.kind not in "iu":
+        raise BadDtype(f"indices are integers, not {dtype}")
+    return (source, view) if dtype in (_I64, _I32) else cast((source, view), _I32)
+
+
+def take(
+    a: Term, indices: Term, axis: Optional[int] = None, mode: str = "raise", along: bool = False
+) -> Term:
+    """Returns the elements or slices of an array at indices along an axis, or of all its elements
+    as a vector. If along, indices select along the axis at each position of the other axes. Indices
+    that the client knows are checked at once."""
+    if mode not in ("raise", "wrap", "clip"):
+        raise ValueError(f"mode must be 'raise', 'wrap' or 'clip', not {mode!r}")
+    if getattr(a[0], "gives_integers", False):
+        a = copy(a)  # The server has the booleans as integers.
+    a, indices = array(a), _indices(indices)
+    shape, result = a[1].shape, indices[1].shape
+    params: Any = {"along": True} if along else {}
+    length = size_of(shape)
+    if axis is not None:
+        axis = normalize_axis(axis, len(shape))
+        params["axis"], length = axis - len(shape), shape[axis]
+        if not along:
+            result = shape[:axis] + result + shape[axis + 1 :]
+    if mode != "raise":
+        params["mode"] = mode
+    elif isinstance(indices[0], Inline):
+        known = indices[0].array
+        bad = known[(known < -length) | (known >= length)]
+        if bad.size:
+            raise BadIndex(f"index {bad[0]} is out of range for an axis of extent {length}")
+    if not length and size_of(result):
+        raise BadIndex("an axis without elements has no indices")
+    return _term(Node("take", (a, indices), result, a[0].dtype, params))
 
 
 def diagonal(a: Term, offset: int = 0) -> Term:

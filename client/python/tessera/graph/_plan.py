@@ -23,7 +23,11 @@ from ._views import View
 _REQUESTS = {f.name: f.message_type for f in p.Step.DESCRIPTOR.oneofs_by_name["operation"].fields}
 _METHOD = {op: request.name[: -len("Request")] for op, request in _REQUESTS.items()}
 _FIELDS = {
-    op: [field for field in ("a", "b", "x") if field in request.fields_by_name]
+    op: [
+        field.name
+        for field in request.fields
+        if field.name in ("a", "b", "x", "indices") and field.message_type.name == "Operand"
+    ]
     for op, request in _REQUESTS.items()
 }
 # Numbers within these limits are converted without NumPy's overflow handling, which takes longer
@@ -147,6 +151,8 @@ class Plan:
                     operands[i] = source, view.transpose()
         if "op" in fields:
             fields["op"] = p.REDUCE_OPS[fields["op"]]
+        if "mode" in fields:
+            fields["mode"] = p.TAKE_MODES[fields["mode"]]
         if node.strategy:
             fields["strategy"] = node.strategy
         if node.timing:

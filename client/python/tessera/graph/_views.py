@@ -102,9 +102,9 @@ class View(NamedTuple):
                 i = operator.index(number)
             except TypeError:
                 raise Unsupported(
-                    f"an index cannot be of type {type(item).__name__}: views take integers,"
-                    " slices, None and Ellipsis (`...`); use .numpy()[rows] to pick rows, and"
-                    " np.where or sum(where=mask) for masked elements"
+                    f"an index cannot be of type {type(item).__name__}: an index has integers,"
+                    " slices, None, Ellipsis (`...`) and an array of integers; use np.where or"
+                    " sum(where=mask) for masked elements"
                 ) from None
             if not -extent <= i < extent:
                 raise BadView(f"index {i} is out of range for axis {axis - 1} of extent {extent}")
