@@ -645,8 +645,9 @@ class Fuzzer(r.Requests):
         outcome = self.client.attempt(rpc, **fields)
         refusals = "BAD_VIEW", "BAD_SHAPE", "BAD_K", "STRATEGY_UNSUPPORTED", "BAD_DTYPE"
         self.expect(outcome, *TOO_MUCH, *refusals, ok=True)
-        if outcome.ok and fields.get("result") is not None:
-            self.newest = outcome.answer.buffer.version
+        where, buffer = ("indices", "indices_buffer") if rpc == "Sort" else ("result", "buffer")
+        if outcome.ok and fields.get(where) is not None:
+            self.newest = getattr(outcome.answer, buffer).version
             self.client.call("DeleteBuffer", name="large")
 
     def bare(self):

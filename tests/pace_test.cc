@@ -71,9 +71,13 @@ TEST(PaceTest, RefusesBeforeMemoryIsTouched) {
                   "cpu_select");
   l.ExpectRefused(tessera::Run(ScanSpec{}, *l.stream, {x}, {nullptr}, l.options).status(), 30,
                   "fixed_order");
-  l.ExpectRefused(tessera::Run(SortSpec{}, *l.stream, {x}, {nullptr, nullptr}, l.options).status(),
-                  30, "cpu_radix");
-  const View places = Broadcast(&l.one, DType::kI64, {kHuge});
+  // An array of i64 with more elements has no addresses.
+  constexpr std::int64_t kHugeI64 = kHuge / 2;
+  const View half = Broadcast(&l.one, DType::kF32, {kHugeI64});
+  l.ExpectRefused(
+      tessera::Run(SortSpec{}, *l.stream, {half}, {nullptr, nullptr}, l.options).status(), 30,
+      "cpu_radix");
+  const View places = Broadcast(&l.one, DType::kI64, {kHugeI64});
   l.ExpectRefused(tessera::Run(TakeSpec{}, *l.stream, {x, places}, {nullptr}, l.options).status(),
                   30, "cpu_parallel");
   l.ExpectRefused(RunCopy(*l.stream, x, DType::kF32, nullptr, l.options), 30, "");

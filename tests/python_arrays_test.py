@@ -501,7 +501,7 @@ class ArraysTest(python_outsider.Case):
         self.assertEqual(ts.sort(short).numpy().astype("f4").tolist(), [-1, 2.5, 3])
         for error, attempt in (
             (ts.BadAxes, lambda: np.sort(x, 1)), (ts.BadAxes, lambda: ts.sort(x[0])),
-            (TypeError, lambda: ts.sort(special)), (ts.Unsupported, lambda: np.sort(x, order="a")),
+            (TypeError, lambda: ts.sort(special)), (ValueError, lambda: np.sort(x, order="a")),
         ):
             self.assertRaises(error, attempt)
 
@@ -583,8 +583,10 @@ class ArraysTest(python_outsider.Case):
                     self.check(call(x, resident), call(a, places), 0)
                     self.check(call(x, 2), call(a, 2), 0)
                 if mode != "raise":
-                    want = a.take(far.numpy(), axis, mode=mode)
-                    self.check(x.take(far, axis, mode=mode), want, 0)
+                    # NumPy reaches the range of a wrapped index by repeated subtraction.
+                    extent = a.size if axis is None else a.shape[axis]
+                    near = far.numpy() % extent if mode == "wrap" else far.numpy()
+                    self.check(x.take(far, axis, mode=mode), a.take(near, axis, mode=mode), 0)
         sorts = np.argsort(a, 1)
         for axis, order in ((1, sorts), (-2, np.argsort(a, 0)), (1, sorts[:, :2]), (1, sorts[:1])):
             want = np.take_along_axis(a, order, axis)

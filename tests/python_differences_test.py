@@ -117,14 +117,14 @@ CASES = {
         refused(lambda: put(OTHER)[[0, 1], [1, 0]], "take_along_axis"),
         (put(OTHER)[[1, 0]][:, [1]], [[8], [6]], "f4"),
     ],
-    "`np.take(a, x)` of a NumPy array at indices on the server": lambda put: [
-        (lambda: np.take(F, put(I)), TypeError, "downloaded"),
-    ],
     "boolean indices": lambda put: [
         *(refused(lambda key=key: put(F)[key], "where")
           for key in ([True, False, True], np.array([True, False, True]), put(F) > 0)),
         (np.where(F > 0, put(F), 0), np.where(F > 0, F, 0), "f4"),
         (put(F).sum(where=F > 0), np.float32(4.5), "f4"),
+    ],
+    "`np.take(a, x)` of a NumPy array at indices on the server": lambda put: [
+        (lambda: np.take(F, put(I)), TypeError, "downloaded"),
     ],
     "`mean`, `var`, `std` of no elements, or with `where=` that picks none": lambda put: [
         case for call in (np.mean, np.var, np.std) for case in (

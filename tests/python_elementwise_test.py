@@ -164,7 +164,7 @@ class ElementwiseTest(python_outsider.Case):
                          lambda a, b: np.degrees(a)):
                 with np.errstate(all="ignore"):
                     got, want = call(*resident).numpy(), call(*pair)
-                np.testing.assert_array_equal(got, want)
+                np.testing.assert_array_max_ulp(got, want, 1)  # NumPy's cbrt is not always exact.
                 zero = want == 0
                 np.testing.assert_array_equal(np.signbit(got)[zero], np.signbit(want)[zero])
 

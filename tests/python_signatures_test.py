@@ -122,9 +122,11 @@ class SignaturesTest(python_outsider.Case):
         for (text, want), got in zip(wanted, self.t.compute(*lazy)):
             want = np.asarray(want)
             self.assertEqual(got.shape, want.shape, text)
+            size = min(got.itemsize, want.itemsize)
             if got.dtype != want.dtype:
-                whole = re.match("floor |ceil |trunc |fix ", text)
-                if not whole:
+                # NumPy rounds integers to floats. The type of its quantiles depends on that of q,
+                # and on whether the result has axes.
+                if not re.match("floor |ceil |trunc |fix |quantile |percentile ", text):
                     self.assertIn((want.dtype.name, got.dtype.name), WIDER, text)
                 # NumPy's results have wrapped in their narrower type, so the client's results are
                 # cast to that type, which wraps them too.
@@ -136,7 +138,7 @@ class SignaturesTest(python_outsider.Case):
             else:
                 # Half a unit of f16 in each of a few steps. NumPy's own rounding of sums is equally
                 # large.
-                eps = {2: 4e-3, 4: 1e-5}.get(min(got.itemsize, want.itemsize), 1e-12)
+                eps = {2: 4e-3, 4: 1e-5}.get(size, 1e-12)
                 large = 2.0**63 if " of i8" in text else 2.0**31 if "cumsum of i4" in text else 1
                 least = eps * large
                 np.testing.assert_allclose(got, want, eps, least, err_msg=text)
@@ -185,6 +187,8 @@ class SignaturesTest(python_outsider.Case):
                 cases = []
                 for make in (array_of, special_of) if dtype[0] == "f" else (array_of,):
                     a = make(dtype)
+                    if "ile" in name and dtype[0] in "iu":
+                        a = a.clip(0, 9)  # Differences of NumPy's integers may wrap.
                     if function in SQUARE:
                         a = np.concatenate([a, a[:1]])
                     x = self.t.put(a)
@@ -193,6 +197,8 @@ class SignaturesTest(python_outsider.Case):
                             continue  # NumPy casts NaN arbitrarily.
                         if dtype[0] in "iu" and re.search("decimals.*-1", text):
                             continue  # NumPy casts numbers out of range arbitrarily.
+                        if make is special_of and "ile" in name and text.endswith("()"):
+                            continue  # NumPy interpolates between an infinity and itself.
                         with self.subTest(name, dtype=dtype, call=text):
                             case = f"{name} of {dtype} with {text}"
                             cases.append((case, *self.both(call, a, x)))

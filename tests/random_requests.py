@@ -995,7 +995,9 @@ class Requests:
                 check(response.values.data == values.tobytes(), "values of", indices.tolist())
                 check(response.values.dtype == dtype, response.values.dtype)
 
-        case = Case("sort", "Sort", fields, kind, reasons, operands, judge=judge)
+        # Elements of one byte are sorted as i32.
+        sorted_as = I32 if kind in BYTES else kind
+        case = Case("sort", "Sort", fields, sorted_as, reasons, operands, judge=judge)
         case.is_exact = expression is None or expression.is_exact
         return case
 

@@ -224,8 +224,8 @@ def test_every_operation(server, client):
         yield "Scan", dict(x=at("long"), op="REDUCE_OP_MAX", expression=squares), 1
         yield "Sort", dict(x=at("x")), every
         yield "Sort", dict(x=at("x"), axis=0, descending=True, values={"none": True}), 1
-        rows = o.inline(np.array([5, -1, 0], np.int64))
-        yield "Take", dict(x=at("x"), indices=rows, axis=0), 1
+        picked = o.inline(np.array([5, -1, 0], np.int64))
+        yield "Take", dict(x=at("x"), indices=picked, axis=0), 1
         yield "Dot", dict(a=at("long"), b=at("long")), every
         yield "Reduce", dict(op="REDUCE_OP_VARIANCE", x=at("long")), every
         yield "Reduce", dict(op="REDUCE_OP_SUM", x=at("bytes")), every
@@ -238,7 +238,10 @@ def test_every_operation(server, client):
         """Puts arrays that are too large for a response into a buffer, and returns their bytes."""
         if step == 4096 or rpc in ("Reduce", "TopK", "Dot"):
             return client.call(rpc, **fields), b""
-        made = client.call(rpc, **fields, result=o.into(name, replace=True))
+        where = "indices" if rpc == "Sort" else "result"
+        if rpc == "Sort":
+            fields = {**fields, "values": {"none": True}}
+        made = client.call(rpc, **fields, **{where: o.into(name, replace=True)})
         return made, client.download(name)
 
     for (rpc, one, _), (_, many, least) in zip(calls("1"), calls("N")):

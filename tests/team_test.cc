@@ -248,10 +248,11 @@ TEST_P(TeamTest, RowsHaveTheBitsOfOneDevice) {
   compare("scan", rows * columns * 4, [&](void* out, const RunOptions& o) -> absl::StatusOr<Stats> {
     return Get(tessera::Run(ScanSpec{}, stream, {x}, {out}, o)).stats;
   });
-  compare("sort", rows * columns * 12, [&](void* out, const RunOptions& o) {
-    void* const found = static_cast<char*>(out) + rows * columns * 8;
-    return Get(tessera::Run(SortSpec{}, stream, {x}, {found, out}, o)).stats;
-  });
+  compare("sort", rows * columns * 12,
+          [&](void* out, const RunOptions& o) -> absl::StatusOr<Stats> {
+            void* const found = static_cast<char*>(out) + rows * columns * 8;
+            return Get(tessera::Run(SortSpec{}, stream, {x}, {found, out}, o)).stats;
+          });
   for (std::int64_t k : {1, 10}) {
     compare("top k", rows * k * 12, [&](void* out, const RunOptions& o) {
       void* const found = static_cast<char*>(out) + rows * k * 8;

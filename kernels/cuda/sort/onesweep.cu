@@ -150,7 +150,7 @@ __device__ Count LookBack(const Count* state, std::int64_t tiles) {
 // A block takes a tile. `tiles` is the number of tiles of a row; ticket t is tile t % tiles of row
 // t / tiles. starts: [row][passes][digit], from this pass on. states: [ticket][digit], zeros.
 template <class Word, class Count>
-__global__ void __launch_bounds__(kRadixThreads, 3)
+__global__ void __launch_bounds__(kRadixThreads, 4)
     Sweep(RadixPass<Word, Count> pass, std::int64_t tiles, const Count* starts, Count* states,
           unsigned* tickets) {
   using Tile = RadixTile<Word, Count>;
@@ -160,9 +160,10 @@ __global__ void __launch_bounds__(kRadixThreads, 3)
   __syncthreads();  // the ticket is there
   const std::int64_t row = ticket / tiles, at = ticket % tiles;
   Tile tile(pass, shared);
-  const Count count = tile.Load(row, at * Tile::kSize, pass.n);
   Count* const state = states + std::int64_t{ticket} * kDigits + threadIdx.x;
-  StoreState(state, StateOf<Count>(at == 0 ? kAll : kOwn, count));
+  const Count count = tile.Load(row, at * Tile::kSize, pass.n, [&](unsigned own) {
+    StoreState(state, StateOf<Count>(at == 0 ? kAll : kOwn, own));
+  });
   tile.Arrange();
   Count before = 0;
   if (at > 0) {

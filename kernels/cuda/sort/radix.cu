@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kRadixThreads)
 }
 
 template <class Word, class Count>
-__global__ void __launch_bounds__(kRadixThreads, 3)
+__global__ void __launch_bounds__(kRadixThreads, 4)
     ScatterParts(RadixPass<Word, Count> pass, RowParts parts, const Count* table,
                  const Count* totals) {
   using Tile = RadixTile<Word, Count>;
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kRadixThreads, 3)
   const std::int64_t end = min(pass.n, (part + 1) * parts.length);
   for (std::int64_t first = part * parts.length; first < end; first += Tile::kSize) {
     Tile tile(pass, shared);
-    const unsigned count = tile.Load(row, first, end);
+    const unsigned count = tile.Load(row, first, end, [](unsigned) {});
     tile.Arrange();
     tile.Store(next);
     next += count;

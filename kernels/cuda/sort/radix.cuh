@@ -3,13 +3,16 @@
 // `segmented` share it.
 //
 // A warp owns 32 * kItems adjacent elements of the tile, and a lane every 32nd of them, so that a
-// warp loads adjacent elements together and an item of all lanes comes before the next item. For
-// each item, lanes with the same digit find each other by eight ballots, one for each bit. The
-// lowest of them adds their number to the warp's counter of the digit. An element's rank among the
-// elements of its warp with the same digit is the counter before this item plus the number of lower
-// lanes. Sums over the warps and over the digits turn it into a rank in the tile:
+// warp loads adjacent elements together and an item of all lanes comes before the next item. First
+// the warps count their digits. The sums over the lower warps and over the lower digits make each
+// warp's counter of a digit the rank of its next element with this digit:
 //
-//     rank = elements with lower digits + those of lower warps with this digit + rank in the warp
+//     rank = elements with lower digits + those of lower warps with this digit
+//            + earlier ones of this warp
+//
+// Then, for each item, every lane sets its bit in the warp's mask of its digit, so that the mask
+// says which lanes have this digit. The number of lower lanes is added to the counter's value, and
+// the lowest lane advances the counter.
 //
 // The elements then go to their ranks in shared memory, from where the block stores them in order:
 // elements of one list have adjacent places there and in memory.
@@ -39,66 +42,63 @@ __device__ int PlaceInTile(int j) {
   return (warp * kItems + j) * kWarpSize + lane;
 }
 
-// Returns the lanes whose digit is that of this lane, among the lanes for which `there` is set.
-// REQUIRES: the whole warp calls it.
-__device__ inline unsigned PeersOf(unsigned digit, bool there) {
-  unsigned peers = __ballot_sync(kFullMask, there);
-#pragma unroll
-  for (int bit = 0; bit < kDigitBits; ++bit) {
-    const bool set = (digit >> bit & 1u) != 0;
-    const unsigned with = __ballot_sync(kFullMask, set);
-    peers &= set ? with : ~with;
-  }
-  return peers;
-}
-
 // The shared memory of RankTile.
 struct RankSpace {
-  // First the number of elements of a warp with each digit, and then that of all lower warps.
-  std::uint16_t counts[kRadixWarps][kDigits];
+  // First the number of elements of a warp with each digit, and then the rank of the next of them.
+  std::uint32_t counts[kRadixWarps][kDigits];
+  std::uint32_t masks[kRadixWarps][kDigits];  // the lanes of a warp whose item has the digit
   std::uint32_t starts[kDigits];  // the number of elements of the tile with lower digits
 };
 
 // Ranks the first `valid` elements of a tile, where digit(j) is the digit of the thread's item j.
-// Ranks of other items are undefined. Returns the number of elements whose digit is threadIdx.x.
-// space.starts is complete on return. REQUIRES: a block has kRadixThreads threads. `space` may be
-// used again without a barrier, if it is only read in between.
-template <int kItems, class Digit>
+// Ranks of other items are undefined. Calls counted(number of elements whose digit is threadIdx.x)
+// as soon as it is known, and returns the number. space.starts is complete on return. REQUIRES: a
+// block has kRadixThreads threads. `space` may be used again without a barrier, if it is only read
+// in between.
+template <int kItems, class Digit, class Counted>
 __device__ unsigned RankTile(const Digit& digit, int valid, RankSpace& space,
-                             std::uint32_t (&ranks)[kItems]) {
+                             std::uint32_t (&ranks)[kItems], const Counted& counted) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-  std::uint16_t* const mine = space.counts[threadIdx.x / kWarpSize];
+  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
+  std::uint32_t *const counts = space.counts[warp], *const masks = space.masks[warp];
   __syncwarp();  // the warp has read the counts of the previous tile
 #pragma unroll
-  for (int d = lane; d < kDigits; d += kWarpSize) mine[d] = 0;
-  __syncwarp();  // the warp's counts are zero
+  for (int d = lane; d < kDigits; d += kWarpSize) counts[d] = masks[d] = 0;
+  __syncwarp();  // the warp's counts and masks are zero
 #pragma unroll
   for (int j = 0; j < kItems; ++j) {
-    const bool there = PlaceInTile<kItems>(j) < valid;
-    const unsigned d = digit(j);
-    const unsigned peers = PeersOf(d, there), lower = peers & ((1u << lane) - 1);
-    const unsigned before = mine[d];
-    __syncwarp();  // all lanes have read the counts before this item
-    if (there && lower == 0) mine[d] = static_cast<std::uint16_t>(before + __popc(peers));
-    __syncwarp();  // the counts include this item
-    ranks[j] = before + __popc(lower);
+    ranks[j] = digit(j);
+    if (PlaceInTile<kItems>(j) < valid) atomicAdd(counts + ranks[j], 1u);
   }
   __syncthreads();  // the counts of all warps are complete
-  unsigned count = 0;
+  unsigned count = 0, of_lower_warps[kRadixWarps];
 #pragma unroll
-  for (auto& of_warp : space.counts) {
-    const unsigned own = of_warp[threadIdx.x];
-    of_warp[threadIdx.x] = static_cast<std::uint16_t>(count);
-    count += own;
+  for (int w = 0; w < kRadixWarps; ++w) {
+    of_lower_warps[w] = count;
+    count += space.counts[w][threadIdx.x];
   }
+  counted(count);
   std::int64_t all;
-  space.starts[threadIdx.x] =
+  const auto start =
       static_cast<std::uint32_t>(ScanBlock<Fold<ReduceOp::kSum, std::int32_t>>(count, &all));
-  __syncthreads();  // the counts of lower warps and the starts are there
+  space.starts[threadIdx.x] = start;
+#pragma unroll
+  for (int w = 0; w < kRadixWarps; ++w) space.counts[w][threadIdx.x] = start + of_lower_warps[w];
+  __syncthreads();  // the starts and the ranks of the next elements are there
 #pragma unroll
   for (int j = 0; j < kItems; ++j) {
-    const unsigned d = digit(j);
-    ranks[j] += mine[d] + space.starts[d];
+    const unsigned d = ranks[j];
+    const bool there = PlaceInTile<kItems>(j) < valid;
+    if (there) atomicOr(masks + d, 1u << lane);
+    __syncwarp();  // the masks have all lanes
+    const unsigned peers = masks[d], lower = peers & ((1u << lane) - 1), next = counts[d];
+    __syncwarp();  // all lanes have read the masks and the counts
+    if (there && lower == 0) {
+      counts[d] = next + __popc(peers);
+      masks[d] = 0;
+    }
+    __syncwarp();  // the counts include this item
+    ranks[j] = next + __popc(lower);
   }
   return count;
 }
@@ -139,8 +139,11 @@ class RadixTile {
   __device__ RadixTile(const Pass& pass, Shared& shared) : pass_(pass), shared_(shared) {}
 
   // Loads the tile that begins with element `first` of a row. Nothing at or after element `end` is
-  // part of it. Returns the number of its elements whose digit is threadIdx.x.
-  __device__ unsigned Load(std::int64_t row, std::int64_t first, std::int64_t end) {
+  // part of it. Calls counted(number of its elements whose digit is threadIdx.x) as soon as it is
+  // known, and returns the number.
+  template <class Counted>
+  __device__ unsigned Load(std::int64_t row, std::int64_t first, std::int64_t end,
+                           const Counted& counted) {
     begin_ = row * pass_.n;
     first_ = first;
     valid_ = static_cast<int>(min(std::int64_t{kSize}, end - first));
@@ -151,7 +154,7 @@ class RadixTile {
       words_[j] = place < valid_ ? from[place] : Word{0};
     }
     return RankTile<kItems>([this](int j) { return pass_.Digit(words_[j]); }, valid_, shared_.ranks,
-                            ranks_);
+                            ranks_, counted);
   }
 
   // Puts the words into shared memory, in the order of their ranks.

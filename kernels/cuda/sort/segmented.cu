@@ -20,6 +20,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/sort/radix.cuh"
+#include "kernels/cuda/top_k/top_k.cuh"
 
 namespace tessera {
 namespace {
@@ -40,7 +41,7 @@ __device__ void Pass(const Digit& digit, int valid, Space<Word>& space, const Wo
                      const std::uint16_t (&places)[kItems]) {
   std::uint32_t ranks[kItems];
   // Its barriers come after all threads have read the elements of the previous pass.
-  RankTile<kItems>(digit, valid, space.ranks, ranks);
+  RankTile<kItems>(digit, valid, space.ranks, ranks, [](unsigned) {});
 #pragma unroll
   for (int j = 0; j < kItems; ++j) {
     if (PlaceInTile<kItems>(j) >= valid) continue;
@@ -55,7 +56,7 @@ template <class Word>
 __global__ void __launch_bounds__(kRadixThreads, 3)
     SortInBlocks(SortArrays<Word> arrays, int together) {
   constexpr int kPasses = sizeof(Word);
-  __shared__ Space<Word> space;
+  Space<Word>& space = *DynamicShared<Space<Word>>();
   const int n = static_cast<int>(arrays.n), thread = static_cast<int>(threadIdx.x);
   const std::int64_t groups = CeilDiv(arrays.rows, std::int64_t{together});
   for (std::int64_t group = blockIdx.x; group < groups; group += gridDim.x) {
@@ -114,8 +115,8 @@ void Run(const SortProblem& p, CudaStream& stream) {
   const int together = Together(p);
   constexpr std::int64_t kMostBlocks = std::int64_t{1} << 30;
   const auto blocks = static_cast<unsigned>(std::min(CeilDiv(p.rows, together), kMostBlocks));
-  SortInBlocks<<<blocks, kRadixThreads, 0, stream.handle()>>>(SortArrays<Word>(p), together);
-  CUDA_CHECK_LAUNCH(SortInBlocks);
+  LaunchTopK(SortInBlocks<Word>, blocks, kRadixThreads, sizeof(Space<Word>), stream,
+             SortArrays<Word>(p), together);
 }
 
 Cost CostOf(const SortProblem& p) {

@@ -4,6 +4,7 @@ Arguments may be server-side arrays, numbers, NumPy arrays or lists, like operan
 """
 
 import functools
+import math
 from typing import Any, Callable, Dict, Tuple
 
 import numpy as np
@@ -453,7 +454,11 @@ def _histogram(a: Any, bins: Any = 10, range: Any = None, density: bool = False)
 def _in_order(which: int) -> Callable[..., Any]:
     """Returns np.sort or np.argsort. All kinds of sorts are stable here."""
 
-    def call(a: Any, axis: Any = -1, kind: Any = None, stable: Any = None) -> Any:
+    def call(
+        a: Any, axis: Any = -1, kind: Any = None, order: Any = None, stable: Any = None
+    ) -> Any:
+        if order is not None:
+            raise ValueError("Cannot specify order when the array has no fields.")
         if axis is None:
             a, axis = flat(a), 0
         return a._make(_ops.sort(a._term(), axis)[which])
@@ -462,25 +467,24 @@ def _in_order(which: int) -> Callable[..., Any]:
 
 
 def _of_sorted(a: Any, axis: Any, keepdims: bool, pick: Callable[..., Any]) -> Any:
-    """Returns pick(at, n) for the n elements along an axis in order, where at(i) is the element
-    with index i. The result is NaN where an element is NaN, or where there are no elements."""
-    rank = a.ndim
-    lines, along = (flat(a), 0) if axis is None else (a, normalize_axis(axis, rank))
-    n = lines.shape[along]
+    """Returns pick(at, n) for the n elements along axes in order, where at(i) is the element with
+    index i. The result is NaN where an element is NaN, or where there are no elements."""
+    axes = _ops.axes_of(axis, a.ndim)
+    kept = tuple(i for i in range(a.ndim) if i not in axes)
+    n = math.prod(a.shape[i] for i in axes)
     if not n:
         return a.mean(axis, keepdims=keepdims)
-    ordered = sort(lines, along)
+    lines = a.transpose(kept + axes).reshape((*(a.shape[i] for i in kept), n))
+    ordered = sort(lines)
     if not _dtypes.is_float(a.dtype):
         ordered = ordered.astype("f8")
 
     def at(i: int) -> Any:
-        return ordered[(slice(None),) * along + (slice(i, i + 1),)]
+        return ordered[..., i]
 
     last = at(n - 1)
     found = where(last == last, pick(at, n), last)
-    if axis is None:
-        return found.reshape((1,) * rank if keepdims else ())
-    return found if keepdims else found.squeeze(along)
+    return found.reshape(_ops.folded(a.shape, axes, keepdims))
 
 
 def _median(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
@@ -491,6 +495,8 @@ def _median(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
 
 
 def _quantile(a: Any, q: Any, axis: Any = None, keepdims: bool = False) -> Any:
+    if a.dtype.kind == "b":
+        raise Unsupported("booleans have no differences: use the quantiles of x.astype(int)")
     parts = np.asarray(q, float)
     if parts.ndim > 1 or not np.all((parts >= 0) & (parts <= 1)):
         raise ValueError("quantiles are numbers from 0 to 1, or a list of them")

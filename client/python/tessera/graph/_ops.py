@@ -21,7 +21,7 @@ _BOOL = np.dtype(bool)
 
 
 def _term(node: Node) -> Term:
-    return node, View.whole(node.shape)
+    return node, View.whole(node.shape).checked()
 
 
 def reshaped(a: Term, shape: Sequence[int]) -> Term:
