@@ -309,9 +309,8 @@ const Strategy<ScanProblem>* DefaultOf(const ScanProblem& problem, const Device&
 
 // `segmented` accepts only rows that fit in a block's shared memory, which it reads and writes
 // once. `library` takes 0.56 times as long as `onesweep` for a row of integers without positions,
-// and 0.95 to 2.3 times as long otherwise (2^28 elements, NVIDIA H200, 2026-11-30). `onesweep`
-// refuses short rows; if there are many of a type that `segmented` does not hold, it leaves them to
-// `block_merge`.
+// and 0.95 to 3.4 times as long otherwise (2^28 elements, NVIDIA H200, 2026-11-30). `onesweep`
+// refuses problems that need too many blocks, and leaves them to `block_merge`.
 const Strategy<SortProblem>* DefaultOf(const SortProblem& problem, const Device& device) {
   const bool direct = problem.rows == 1 && IsInteger(problem.dtype) && !problem.wants_indices;
   return FirstOf(

@@ -518,6 +518,11 @@ class ArraysTest(python_outsider.Case):
         kept = ts.argsort(x).save()
         self.check(kept, np.argsort(a, kind="stable"), 0)
 
+    def test_sorted_truths_are_truths(self):
+        got, want = np.sort((self.x > 0).any(0)), np.sort((self.a > 0).any(0))
+        self.check(~got, ~want, 0)
+        self.check(np.where(got, 1, 2), np.where(want, 1, 2), 0)
+
     def test_medians_and_quantiles(self):
         numbers = RNG.normal(size=(7, 10))
         with_nan = numbers.copy()
@@ -534,6 +539,11 @@ class ArraysTest(python_outsider.Case):
                                        np.quantile(a, q, **options), 1e-5)
                         self.check(np.percentile(x, 35, **options),
                                    np.percentile(a, 35, **options), 1e-5)
+        for ends in ([-np.inf, -np.inf, 1], [1, 2, np.inf], [-np.inf, np.inf], [1, np.inf, np.inf]):
+            x = self.t.put(np.array(ends, "f4"))
+            self.check(np.quantile(x, [0, 1]), np.array([min(ends), max(ends)]), 0)
+        largest = np.array([60000, 60000], "f2")
+        self.check(np.median(self.t.put(largest)), np.median(largest), 0)
         self.assertRaises(ValueError, lambda: np.quantile(self.x, 1.5))
 
     # --- indices in arrays
@@ -559,8 +569,9 @@ class ArraysTest(python_outsider.Case):
                 self.check(x[make(mine)], a[make(host)], 0)
         b = RNG.standard_normal((4, 5, 6))
         y = self.t.put(b)
-        for key in (np.s_[0, :, [1, 2]], np.s_[[1, 2], :, 0], np.s_[1, [2, 0], :], np.s_[..., [5]],
-                    np.s_[[1, -1], 0, 3], np.s_[:, [[4]], ::2], np.s_[0, [1, 2], None]):
+        for key in (range(2), np.s_[0, :, [1, 2]], np.s_[[1, 2], :, 0], np.s_[1, [2, 0], :],
+                    np.s_[..., [5]], np.s_[[1, -1], 0, 3], np.s_[:, [[4]], ::2],
+                    np.s_[0, [1, 2], None]):
             self.check(y[key], b[key], 0)
         self.check(x[x.argmax(0)], a[a.argmax(0)], 0)
         self.check(x[x[:, 0].argmin()], a[a[:, 0].argmin()], 0)

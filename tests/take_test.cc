@@ -457,6 +457,16 @@ INSTANTIATE_TEST_SUITE_P(Strategies, TakeLargeTest,
                          testing::ValuesIn(TakeCases(DTypesOf(DType::kU8, DType::kF32), true)),
                          CaseName);
 
+// An x that is copied first takes the time of the copy, however few indices there are.
+TEST(TakeTimes, CopiesCount) {
+  const OperationSpec spec = TakeSpec{};
+  const View places = WholeView({DType::kI64, MakeShape({1})}, nullptr);
+  const View x = WholeView({DType::kF32, MakeShape({1000, 1000})}, nullptr);
+  const View columns = StridedView(nullptr, DType::kF32, {1000, 1000}, {1, 1000});
+  const double copied = LeastMicroseconds(spec, {columns, places}, Backend::kCpu);
+  EXPECT_GT(copied, 10 * LeastMicroseconds(spec, {x, places}, Backend::kCpu));
+}
+
 TEST(TakeErrors, OperandsThatDoNotFit) {
   const auto view = [](DType dtype, std::initializer_list<std::int64_t> shape) {
     return WholeView({dtype, MakeShape(shape)}, nullptr);

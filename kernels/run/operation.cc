@@ -158,10 +158,10 @@ double LeastBytes(const Spec&, absl::Span<const View> x) {
     bytes += static_cast<double>(view.elements()) * static_cast<double>(SizeOf(view.dtype));
   return bytes;
 }
-// A Take reads no more of x than the result has.
+// A Take reads no more of x than the result has, unless x has to be copied first.
 double LeastBytes(const TakeSpec& spec, absl::Span<const View> x) {
   const absl::StatusOr<ResultType> type = TypeOf(spec, x);
-  return LeastBytes(AddSpec(), x.subspan(1)) +
+  return LeastBytes(AddSpec(), x[0].contiguous() ? x.subspan(1) : x) +
          (type.ok() ? 2 * static_cast<double>(type->arrays[0].bytes()) : 0);
 }
 

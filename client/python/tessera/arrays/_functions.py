@@ -459,7 +459,7 @@ def _in_order(which: int) -> Callable[..., Any]:
     ) -> Any:
         if order is not None:
             raise ValueError("Cannot specify order when the array has no fields.")
-        if axis is None:
+        if axis is None or which and not a.ndim:
             a, axis = flat(a), 0
         return a._make(_ops.sort(a._term(), axis)[which])
 
@@ -488,10 +488,14 @@ def _of_sorted(a: Any, axis: Any, keepdims: bool, pick: Callable[..., Any]) -> A
 
 
 def _median(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
-    return _of_sorted(
-        a, axis, keepdims,
-        lambda at, n: at(n // 2) if n % 2 else (at(n // 2 - 1) + at(n // 2)) / 2,
-    )
+    def middle(at: Any, n: int) -> Any:
+        upper = at(n // 2)
+        if n % 2:
+            return upper
+        wide = "f4" if upper.dtype.itemsize == 2 else upper.dtype  # The sum may be out of range.
+        return ((at(n // 2 - 1).astype(wide) + upper.astype(wide)) / 2).astype(upper.dtype)
+
+    return _of_sorted(a, axis, keepdims, middle)
 
 
 def _quantile(a: Any, q: Any, axis: Any = None, keepdims: bool = False) -> Any:
@@ -503,7 +507,7 @@ def _quantile(a: Any, q: Any, axis: Any = None, keepdims: bool = False) -> Any:
 
     def pick(part: float) -> Callable[..., Any]:
         def between(at: Any, n: int) -> Any:
-            low = min(int(part * (n - 1)), max(n - 2, 0))
+            low = int(part * (n - 1))
             share = part * (n - 1) - low
             first, second = at(low), at(min(low + 1, n - 1))
             if share == 0:

@@ -32,8 +32,8 @@ def flat(a: Any) -> Any:
 def _indices(a: Any, value: Any) -> Any:
     """Returns indices as a term. Those of this process become i64."""
     if not hasattr(value, "_session"):
-        value = np.asarray(_dtypes.to_numpy(value))
-        if not value.size:
+        given, value = value, np.asarray(_dtypes.to_numpy(value))
+        if isinstance(given, (list, tuple)) and not value.size:
             value = value.astype("<i8")
         elif value.dtype.kind in "iu":
             value = value.astype("<i8", casting="safe", copy=False)
@@ -46,7 +46,7 @@ def take(a: Any, indices: Any, axis: Optional[int] = None, mode: str = "raise") 
 
 def _is_array(index: Any) -> bool:
     """Returns whether an index is an array. NumPy arrays without axes count as integers."""
-    if isinstance(index, (list, tuple, np.ndarray)):
+    if isinstance(index, (list, tuple, range, np.ndarray)):
         return np.ndim(index) > 0
     return hasattr(index, "_session")
 

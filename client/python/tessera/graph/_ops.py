@@ -294,10 +294,15 @@ def topk(a: Term, k: int, axis: int = -1, largest: bool = True) -> Tuple[Term, T
     return cast(values, own), indices
 
 
+def _typed(a: Term) -> Term:
+    """Returns an array whose elements have its type on the server too."""
+    return array(copy(a) if getattr(a[0], "gives_integers", False) else a)
+
+
 def sort(a: Term, axis: int = -1, descending: bool = False) -> Tuple[Term, Term]:
     """Returns (values, indices) of the elements along an axis in order. The sort is stable. Both
     are results of one step, which computes only those that are used."""
-    a = array(a)
+    a = _typed(a)
     shape = a[1].shape
     params = {
         "axis": normalize_axis(axis, len(shape)) - len(shape),
@@ -332,9 +337,7 @@ def take(
     that the client knows are checked at once."""
     if mode not in ("raise", "wrap", "clip"):
         raise ValueError(f"mode must be 'raise', 'wrap' or 'clip', not {mode!r}")
-    if getattr(a[0], "gives_integers", False):
-        a = copy(a)  # The server has the booleans as integers.
-    a, indices = array(a), _indices(indices)
+    a, indices = _typed(a), _indices(indices)
     shape, result = a[1].shape, indices[1].shape
     params: Any = {"along": True} if along else {}
     length = size_of(shape)
