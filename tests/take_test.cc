@@ -341,7 +341,7 @@ TEST_P(TakeTest, AlongStridedViews) {
 // The first of several bad indices is named, wherever they are. Nothing is read outside of x.
 TEST_P(TakeTest, BadIndices) {
   ForSize([&]<class U>(U) {
-    const std::int64_t length = 40, count = std::min<std::int64_t>(5000, Largest());
+    const std::int64_t length = 40, count = Watched() ? 500 : 5000;
     for (std::int64_t inner : {1, 3, 32, 100}) {
       for (bool along : {false, true}) {
         if (along && inner > 3) continue;
