@@ -391,7 +391,6 @@ TEST_P(SortLargeTest, APermutation) {
   const auto result = tessera::Run(OperationSpec(SortSpec{}), stream(),
                                    {WholeView({DType::kF32, MakeShape({n})}, x.data())},
                                    {Output(values.data()), Output(indices.data())}, options());
-  if (ErrorReason(result.status()) == "GPU_MEMORY_EXHAUSTED") return;
   ASSERT_TRUE(result.ok()) << result.status();
   ASSERT_TRUE(CopyToHost(stream(), sorted.data(), values.data(), sorted.size() * 4).ok());
   ASSERT_TRUE(CopyToHost(stream(), places.data(), indices.data(), places.size() * 8).ok());
@@ -418,7 +417,6 @@ TEST_P(SortLargestTest, EqualElementsKeepTheirOrder) {
   const auto result = tessera::Run(OperationSpec(SortSpec{.values = false}), stream(),
                                    {WholeView({DType::kF16, MakeShape({n})}, x.data())},
                                    {Output(refuse), Output(indices.data())}, options());
-  if (ErrorReason(result.status()) == "GPU_MEMORY_EXHAUSTED") return;
   ASSERT_TRUE(result.ok()) << result.status();
   std::vector<std::int64_t> places(1 << 24);
   const auto count = static_cast<std::int64_t>(places.size());
@@ -450,7 +448,6 @@ TEST_P(SortLargestTest, ShortRows) {
   const auto result = tessera::Run(OperationSpec(SortSpec{.indices = false}), stream(),
                                    {WholeView({DType::kF16, MakeShape({rows, n})}, x.data())},
                                    {Output(values.data()), Output(refuse)}, options());
-  if (ErrorReason(result.status()) == "GPU_MEMORY_EXHAUSTED") return;
   ASSERT_TRUE(result.ok()) << result.status();
   ASSERT_TRUE(CopyToHost(stream(), host.data(), values.data(), host.size() * 2).ok());
   std::int64_t wrong = 0;

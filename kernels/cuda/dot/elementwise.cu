@@ -5,9 +5,8 @@
 // The products therefore go to device memory and from there to the host in slices, and OpenMP adds
 // each slice on all cores.
 //
-// At n = 2^20 the kernel takes 3 us. Copying the 4 MiB to the host and adding them there takes 0.5
-// ms. Each product is rounded once to single precision. The host adds in double, in an order that
-// depends only on n.
+// Most of the time goes into copying the products to the host and adding them there. Each product
+// is rounded once to single precision. The host adds in double, in an order that depends only on n.
 //
 // Lesson: kernels/lessons/sum_1_atomics.cu
 #include <algorithm>

@@ -31,22 +31,8 @@ namespace {
 
 constexpr int kHistograms = 4;                // per block and digit
 constexpr std::int64_t kLeastPart = 1 << 15;  // elements for which a part gets its own block
-constexpr std::int64_t kBlocksEach = 4;       // desired number of blocks per SM
 
 // --- Counts of digits ---
-
-struct RowParts {
-  std::int64_t count;   // parts per row
-  std::int64_t length;  // elements of each part but the last; less than 2^32
-};
-
-RowParts MakeParts(const SortProblem& p, int multiprocessors) {
-  const std::int64_t wanted = CeilDiv(kBlocksEach * multiprocessors, p.rows);
-  const std::int64_t least = CeilDiv(p.n, std::int64_t{1} << 31);
-  const std::int64_t count = std::max(std::clamp<std::int64_t>(p.n / kLeastPart, 1, wanted), least);
-  const std::int64_t length = CeilDiv(p.n, count);
-  return {CeilDiv(p.n, length), length};
-}
 
 __device__ inline void AtomicAdd(std::uint32_t* cell, std::uint32_t x) { atomicAdd(cell, x); }
 __device__ inline void AtomicAdd(std::uint64_t* cell, std::uint32_t x) {
@@ -194,7 +180,7 @@ struct Counters {
 
 template <class Word, class Count>
 void Run(const SortProblem& p, CudaStream& stream) {
-  const RowParts parts = MakeParts(p, stream.device().info().multiprocessors);
+  const RowParts parts = MakeParts(p, kLeastPart, stream.device().info().multiprocessors);
   const RadixPasses<Word, Count> passes(p, stream);
   const Counters<Word, Count> sizes(p);
   auto* const starts = static_cast<Count*>(stream.Scratch(sizes.starts_bytes()));

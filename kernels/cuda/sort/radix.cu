@@ -26,21 +26,6 @@ namespace {
 
 constexpr int kHistograms = 8;                // per block
 constexpr std::int64_t kLeastPart = 1 << 14;  // elements for which a part gets its own block
-constexpr std::int64_t kBlocksEach = 4;       // desired number of blocks per SM
-
-struct RowParts {
-  std::int64_t count;   // parts per row
-  std::int64_t length;  // elements of each part but the last
-};
-
-RowParts MakeParts(const SortProblem& p, int multiprocessors) {
-  const std::int64_t wanted = CeilDiv(kBlocksEach * multiprocessors, p.rows);
-  // A block's counters have 32 bits.
-  const std::int64_t least = CeilDiv(p.n, std::int64_t{1} << 31);
-  const std::int64_t count = std::max(std::clamp<std::int64_t>(p.n / kLeastPart, 1, wanted), least);
-  const std::int64_t length = CeilDiv(p.n, count);
-  return {CeilDiv(p.n, length), length};
-}
 
 // Block b has part b % parts.count of row b / parts.count. Writes table[row][digit][part].
 template <class Word, class Count>
@@ -108,7 +93,7 @@ __global__ void __launch_bounds__(kRadixThreads, 4)
 
 template <class Word, class Count>
 void Run(const SortProblem& p, CudaStream& stream) {
-  const RowParts parts = MakeParts(p, stream.device().info().multiprocessors);
+  const RowParts parts = MakeParts(p, kLeastPart, stream.device().info().multiprocessors);
   const RadixPasses<Word, Count> passes(p, stream);
   const auto lists = static_cast<std::size_t>(p.rows) * kDigits;
   auto* const totals = static_cast<Count*>(stream.Scratch(lists * sizeof(Count)));
@@ -130,7 +115,8 @@ void Run(const SortProblem& p, CudaStream& stream) {
 std::uint64_t ScratchOf(const SortProblem& p) {
   std::uint64_t bytes = 0;
   DispatchRadix(p, [&]<class Word, class Count>(Word, Count) {
-    const std::int64_t parts = p.rows == 0 ? 0 : MakeParts(p, kMostMultiprocessors).count;
+    const std::int64_t parts =
+        p.rows == 0 ? 0 : MakeParts(p, kLeastPart, kMostMultiprocessors).count;
     bytes = RadixPasses<Word, Count>::Bytes(p) +
             static_cast<std::uint64_t>(p.rows * (parts + 1)) * kDigits * sizeof(Count);
   });
@@ -140,7 +126,7 @@ std::uint64_t ScratchOf(const SortProblem& p) {
 std::string Refuses(const SortProblem& p) {
   const std::string short_rows = RefusesManyShortRows(p);
   if (!short_rows.empty() || p.rows == 0) return short_rows;
-  const auto parts = static_cast<double>(MakeParts(p, kMostMultiprocessors).count);
+  const auto parts = static_cast<double>(MakeParts(p, kLeastPart, kMostMultiprocessors).count);
   return RefusesBlocks(static_cast<double>(p.rows) * std::max<double>(kDigits, parts));
 }
 

@@ -18,6 +18,7 @@
 // elements of one list have adjacent places there and in memory.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/cuda/sort/sort.cuh"
@@ -265,6 +266,23 @@ class RadixPasses {
   Word *odd_, *even_;
   Count* odd_index_ = nullptr;
 };
+
+// How rows are divided among blocks that count digits.
+struct RowParts {
+  std::int64_t count;   // parts per row
+  std::int64_t length;  // elements of each part but the last
+};
+
+// Returns parts of at least least_part elements, for about 4 blocks per SM. A block's counters have
+// 32 bits, so a part has at most 2^31 elements.
+inline RowParts MakeParts(const SortProblem& p, std::int64_t least_part, int multiprocessors) {
+  constexpr std::int64_t kBlocksEach = 4;
+  const std::int64_t wanted = CeilDiv(kBlocksEach * multiprocessors, p.rows);
+  const std::int64_t least = CeilDiv(p.n, std::int64_t{1} << 31);
+  const std::int64_t count = std::max(std::clamp<std::int64_t>(p.n / least_part, 1, wanted), least);
+  const std::int64_t length = CeilDiv(p.n, count);
+  return {CeilDiv(p.n, length), length};
+}
 
 // Rows below this length have counters and indices of 32 bits. Two bits are left for flags.
 inline constexpr std::int64_t kShortRow = std::int64_t{1} << 30;
