@@ -66,8 +66,8 @@ struct OperationOptions {
   // For a program step without a target, keeps an array result on the device for later steps,
   // without a name.
   bool scratch = false;
-  // For TopK and Sort, target and scratch apply to the values, and the next two fields apply to the
-  // indices.
+  // For TopK, Sort and Select, target and scratch apply to the values, and the next two fields
+  // apply to the indices.
   std::optional<ResultBuffer> indices_target = {};
   bool indices_scratch = false;
   // For Reduce, Scan and Sort, the expression that they take; its operand 0 is x. For Matmul, the
@@ -80,8 +80,8 @@ struct OperationOptions {
   std::stop_token cancel = {};
 };
 
-// Which results of Sort are computed.
-enum class SortResults { kBoth, kValues, kIndices };
+// Which results of Sort or Select are computed.
+enum class Results { kBoth, kValues, kIndices };
 
 // The calls of AsyncClient, as X(method, field).
 #define TESSERA_ASYNC_METHODS(X) \
@@ -198,13 +198,12 @@ class Operations {
   // their positions, or only one of the two.
   template <class... Done>
   auto Sort(const Operand& x, std::optional<int> axis = std::nullopt, bool descending = false,
-            SortResults results = SortResults::kBoth, const OperationOptions& options = {},
+            Results results = Results::kBoth, const OperationOptions& options = {},
             Done&&... done) {
     auto request = NewRequest<v1::SortRequest>(options, x);
     if (axis) request.set_axis(*axis);
     request.set_descending(descending);
-    if (results == SortResults::kIndices) request.mutable_values()->set_none(true);
-    if (results == SortResults::kValues) request.mutable_indices()->set_none(true);
+    LeaveOut(results, request);
     return Send(std::move(request), options, std::forward<Done>(done)...);
   }
   // Returns the slices of x at indices along an axis, or, without an axis, the elements of x as a
@@ -218,6 +217,15 @@ class Operations {
     if (axis) request.set_axis(*axis);
     request.set_mode(static_cast<v1::TakeMode>(mode));
     request.set_along(along);
+    return Send(std::move(request), options, std::forward<Done>(done)...);
+  }
+  // Returns the elements of x where the mask, of type BOOL and the same shape, is true, and their
+  // positions in row-major order, or only one of the two.
+  template <class... Done>
+  auto Select(const Operand& x, const Operand& mask, Results results = Results::kBoth,
+              const OperationOptions& options = {}, Done&&... done) {
+    auto request = NewRequest<v1::SelectRequest>(options, x, &mask);
+    LeaveOut(results, request);
     return Send(std::move(request), options, std::forward<Done>(done)...);
   }
   // Computes the expression for each element of the operands, which are broadcast.
@@ -240,6 +248,12 @@ class Operations {
   ~Operations() = default;
 
  private:
+  // Sets the results that are not computed.
+  template <class Request>
+  static void LeaveOut(Results results, Request& request) {
+    if (results == Results::kIndices) request.mutable_values()->set_none(true);
+    if (results == Results::kValues) request.mutable_indices()->set_none(true);
+  }
   template <class... Args>
   auto Send(Args&&... args) {
     return static_cast<Self&>(*this).Send(std::forward<Args>(args)...);

@@ -393,7 +393,7 @@ struct StrategyInfo {
   std::string needs;       // when not available
   Cost cost;  // for the reference problem: 2^20 f32 elements; axes and matmul: 1024 per side;
               // windows: radius 8; map: a * b + c; top_k: the 100 largest of 16 rows; take: 2^14
-              // rows of 64 elements
+              // rows of 64 elements; select: half of the elements
   double roundoff = 0;
 };
 

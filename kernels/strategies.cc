@@ -133,6 +133,13 @@
   CUDA(Take, Library)              \
   CUDA(Take, Rows)
 
+#define STRATEGIES_Select(CPU, CUDA) \
+  CPU(Select, CpuSerial)             \
+  CPU(Select, CpuParallel)           \
+  CUDA(Select, TwoPass)              \
+  CUDA(Select, LookBack)             \
+  CUDA(Select, Library)
+
 #define NOTHING(Operation, Row)
 #ifdef TESSERA_WITH_CUDA
 #define IF_CUDA(macro) macro
@@ -323,6 +330,10 @@ const Strategy<TakeProblem>* DefaultOf(const TakeProblem& problem, const Device&
   return FirstOf({"rows", "element", "cpu_parallel"}, problem, device);
 }
 
+const Strategy<SelectProblem>* DefaultOf(const SelectProblem& problem, const Device& device) {
+  return FirstOf({"look_back", "cpu_parallel"}, problem, device);
+}
+
 template <class Problem>
 Problem Reference(std::int64_t elements) {
   return {.n = elements};
@@ -361,6 +372,10 @@ template <>
 TakeProblem Reference(std::int64_t elements) {
   const std::int64_t row = 64, rows = elements / row;
   return {.length = rows, .inner = row, .count = rows, .strides = {0, row, 1}};
+}
+template <>
+SelectProblem Reference(std::int64_t elements) {
+  return {.n = elements, .count = elements / 2};
 }
 
 }  // namespace

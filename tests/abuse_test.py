@@ -1278,6 +1278,8 @@ class ErrorTest(Case):
                 ("Sort", "x", dict(x=operand)),
                 ("Take", "x", dict(x=operand, indices=inline(np.zeros(1, np.int64)))),
                 ("Take", "indices", dict(x=good, indices=operand)),
+                ("Select", "x", dict(x=operand, mask=inline(np.ones(1, bool)))),
+                ("Select", "mask", dict(x=good, mask=operand)),
             ):
                 outcome = client.attempt(rpc, **fields)
                 self.assertEqual((outcome.reason, outcome.metadata.get("operand")), (reason, which))
@@ -1319,6 +1321,8 @@ class ErrorTest(Case):
                 ("BAD_INDEX", "-77", "Take", dict(x=good, indices=inline(np.array([0, -77])))),
                 ("BAD_DTYPE", "f32", "Take", dict(x=good, indices=good)),
                 ("BAD_OPERATION", "99", "Take", dict(x=good, indices=good, mode=99)),
+                ("BAD_DTYPE", "f32", "Select", dict(x=good, mask=good)),
+                ("BAD_SHAPE", "[1, 1]", "Select", dict(x=good, mask=inline(np.ones((1, 1), bool)))),
                 ("BAD_OPERAND", "3", "Dot", dict(a=short, b=good)),
                 ("BAD_MESSAGE", str(limit), "Reduce", dict(sum_of, x=large)),
             )

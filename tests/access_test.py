@@ -112,6 +112,7 @@ class AccessTest(o.FreshCase):
             ("Scan", dict(x=x, op=o.compute.REDUCE_OP_SUM, result=out)),
             ("Sort", dict(x=x, indices=out)),
             ("Take", dict(x=x, indices=o.inline(np.zeros(1, np.int64)), result=out)),
+            ("Select", dict(x=x, mask=o.inline(np.ones(PIECE.shape, bool)), indices=out)),
             ("Execute", dict(steps=[plain, step])),
         ):
             with self.subTest(rpc):
@@ -358,6 +359,7 @@ class AccessTest(o.FreshCase):
                 bert.attempt("Scan", op=o.compute.REDUCE_OP_SUM, x=operand),
                 bert.attempt("Sort", x=operand),
                 bert.attempt("Take", x=operand, indices=operand),
+                bert.attempt("Select", x=operand, mask=operand),
                 bert.attempt("Map", operands=[operand], expression=same),
                 bert.attempt("Reduce", op=o.compute.REDUCE_OP_SUM, x=operand),
                 bert.try_upload([dict(name=name, data=b"1234")]),

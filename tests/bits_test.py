@@ -24,14 +24,16 @@ import random_requests as r
 from random_requests import BF16, BOOL, BYTES, F16, F32, F64, I8, I32, I64, U8, Operand
 
 LENGTH = 1 << 16  # The length of the resident arrays.
-COUNT, TAKES = 312, 24  # The number of requests, and how many of them take elements.
+# The number of requests, and of those at their end that take and that select elements.
+COUNT, TAKES, SELECTS = 336, 24, 24
 AT_ONCE = 64
 GOLDEN = pathlib.Path(__file__).with_name("bits.txt")
 SEED = 20261125  # The seed of GOLDEN.
 # Operations whose results are the same on every device (docs/design/reproducible-bits.md), and
 # hence on every machine. Expressions are included if they need no library function of the device or
 # the host. The bits of NaN are excluded.
-ON_EVERY_DEVICE = ("dot", "add", "map", "reduce", "top_k", "scan", "sort", "bytes", "take")
+ON_EVERY_DEVICE = ("dot", "add", "map", "reduce", "top_k", "scan", "sort", "bytes", "take",
+                   "select")
 # Reductions of one-byte types that are computed in integers.
 EXACT = ("SUM", "MIN", "MAX", "ARGMIN", "ARGMAX", "ALL", "ANY")
 BOUNDS = {I32: (-(1 << 20), 1 << 20), I64: (-(1 << 20), 1 << 20), U8: (0, 256), I8: (-128, 128),
@@ -129,9 +131,11 @@ class Suite:
     def __init__(self, server):
         self.requests = Windows(ARGUMENTS.seed)
         # Rotates through the kinds, so every kind occurs.
-        kinds = [kind for kind in r.Requests.KINDS if kind != "take"] + ["reduce"] * 3
-        # The requests before the takes do not depend on them.
-        kinds = [kinds[i % len(kinds)] for i in range(COUNT - TAKES)] + ["take"] * TAKES
+        late = "take", "select"
+        kinds = [kind for kind in r.Requests.KINDS if kind not in late] + ["reduce"] * 3
+        # The requests before these do not depend on them.
+        kinds = [kinds[i % len(kinds)] for i in range(COUNT - TAKES - SELECTS)]
+        kinds += ["take"] * TAKES + ["select"] * SELECTS
         self.cases = [self.requests.valid(kind) for kind in kinds]
         self.alone = []
         for case, response in zip(self.cases, self.responses(server)):

@@ -331,6 +331,8 @@ class CliTest(CliCase):
             {"scan": {"op": "sum", "x": "x", "axis": 0, "exclusive": True, "reverse": True}},
             {"sort": {"x": "x[0]", "descending": True}},
             {"take": {"x": "x", "indices": "step:5.indices@0:3:1", "mode": "clip"}},
+            {"map": {"operands": ["x"], "expression": "a > 5", "result": "scratch"}},
+            {"select": {"x": "x", "mask": "step:12", "values": {"none": True}}},
         )
         answer = self.json("run", path)
         steps = answer["steps"]
@@ -349,6 +351,7 @@ class CliTest(CliCase):
         self.assertEqual(steps[9]["data"], (x[::-1].cumsum(0)[::-1] - x).tolist())
         self.assertEqual(steps[10]["values"]["data"], np.sort(x[0])[::-1].tolist())
         self.assertEqual(steps[11]["data"], x.ravel()[[5, 4, 3]].tolist())
+        self.assertEqual(steps[13]["indices"]["data"], np.flatnonzero(x > 5).tolist())
         self.assertTrue(all(step["stats"]["strategy"] for step in steps))
         self.assertGreater(answer["wall_us"], 0)
         self.cli("rm", "sum", "i")
@@ -451,6 +454,23 @@ class CliTest(CliCase):
         self.all_fail(4, ("BAD_INDEX", "--mode", "take", "x", "far", "--axis", 0),
                       ("BAD_DTYPE", "tessera info", "take", "x", "x"),
                       ("BAD_AXES", "tessera info", "take", "x", "rows", "--axis", 2))
+
+    def test_select(self):
+        x = np.random.default_rng(10).integers(-9, 9, (30, 40)).astype("<f4")
+        self.put("x", x)
+        self.put("mask", x > 7)
+        answer = self.json("select", "x", "mask")
+        self.assertEqual((answer["values"]["dtype"], answer["values"]["data"]),
+                         ("f32", x[x > 7].tolist()))
+        self.assertEqual(answer["indices"]["data"], np.flatnonzero(x > 7).tolist())
+        answer = self.json("select", "x[0]", "mask[0]", "--only", "indices")
+        self.assertEqual(answer["indices"]["data"], np.flatnonzero(x[0] > 7).tolist())
+        count = (x > 7).sum()
+        self.assertEqual(self.cli("select", "x", "mask", "--only", "values", "--out", "s"),
+                         f"s: f32 [{count}], {4 * count} B on {o.Program.device}\n")
+        np.testing.assert_array_equal(self.get("s"), x[x > 7])
+        self.all_fail(4, ("BAD_DTYPE", "tessera info", "select", "x", "x"),
+                      ("BAD_SHAPE", "tessera info", "select", "x[0]", "mask"))
 
     def test_scan(self):
         x = np.random.default_rng(8).integers(-9, 9, (30, 40)).astype("<f4")
@@ -792,7 +812,7 @@ class CliTest(CliCase):
                 "reduce sum x --axes a", "reduce sum x --out y", "cp x", "cp x y --dtype f8",
                 "window-sum x", "bench", "topk x", "topk x --k all", "search x --k 3",
                 "topk x --k 1 --out y -o y.npy", "scan mean x", "scan x",
-                "take x", "take x i --mode raise",
+                "take x", "take x i --mode raise", "select x",
                 "search x --queries q --k 3 --metric cosine",
                 "bench order x", "sort x --only both", "bench dot x", "bench reduce magic x",
                 "bench dot x x --repeat 0"):
@@ -1107,6 +1127,7 @@ class BenchTest(CliCase):
                 self.put(name, 9 * random.standard_normal(shape))
                 self.cli("cp", name, name, "--replace", "--dtype", dtype)
             self.put("rows", random.integers(-side, side, 7))
+            self.put("all", np.ones((side, side), bool))
             for operation, arguments, unit, work in (
                     ("dot", ("dot", "x", "y"), "B/s", 2 * n * size),
                     ("dot", ("dot", "x", "x"), "B/s", n * size),
@@ -1126,7 +1147,8 @@ class BenchTest(CliCase):
                      side * side * (size + wide)),
                     ("sort", ("sort", "m", "--axis", 0), "B/s", side * side * (2 * size + 8)),
                     ("take", ("take", "m", "rows", "--axis", 0), "B/s",
-                     7 * (8 + 2 * side * size))):
+                     7 * (8 + 2 * side * size)),
+                    ("select", ("select", "m", "all"), "B/s", side * side * (1 + 2 * size + 8))):
                 with self.subTest(dtype=dtype, operation=operation):
                     report = self.bench(*arguments, "--repeat", 3)
                     self.assertEqual(report["operation"], operation)

@@ -43,6 +43,11 @@ TEST_F(AsyncTest, EveryCallAnswersInBothForms) {
   Future<v1::ScanResponse> running = client_.Async().Scan(ReduceOp::kSum, "x");
   Future<v1::SortResponse> sorted = client_.Async().Sort("x", 0, /*descending=*/true);
   Future<v1::TakeResponse> taken = client_.Async().Take("x", Integers({2, 0}));
+  v1::Tensor mask = Floats({});
+  mask.set_dtype(v1::DTYPE_BOOL);
+  mask.set_shape(0, 3);
+  mask.set_data(std::string("\0\1\1", 3));
+  Future<v1::SelectResponse> selected = client_.Async().Select("x", mask);
   Future<v1::MatmulResponse> product = client_.Async().Matmul("x", "x");
   Future<v1::MapResponse> squares = client_.Async().Map({"x"}, Element(0) * Element(0));
   Future<v1::GetBufferResponse> buffer = client_.Async().GetBuffer("x");
@@ -61,6 +66,7 @@ TEST_F(AsyncTest, EveryCallAnswersInBothForms) {
   EXPECT_EQ(running.Get()->tensor().data(), Floats({1, 3, 6}).data());
   EXPECT_EQ(sorted.Get()->values().data(), Floats({3, 2, 1}).data());
   EXPECT_EQ(taken.Get()->tensor().data(), Floats({3, 1}).data());
+  EXPECT_EQ(selected.Get()->values().data(), Floats({2, 3}).data());
   EXPECT_EQ(ErrorReason(product.Get().status()), "BAD_SHAPE");
   EXPECT_EQ(squares.Get()->tensor().data(), Floats({1, 4, 9}).data());
   EXPECT_EQ(buffer.Get()->buffer().name(), "x");

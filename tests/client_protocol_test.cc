@@ -465,8 +465,9 @@ TEST(RepetitionTest, NotOfOperationsThatStoreTheirResult) {
     expect(client.WindowSum("x", 1, options).status());
     expect(client.TopK("x", 1, false, {}, options).status());
     expect(client.Scan(ReduceOp::kSum, "x", {}, false, false, options).status());
-    expect(client.Sort("x", {}, false, SortResults::kValues, options).status());
+    expect(client.Sort("x", {}, false, Results::kValues, options).status());
     expect(client.Take("x", "i", {}, TakeMode::kError, false, options).status());
+    expect(client.Select("x", "m", Results::kValues, options).status());
     OperationOptions indices;
     indices.indices_target = options.target;
     expect(client.TopK("x", 1, false, {}, indices).status());

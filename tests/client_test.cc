@@ -434,7 +434,7 @@ TEST_F(ClientTest, SortedElementsAndTheirPositions) {
   ASSERT_TRUE(columns.ok()) << columns.status();
   EXPECT_THAT(Values<float>(columns->values()), ElementsAre(3, 9, 7, 1, 7, 2));
   EXPECT_THAT(Values<std::int64_t>(columns->indices()), ElementsAre(0, 0, 1, 1, 1, 0));
-  const auto indices = client_.Sort("x", -1, true, SortResults::kIndices);
+  const auto indices = client_.Sort("x", -1, true, Results::kIndices);
   ASSERT_TRUE(indices.ok()) << indices.status();
   EXPECT_FALSE(indices->has_values());
   EXPECT_THAT(Values<std::int64_t>(indices->indices()), ElementsAre(1, 0, 2, 1, 2, 0));
@@ -442,12 +442,43 @@ TEST_F(ClientTest, SortedElementsAndTheirPositions) {
   options.expression = (Element(0) * Element(1)).ToMessage();
   options.with = {Floats({1, -1, 100})};
   options.target = ResultBuffer{.name = "y"};
-  const auto kept = client_.Sort("x", 1, false, SortResults::kValues, options);
+  const auto kept = client_.Sort("x", 1, false, Results::kValues, options);
   ASSERT_TRUE(kept.ok()) << kept.status();
   EXPECT_EQ(kept->values_buffer().name(), "y");
   EXPECT_FALSE(kept->has_indices());
   EXPECT_EQ(Get(client_, "y"), Bytes<float>({-9, 3, 200, -7, 1, 700}));
   EXPECT_EQ(ErrorReason(client_.Sort("x", 2).status()), "BAD_AXES");
+}
+
+TEST_F(ClientTest, ElementsOfAMask) {
+  Put("x", {3, 9, 2, 1, 5, 7}, {2, 3});
+  const auto large = client_.Map({"x"}, Element(0) > 2, {.target = ResultBuffer{.name = "m"}});
+  ASSERT_TRUE(large.ok()) << large.status();
+  const auto both = client_.Select("x", "m");
+  ASSERT_TRUE(both.ok()) << both.status();
+  EXPECT_THAT(Values<float>(both->values()), ElementsAre(3, 9, 5, 7));
+  EXPECT_THAT(Values<std::int64_t>(both->indices()), ElementsAre(0, 1, 4, 5));
+  const auto kept =
+      client_.Select("x", "m", Results::kIndices, {.indices_target = ResultBuffer{.name = "i"}});
+  ASSERT_TRUE(kept.ok()) << kept.status();
+  EXPECT_FALSE(kept->has_values());
+  EXPECT_EQ(kept->indices_buffer().size_bytes(), 32u);
+  EXPECT_EQ(Get(client_, "i"), Bytes<std::int64_t>({0, 1, 4, 5}));
+  EXPECT_EQ(ErrorReason(client_.Select("x", "x").status()), "BAD_DTYPE");
+
+  // In a program, the mask may come from a step, but no step can use the result.
+  Program program;
+  const ProgramStep mask = program.Map({"x"}, Element(0) > 6, {.scratch = true});
+  const ProgramStep selected =
+      program.Select("x", mask, Results::kValues, {.target = ResultBuffer{.name = "y"}});
+  program.Select("x", mask, Results::kIndices);
+  program.Reduce(ReduceOp::kSum, selected);
+  const auto answers = client_.Execute(program);
+  ASSERT_TRUE(answers.ok()) << answers.status();
+  EXPECT_EQ(answers->results(1).select().values_buffer().shape(0), 2);
+  EXPECT_EQ(Get(client_, "y"), Bytes<float>({9, 7}));
+  EXPECT_THAT(Values<std::int64_t>(answers->results(2).select().indices()), ElementsAre(1, 5));
+  EXPECT_EQ(answers->results(3).error().reason(), "BAD_OPERAND");
 }
 
 TEST_F(ClientTest, ElementsAtIndices) {

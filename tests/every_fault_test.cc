@@ -252,6 +252,11 @@ TEST_F(EveryFaultTest, Operations) {
                                 "'\\001\\000\\000\\000\\000\\000\\000\\000' } } axis: 1" +
                                 into_y,
                             {"y"});
+  TryTimed<v1::SelectRequest>(
+      "x { buffer: 'x' view { shape: 2 shape: 1 } } mask { tensor { dtype: "
+      "DTYPE_BOOL shape: 2 shape: 1 data: '\\001\\001' } } "
+      "values { buffer { name: 'y' } } indices { buffer { name: 'z' } }",
+      {"y", "z"});
   TryTimed<v1::TopKRequest>("x " + turned +
                                 " k: 3 axis: 0 values { buffer { name: 'y' } } "
                                 "indices { buffer { name: 'z' } }",

@@ -641,11 +641,15 @@ class Fuzzer(r.Requests):
             ("Sort", dict(x=x, axis=rng.choice((-1, 0)), values={"none": True},
                           indices=stored["result"])),
             ("Take", dict(x=x, indices=o.inline(np.zeros(3, np.int64)), result=stored["result"])),
+            ("Select", dict(x=x, mask=o.inline(np.array([rng.random() < 0.5]), view),
+                            values={"none": True}, indices=stored["result"])),
         ))
         outcome = self.client.attempt(rpc, **fields)
         refusals = "BAD_VIEW", "BAD_SHAPE", "BAD_K", "STRATEGY_UNSUPPORTED", "BAD_DTYPE"
         self.expect(outcome, *TOO_MUCH, *refusals, ok=True)
-        where, buffer = ("indices", "indices_buffer") if rpc == "Sort" else ("result", "buffer")
+        where, buffer = "result", "buffer"
+        if rpc in ("Sort", "Select"):
+            where, buffer = "indices", "indices_buffer"
         if outcome.ok and fields.get(where) is not None:
             self.newest = getattr(outcome.answer, buffer).version
             self.client.call("DeleteBuffer", name="large")
@@ -666,6 +670,7 @@ class Fuzzer(r.Requests):
         "create": 8, "upload": 16, "upload_ranges": 14, "seal": 10, "get": 8, "list": 3,
         "update": 4, "delete": 5, "download": 6, "copy": 12, "dot": 12, "add": 12, "matmul": 12,
         "reduce": 20, "window_sum": 8, "map": 12, "top_k": 10, "scan": 10, "sort": 10, "take": 10,
+        "select": 10,
         "large": 2, "bare": 1,
     }
 

@@ -168,6 +168,11 @@ def fields_of(rpc, operand):
             fields[field.name] = operand
         elif field.name == "indices" and field.message_type.name == "Operand":
             fields["indices"] = inline(np.zeros(1, np.int64))
+        elif field.name == "mask":
+            fields["x"] = compute.Operand()
+            fields["x"].CopyFrom(operand)
+            fields["x"].view.CopyFrom(buffers.View(shape=[1]))
+            fields["mask"] = inline(np.ones(1, bool))
         elif field.name == "operands":
             fields["operands"] = [operand]
             fields["expression"] = dict(nodes=[dict(operand=0)])

@@ -80,6 +80,11 @@ TEST(PaceTest, RefusesBeforeMemoryIsTouched) {
   const View places = Broadcast(&l.one, DType::kI64, {kHugeI64});
   l.ExpectRefused(tessera::Run(TakeSpec{}, *l.stream, {x, places}, {nullptr}, l.options).status(),
                   30, "cpu_parallel");
+  const View mask = Broadcast(&l.one, DType::kBool, {kHuge});
+  l.ExpectRefused(
+      tessera::Run(SelectSpec{.count = kHuge}, *l.stream, {x, mask}, {nullptr, nullptr}, l.options)
+          .status(),
+      30, "cpu_parallel");
   l.ExpectRefused(RunCopy(*l.stream, x, DType::kF32, nullptr, l.options), 30, "");
   l.ExpectRefused(RunCopy(*l.stream, x, DType::kF64, nullptr, l.options), 30, "");
   const View cube = Broadcast(&l.one, DType::kF32, {1 << 20, 1 << 20, 1 << 20});
@@ -201,6 +206,10 @@ TEST(PaceTest, FiguresStayFigures) {
                               {.along = true, .length = 1, .count = kMost},
                               {.outer = kMost, .length = 0, .inner = 0},
                               {.outer = 3, .length = 5, .inner = 7, .count = 100}});
+  ExpectFigures<SelectProblem>({{},
+                                {.n = kMost, .count = kMost},
+                                {.wants_values = false, .n = kMost, .count = 1},
+                                {.wants_indices = false, .n = 1000003, .count = 7}});
   ExpectFigures<ReduceAxesProblem>({{},
                                     {.outer = kMost, .length = 1, .inner = 1},
                                     {.outer = 1, .length = kMost, .inner = 1},
@@ -261,6 +270,8 @@ TEST(PaceTest, EstimatesGrowWithTheProblem) {
                             {.outer = 1, .length = 1 << 24, .inner = 4096});
   ExpectGrowth<TakeProblem>({.length = 1 << 20, .count = 1 << 26},
                             {.length = 1 << 20, .count = std::int64_t{1} << 36});
+  ExpectGrowth<SelectProblem>({.n = 1 << 26, .count = 1 << 20},
+                              {.n = std::int64_t{1} << 36, .count = 1 << 20});
   ExpectGrowth<ReduceAxesProblem>({.outer = 4096, .length = 4096, .inner = 16},
                                   {.outer = 4096, .length = 4096, .inner = 16384});
   ExpectGrowth<MatmulProblem>(Product(4096, 4096, 4096), Product(32768, 32768, 65536));

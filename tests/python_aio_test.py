@@ -198,6 +198,10 @@ class AioTest(o.Case, unittest.IsolatedAsyncioTestCase):
         for attempt in (lambda: bool(x), lambda: float(x[0, 0]), lambda: np.asarray(x)):
             with self.assertRaises(TypeError):
                 attempt()
+        for attempt in (lambda: x[x > 0], lambda: np.nonzero(x), lambda: x[0].compress(x[0] > 0)):
+            with self.assertRaisesRegex(ts.Unsupported, "where"):
+                attempt()
+        np.testing.assert_array_equal(await x[self.a > 0].numpy(), self.a[self.a > 0])
         with self.assertRaises(TypeError):
             pickle.dumps(x)
         with self.assertRaises(ts.Unreachable):

@@ -57,7 +57,6 @@ REFUSED = {
     "linalg": (
         "cholesky det eigh eigvalsh inv matrix_rank pinv qr slogdet solve svd svdvals"
     ),
-    "searching": "nonzero",
     "sets": "unique_all unique_counts unique_inverse unique_values",
     "fft": "fft fftn hfft ifft ifftn ihfft irfft irfftn rfft rfftn",
 }

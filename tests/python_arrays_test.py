@@ -218,8 +218,8 @@ class ArraysTest(python_outsider.Case):
         for key in (99, (0, -10), (0, 0, 0), (Ellipsis, Ellipsis)):
             with self.assertRaises(IndexError):
                 self.x[key]
-        for key in (([0, 1], [1, 2]), self.a > 0, [True] * 12, 1.5, True, np.True_,
-                    (0, np.False_), self.x > 0):
+        for key in (([0, 1], [1, 2]), (self.a[:, 0] > 0, [1, 2]), 1.5, True, np.True_,
+                    (0, np.False_), self.x[0, 0] > 0):
             with self.assertRaises(ts.Unsupported):
                 self.x[key]
         with self.assertRaises(ts.Unsupported):
@@ -645,6 +645,61 @@ class ArraysTest(python_outsider.Case):
             (ts.BadShape, lambda: x[np.zeros((1,) * 8, int)]),
         ):
             self.assertRaises(error, attempt)
+
+    # --- masks
+
+    def test_masks(self):
+        a, x = self.a, self.x
+        with self.calls() as calls:
+            some = x[(x * 2 > 1) & (x < 1)]
+        self.assertEqual(calls, ["Execute"])
+        self.assertIsInstance(some, ts.Array)
+        self.check(some, a[(a * 2 > 1) & (a < 1)], 0)
+        self.check((some + 1).sum(), (a[(a * 2 > 1) & (a < 1)] + 1).sum())
+        mask = self.t.put(a > 0)
+        with self.calls() as calls:
+            self.check(x[mask], a[a > 0], 0)
+        self.assertEqual(calls[:1], ["Select"])
+        row, column = a[0] > 0, a[:, 0] > 0
+        for mine, host in ((x > 99, a > 99), (x == x, a == a), (a > 0, a > 0),
+                           ((a > 0).tolist(), a > 0), (x[:, 0] > 0, column), (column, column),
+                           (column.tolist(), column), (x[:, 0] > 99, a[:, 0] > 99)):
+            self.check(x[mine], a[host], 0)
+        for mine, host in ((np.s_[:, x[0] > 0], np.s_[:, row]), (np.s_[::2, row], np.s_[::2, row]),
+                           (np.s_[x[:, 0] > 0, ::3], np.s_[column, ::3]),
+                           (np.s_[3, x[0] > 0], np.s_[3, row])):
+            self.check(x[mine], a[host], 0)
+        b = RNG.standard_normal((4, 5, 6))
+        y = self.t.put(b)
+        self.check(y[y[..., 0] > 0], b[b[..., 0] > 0], 0)
+        self.check(y[b[..., 0] > 0], b[b[..., 0] > 0], 0)
+        self.check(y.T[y.T > 0], b.T[b.T > 0], 0)
+        for dtype in ("f2", "f8", "i4", "i8", "u1", "i1", "?"):
+            typed = (a * 40).astype("i4").astype(dtype)
+            self.check(self.t.put(typed)[mask], typed[a > 0], 0)
+        for key in (x.T > 0, a.T > 0, [True], np.s_[:, x[:, 0] > 0]):
+            self.assertRaises(IndexError, lambda: x[key])
+
+    def test_positions_of_nonzero_elements(self):
+        b = RNG.integers(-1, 2, (4, 5, 6)).astype("f4")
+        for a in (b, b[0, 0], b > 0, b[:0], b * 0):
+            x = self.t.put(a)
+            for mine, want in zip(np.nonzero(x), np.nonzero(a)):
+                self.check(mine, want, 0)
+            self.assertEqual(len(x.nonzero()), a.ndim)
+            self.check(np.flatnonzero(x), np.flatnonzero(a), 0)
+            self.check(np.argwhere(x), np.argwhere(a), 0)
+            self.check(np.extract(x, x), np.extract(a, a), 0)
+            self.check(np.extract(a, x), np.extract(a, a), 0)
+        a, x = self.a, self.x
+        for condition in (a[0] > 0, [True, False, True], a[0]):
+            for mine in (condition, self.t.put(np.asarray(condition))):
+                self.check(np.compress(mine, x, 1), np.compress(condition, a, 1), 0)
+                self.check(x.compress(mine), a.compress(condition), 0)
+                self.check(np.extract(mine, x), np.extract(condition, a), 0)
+        self.assertRaises(ValueError, lambda: x.compress(x > 0))
+        self.assertRaises(ValueError, lambda: np.nonzero(x[0, 0]))
+        self.assertRaises(IndexError, lambda: np.compress([False] * 9 + [True], x, 1))
 
     # --- topk, which NumPy lacks
 

@@ -117,9 +117,8 @@ CASES = {
         refused(lambda: put(OTHER)[[0, 1], [1, 0]], "take_along_axis"),
         (put(OTHER)[[1, 0]][:, [1]], [[8], [6]], "f4"),
     ],
-    "boolean indices": lambda put: [
-        *(refused(lambda key=key: put(F)[key], "where")
-          for key in ([True, False, True], np.array([True, False, True]), put(F) > 0)),
+    "a mask on the server, as in `x[x > 0]`": lambda put: [
+        (put(F)[put(F) > 0], F[F > 0], "f4"), (put(F)[F > 0] * 2, F[F > 0] * 2, "f4"),
         (np.where(F > 0, put(F), 0), np.where(F > 0, F, 0), "f4"),
         (put(F).sum(where=F > 0), np.float32(4.5), "f4"),
     ],

@@ -4,6 +4,7 @@ masks, reductions, products, NumPy functions. The same lines run on NumPy arrays
 expected results.
 """
 
+import math
 import random
 
 import numpy as np
@@ -274,12 +275,21 @@ class Program:
         want = np.take(v.array, at, axis)
         self.values.append(Value(v.lazy.take(places, axis), want, f"take {v.text}", v.slack))
 
+    def masked(self):
+        v = self.pick(lambda v: v.array.ndim and v.array.size)
+        if v is None:
+            return
+        of = v.array.shape[: self.random.randint(1, v.array.ndim)]
+        mask = np.array([self.random.random() < 0.5 for _ in range(math.prod(of))]).reshape(of)
+        where = self.t.put(mask) if self.random.random() < 0.5 else mask
+        self.values.append(Value(v.lazy[where], v.array[mask], f"masked {v.text}", v.slack))
+
     def keep(self):
         v = self.pick()
         self.values.append(Value(v.lazy.save(), v.array, f"saved {v.text}", v.slack))
 
     LINES = (view, reshape, arithmetic, arithmetic, comparison, logic, select, cast, reduction,
-             reduction, scan, position, product, take, keep)  # fmt: skip
+             reduction, scan, position, product, take, masked, keep)  # fmt: skip
 
     def run(self):
         self.start()

@@ -25,6 +25,7 @@ SIZES = {F32: 4, F64: 8, F16: 2, BF16: 2, I32: 4, I64: 8, BOOL: 1, U8: 1, I8: 1}
 STEPS = {
     "Dot": "dot", "Reduce": "reduce", "Matmul": "matmul", "Add": "add", "WindowSum": "window_sum",
     "Map": "map", "TopK": "top_k", "Scan": "scan", "Sort": "sort", "Take": "take",
+    "Select": "select",
 }
 # The reasons of each status code. All other reasons have INVALID_ARGUMENT.
 REASONS = {
@@ -437,6 +438,7 @@ class Requests:
 
     KINDS = (
         "dot", "add", "matmul", "reduce", "window_sum", "map", "top_k", "scan", "sort", "take",
+        "select",
     )
     FAULTS = (None,) * 12 + ("view", "view", "view", "dtype", "shape")
     UNARY_FUNCTIONS = ("ABS", "NEGATE", "SQRT")
@@ -1053,6 +1055,40 @@ class Requests:
         result = None if reasons else (dtype, extents)
         return Case("take", "Take", fields, dtype, reasons, (x, indices), result, judge)
 
+    def select(self):
+        rng, fault = self.rng, self.fault()
+        dtype = self.dtype(*BYTES)
+        x = self.bad_operand(dtype) if fault == "view" else self.operand(dtype)
+        fields, reasons = dict(x=x.message), x.reasons
+        shape = (2,) if reasons else x.array.shape
+        if fault == "shape":
+            shape, reasons = (*shape, 2), ("BAD_SHAPE", "BAD_VIEW")
+        kind = BOOL if fault != "dtype" else rng.choice((*DTYPES, U8, I8))
+        if fault == "dtype":
+            reasons = ("BAD_DTYPE",)
+        mask = self.operand(kind, shape=shape)
+        fields["mask"] = mask.message
+        wanted = rng.choice(((), ("values",), ("indices",)))
+        if not reasons and rng.random() < 0.05:
+            wanted, reasons = ("values", "indices"), ("BAD_RESULT",)
+        for name in wanted:
+            fields[name] = dict(none=True)
+        if fault == "view":
+            reasons = (*reasons, "BAD_SHAPE")
+
+        def judge(response, _):
+            places = np.flatnonzero(mask.array)
+            if "indices" not in wanted:
+                got = o.to_numpy(response.indices)
+                check(np.array_equal(got, places), "indices", got.tolist(), places.tolist())
+            if "values" not in wanted:
+                want = np.asarray(x.array).ravel()[places]
+                check(response.values.data == want.tobytes(), "values at", places.tolist())
+                check(tuple(response.values.shape) == want.shape, response.values.shape)
+                check(response.values.dtype == dtype, response.values.dtype)
+
+        return Case("select", "Select", fields, dtype, reasons, (x, mask), judge=judge)
+
     # --- Sending a case ---
 
     def vary(self, case):
@@ -1111,7 +1147,7 @@ class ThroughPrograms(o.Client):
         for key in (*range(before), None, *range(before, before + behind)):
             step = cases[key].step()
             request = getattr(step, step.WhichOneof("operation"))
-            for name in ("a", "b", "x"):
+            for name in ("a", "b", "x", "mask"):
                 if name in request.DESCRIPTOR.fields_by_name and rng.random() < 0.3:
                     self.make_step_of(getattr(request, name), steps)
             places[key] = len(steps)
@@ -1138,7 +1174,10 @@ class ThroughPrograms(o.Client):
                     raise Wrong(f"step {places[key]} of {len(steps)}, {case}: {error}") from error
         if steps[-1].reduce.x.HasField("step") and steps[-1].reduce.x.step == mine:
             failed = results[-1].reason == "STEP_FAILED"
-            check(failed != results[mine].ok, results[-1], "after step", mine, results[mine])
+            # No step can use the result of a Select.
+            refused = rpc == "Select" and results[-1].reason == "BAD_OPERAND"
+            check(refused or failed != results[mine].ok, results[-1], "after step", mine,
+                  results[mine])
         return results[mine]
 
     @staticmethod

@@ -226,6 +226,8 @@ def test_every_operation(server, client):
         yield "Sort", dict(x=at("x"), axis=0, descending=True, values={"none": True}), 1
         picked = o.inline(np.array([5, -1, 0], np.int64))
         yield "Take", dict(x=at("x"), indices=picked, axis=0), 1
+        mask = o.inline(np.array([True, False, True]), o.view([3, columns], [1, 0]))
+        yield "Select", dict(x=at("x", o.view([3, columns])), mask=mask), 1
         yield "Dot", dict(a=at("long"), b=at("long")), every
         yield "Reduce", dict(op="REDUCE_OP_VARIANCE", x=at("long")), every
         yield "Reduce", dict(op="REDUCE_OP_SUM", x=at("bytes")), every
@@ -236,7 +238,7 @@ def test_every_operation(server, client):
 
     def answer(rpc, fields, name):
         """Puts arrays that are too large for a response into a buffer, and returns their bytes."""
-        if step == 4096 or rpc in ("Reduce", "TopK", "Dot"):
+        if step == 4096 or rpc in ("Reduce", "TopK", "Dot", "Select"):
             return client.call(rpc, **fields), b""
         where = "indices" if rpc == "Sort" else "result"
         if rpc == "Sort":

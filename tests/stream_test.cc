@@ -271,6 +271,7 @@ TEST_P(StreamTest, ResultsAreAskedForOnceAndWhenEverythingHasBeenChecked) {
   DeviceArray<float> x(stream(), std::vector<float>{1, 2, 3, 4}), out(stream(), 4);
   const View vector = x.view(), matrix = x.view({2, 2});
   const View places = WholeView({DType::kI64, MakeShape({2})}, x.data());
+  const View mask = WholeView({DType::kBool, MakeShape({2})}, x.data());
   int asked = 0;
   const auto give = [&]() -> absl::StatusOr<void*> {
     ++asked;
@@ -286,6 +287,8 @@ TEST_P(StreamTest, ResultsAreAskedForOnceAndWhenEverythingHasBeenChecked) {
     EXPECT_FALSE(tessera::Run(ScanSpec{}, stream, {vector}, {give}, bad).ok());
     EXPECT_FALSE(tessera::Run(SortSpec{}, stream, {vector}, {give, give}, bad).ok());
     EXPECT_FALSE(tessera::Run(TakeSpec{}, stream, {vector, places}, {give}, bad).ok());
+    EXPECT_FALSE(
+        tessera::Run(SelectSpec{.count = 2}, stream, {places, mask}, {give, give}, bad).ok());
     EXPECT_FALSE(RunMatmul(stream, matrix, matrix, false, false, DType::kF32, give, bad).ok());
     EXPECT_FALSE(RunReduceAxes(stream, matrix, ReduceOp::kSum, {1}, give, bad).ok());
   }
@@ -389,6 +392,14 @@ TEST_F(StopTest, EveryCpuRowLooksAtTheFlag) {
                         .out = out_.data(),
                         .result = &scalar},
             nothing_written);
+  const std::vector<std::uint8_t> mask(kN, 1);
+  ForRows(SelectProblem{.wants_indices = false,
+                        .n = kN,
+                        .count = kN,
+                        .x = ones_.data(),
+                        .mask = mask.data(),
+                        .values = out_.data()},
+          nothing_written);
   std::vector<std::int64_t> indices(16, -1);
   ForRows(
       TopKProblem{.rows = 4,

@@ -314,7 +314,9 @@ TEST(ChoiceTest, OnTheCpu) {
   }
   EXPECT_EQ(Chosen(Matmul(DType::kI32, 4, 4, 4), cpu), "cpu_cache_tiled");
   for (DType dtype : kArrayDTypes)
-    EXPECT_EQ(Chosen<TakeProblem>({.dtype = dtype}, cpu), "cpu_parallel");
+    for (std::string_view chosen :
+         {Chosen<TakeProblem>({.dtype = dtype}, cpu), Chosen<SelectProblem>({.dtype = dtype}, cpu)})
+      EXPECT_EQ(chosen, "cpu_parallel");
 }
 
 #ifdef TESSERA_WITH_CUDA

@@ -200,7 +200,7 @@ class Bench {
     const Input& x = inputs_[0];
     if (flags_.Is("reduce")) return ScaleOfReduce(x);
     // All strategies round an element of Add once, and in the same way. They also compute a node of
-    // an expression in the same way, and TopK, Sort and Take do not round.
+    // an expression in the same way, and TopK, Sort, Take and Select do not round.
     if (IsInteger(x.dtype) || flags_.Is("add") || flags_.Is("map") || flags_.GivesTwo() ||
         flags_.Is("take"))
       return ConstantScale(0);

@@ -1,4 +1,4 @@
-// dot, reduce, matmul, add, window-sum, map, topk, scan, sort and take.
+// dot, reduce, matmul, add, window-sum, map, topk, scan, sort, take and select.
 #include "client/cli/operations.h"
 
 #include <iostream>
@@ -133,6 +133,12 @@ void AddOfTake(CLI::App& command, ProblemFlags& flags) {
                    "Take one element for each index, at the index's position on the other axes");
 }
 
+void AddOfSelect(CLI::App& command, ProblemFlags& flags) {
+  flags.operands.resize(2);
+  AddOperand(command, "x", flags.operands[0], "The operand");
+  AddOperand(command, "mask", flags.operands[1], "The mask, of type bool and of the same shape");
+}
+
 const OperationCommand kOperations[] = {
     {"dot", "Sum of the products of two arrays' elements", AddTwo,
      [](Client& client, const ProblemFlags&, Operands x, const OperationOptions& options) {
@@ -173,16 +179,17 @@ const OperationCommand kOperations[] = {
      }},
     {"sort", "The elements along an axis in order, and their positions", AddOfSort,
      [](Client& client, const ProblemFlags& flags, Operands x, const OperationOptions& options) {
-       const SortResults results = flags.only.empty()       ? SortResults::kBoth
-                                   : flags.only == "values" ? SortResults::kValues
-                                                            : SortResults::kIndices;
-       return AsStep(client.Sort(x[0], flags.axis, flags.descending, results, options));
+       return AsStep(client.Sort(x[0], flags.axis, flags.descending, flags.Wanted(), options));
      }},
     {"take", "Elements, or slices along an axis, at the positions that another array has",
      AddOfTake,
      [](Client& client, const ProblemFlags& flags, Operands x, const OperationOptions& options) {
        return AsStep(client.Take(x[0], x[1], flags.axis, Parse(kAllTakeModes, flags.mode),
                                  flags.along, options));
+     }},
+    {"select", "The elements where a mask is true, and their positions", AddOfSelect,
+     [](Client& client, const ProblemFlags& flags, Operands x, const OperationOptions& options) {
+       return AsStep(client.Select(x[0], x[1], flags.Wanted(), options));
      }},
 };
 
@@ -269,8 +276,6 @@ void AddOperations(CLI::App& app, Command& chosen) {
       AddExpression(*command, *flags,
                     "Scan this expression, in which a is the operand, as in 'a > b' --with y");
     } else if (flags->Is("sort")) {
-      command->add_option("--only", flags->only, "Compute only the values or only the indices")
-          ->check(CLI::IsMember({"values", "indices"}));
       AddExpression(*command, *flags,
                     "Sort this expression, in which a is the operand, as in 'abs(a)'");
     } else if (flags->Is("matmul")) {
@@ -285,6 +290,9 @@ void AddOperations(CLI::App& app, Command& chosen) {
     AddLaunch(*command, flags->launch);
     command->add_flag("--timing", flags->timing,
                       "Measure the time on the device and print what the call cost");
+    if (flags->Is("sort") || flags->Is("select"))
+      command->add_option("--only", flags->only, "Compute only the values or only the indices")
+          ->check(CLI::IsMember({"values", "indices"}));
     if (flags->GivesTwo()) {
       flags->result.AddForTwo(*command);
     } else if (!flags->Is("dot")) {

@@ -33,7 +33,7 @@ struct ProblemFlags {
   bool exclusive = false;
   bool reverse = false;
   bool descending = false;
-  std::string only;  // "values" or "indices": the only result of a sort that is computed
+  std::string only;  // "values" or "indices": the only result of sort or select that is computed
   std::string mode = "error";
   bool along = false;
   std::string expression;
@@ -42,7 +42,10 @@ struct ProblemFlags {
 
   bool Is(std::string_view name) const;  // whether the operation has this name
   // Whether the results are values and indices.
-  bool GivesTwo() const { return Is("topk") || Is("sort"); }
+  bool GivesTwo() const { return Is("topk") || Is("sort") || Is("select"); }
+  Results Wanted() const {
+    return only.empty() ? Results::kBoth : only == "values" ? Results::kValues : Results::kIndices;
+  }
   // Whether a Reduce has one number as its result.
   bool FoldsAll() const { return Is("reduce") && axes.empty(); }
   // Returns the options that these flags set. Throws CommandError.

@@ -78,6 +78,7 @@ Request NewRequest(const OperationOptions& options, const Operand& first, const 
     *request.mutable_b() = ToMessage(*second);
   }
   if constexpr (requires { request.along(); }) *request.mutable_indices() = ToMessage(*second);
+  if constexpr (requires { request.mask(); }) *request.mutable_mask() = ToMessage(*second);
   SetOptions(options, request);
   return request;
 }

@@ -417,6 +417,34 @@ Case Problems::Take(DType dtype, std::int64_t rows, std::int64_t row) {
   return out;
 }
 
+// Selects a random one of each `one_in` adjacent elements, by values or by indices. The mask is
+// always in the same memory.
+Case Problems::Select(DType dtype, std::int64_t n, std::int64_t one_in, bool indices) {
+  const std::int64_t count = n / one_in;
+  const std::size_t out_bytes = Bytes(indices ? DType::kI64 : dtype, count);
+  Case out =
+      Make(indices ? "select_indices" : "select", dtype, absl::StrCat(n / one_in, "x", one_in),
+           Bytes(DType::kBool, n) + (indices ? 0 : Bytes(dtype, count)), out_bytes, 0);
+  const auto memory = std::make_shared<Memory>();
+  const SelectProblem like{
+      .dtype = dtype, .wants_values = !indices, .wants_indices = indices, .n = n, .count = count};
+  AddStrategies<SelectProblem>(out, like, [this, out_bytes, one_in, memory](SelectProblem& p) {
+    if (memory->data() == nullptr) {
+      std::vector<std::uint8_t> mask(static_cast<std::size_t>(p.n));
+      std::mt19937_64 random(1);
+      const auto each = static_cast<std::size_t>(one_in);
+      for (std::size_t i = 0; i + each <= mask.size(); i += each) mask[i + random() % each] = 1;
+      *memory = OrDie(Allocate(rig_.device(), mask.size()));
+      Check(CopyToDevice(rig_.stream(), memory->data(), mask.data(), mask.size()));
+    }
+    p.x = Place(p.dtype, p.n);
+    p.mask = memory->data();
+    p.values = rig_.Output(out_bytes);
+    p.indices = static_cast<std::int64_t*>(p.values);
+  });
+  return out;
+}
+
 // --- Expressions ---
 
 struct Problems::Expression {
@@ -504,6 +532,7 @@ std::vector<Case> Problems::All(int max_exponent) {
     AddScans(all, dtype);
     AddSorts(all, dtype);
     AddTakes(all, dtype);
+    AddSelects(all, dtype);
     AddMatrices(all, dtype);
   }
   AddCeilings(all);
@@ -630,6 +659,17 @@ void Problems::AddTakes(std::vector<Case>& all, DType dtype) {
   for (std::int64_t bytes : {16, 64, 128, 512, 516, 2048, 16384}) {
     if (dtype == DType::kF32 || bytes == 512)
       all.push_back(Take(dtype, n / (bytes / size), bytes / size));
+  }
+}
+
+void Problems::AddSelects(std::vector<Case>& all, DType dtype) {
+  for (int exponent : {20, rig_.gpu() ? 28 : 24}) {
+    const std::int64_t n = std::int64_t{1} << exponent;
+    all.push_back(Select(dtype, n, 2, /*indices=*/false));
+    if (dtype != DType::kF32) continue;
+    for (std::int64_t one_in : {1, 16, 1000})
+      all.push_back(Select(dtype, n, one_in, /*indices=*/false));
+    all.push_back(Select(dtype, n, 2, /*indices=*/true));
   }
 }
 

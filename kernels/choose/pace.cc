@@ -6,6 +6,7 @@
 
 #include "kernels/compute.h"
 #include "kernels/expression/map_cost.h"
+#include "kernels/problem/select.h"
 #include "kernels/problem/take.h"
 #include "kernels/problem/top_k.h"
 
@@ -180,6 +181,12 @@ Scaled<TakeProblem> ScaleDown(TakeProblem p) {
   const double scale = Halve({&p.outer, &p.count, &p.inner}, kMostElements);
   return {p, scale};
 }
+template <>
+Scaled<SelectProblem> ScaleDown(SelectProblem p) {
+  const double scale = Halve({&p.n}, kMostElements);
+  p.count = static_cast<std::int64_t>(static_cast<double>(p.count) / scale);
+  return {p, scale};
+}
 
 // Returns the bytes that any algorithm must move: each operand once, and the result. Here all
 // arrays have n elements of one type.
@@ -231,6 +238,12 @@ double LeastBytes(const TakeProblem& p) {
       static_cast<double>(p.outer) * static_cast<double>(p.length) * static_cast<double>(p.inner);
   return size * (out + std::min(in, out)) +
          static_cast<double>(TakeIndices(p)) * static_cast<double>(SizeOf(p.index_dtype));
+}
+double LeastBytes(const SelectProblem& p) {
+  return static_cast<double>(p.n) +
+         static_cast<double>(p.count) *
+             static_cast<double>((p.wants_values ? 2 * SizeOf(p.dtype) : 0) +
+                                 (p.wants_indices ? sizeof(std::int64_t) : 0));
 }
 
 // Returns the seconds that one CPU thread needs per element to load a view that is not contiguous,

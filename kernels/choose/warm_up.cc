@@ -102,6 +102,14 @@ TakeProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
   p.out = arena.out.data();
   return p;
 }
+template <>
+SelectProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
+  // The mask is zeros, so a strategy only reads it.
+  SelectProblem p = {.dtype = dtype, .wants_indices = false, .n = s.elements, .count = 1};
+  p.x = p.mask = arena.a.data();
+  p.values = arena.out.data();
+  return p;
+}
 
 // Whether the operation has two kinds of problems with different rates; see IsNarrow in pace.cc.
 template <class Problem>

@@ -17,7 +17,8 @@ namespace tessera {
   METHOD(TopK, top_k)                        \
   METHOD(Scan, scan)                         \
   METHOD(Sort, sort)                         \
-  METHOD(Take, take)
+  METHOD(Take, take)                         \
+  METHOD(Select, select)
 #define TESSERA_NOT_LISTED(Operation, name)
 #define TESSERA_OPERATION_METHODS(X) TESSERA_OPERATION_LIST(X, TESSERA_NOT_LISTED)
 #define TESSERA_OPERATIONS(X) TESSERA_OPERATION_LIST(X, X)

@@ -259,6 +259,23 @@ struct TakeProblem {
   constexpr std::int64_t elements() const { return outer * count * inner; }
 };
 
+// Writes the elements of x[n] whose byte of mask[n] is not 0 to values, in their order, and their
+// positions to indices.
+struct SelectProblem {
+  static constexpr std::string_view kOperation = "select";
+  DType dtype = DType::kF32;  // of x and values, any type
+  // Which of the results are wanted: at least one of them.
+  bool wants_values = true;
+  bool wants_indices = true;
+  std::int64_t n = 0;
+  std::int64_t count = 0;   // the number of bytes of the mask that are not 0: the results' length
+  const void* x = nullptr;  // not read unless values are wanted
+  const void* mask = nullptr;
+  void* values = nullptr;           // null unless wanted
+  std::int64_t* indices = nullptr;  // null unless wanted
+  Launch launch;
+};
+
 // Calls f.operator()<Problem>() for the problem of each operation.
 template <class F>
 constexpr void ForEachOperation(F&& f) {

@@ -14,12 +14,21 @@ absl::Status StepFailed(std::uint32_t step) {
                    {{"failed_step", absl::StrCat(step)}});
 }
 
+absl::Status Uncounted(std::uint32_t step) {
+  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_OPERAND",
+                   absl::StrCat("the length of the result of step ", step,
+                                " is not known before the program runs, so no other step can use"
+                                " it; store it in a buffer for the next call"),
+                   {{"field", "step"}, {"value", absl::StrCat(step)}});
+}
+
 absl::Status FindTypes(const ProgramPlan& program, PlannedStep& step) {
   step.views.clear();
   for (PlannedOperand& operand : step.operands) {
     if (operand.kind == PlannedOperand::Kind::kResult) {
       const PlannedStep& earlier = program.steps[operand.step];
       if (!earlier.status.ok()) return StepFailed(operand.step);
+      if (earlier.result.uncounted) return OfOperand(operand.name, Uncounted(operand.step));
       if (operand.output >= earlier.result.arrays.size() ||
           (operand.output < earlier.destinations.size() &&
            earlier.destinations[operand.output] == Destination::kNone))

@@ -90,7 +90,8 @@ absl::Status CheckLaunch(const Strategy<Problem>& strategy, const Launch& launch
 template <class Problem>
 absl::StatusOr<const Strategy<Problem>*> Find(std::string_view name, const Problem& problem,
                                               const Device& device) {
-  if (!std::is_same_v<Problem, MapProblem> && !std::is_same_v<Problem, TakeProblem>) {
+  if (!std::is_same_v<Problem, MapProblem> && !std::is_same_v<Problem, TakeProblem> &&
+      !std::is_same_v<Problem, SelectProblem>) {
     RETURN_IF_ERROR(CheckComputed(Problem::kOperation, problem.dtype));
   }
   const Strategy<Problem>* found = nullptr;
@@ -220,6 +221,7 @@ inline bool IsTrivial(const TopKProblem& p) { return p.rows == 0; }
 inline bool IsTrivial(const ScanProblem& p) { return p.elements() == 0; }
 inline bool IsTrivial(const SortProblem& p) { return p.elements() == 0; }
 inline bool IsTrivial(const TakeProblem& p) { return p.elements() == 0; }
+inline bool IsTrivial(const SelectProblem& p) { return p.count == 0; }
 inline bool IsTrivial(const ReduceAxesProblem& p) { return p.outer == 0 || p.inner == 0; }
 
 // Writes the result of a trivial problem.

@@ -165,6 +165,11 @@ double LeastBytes(const TakeSpec& spec, absl::Span<const View> x) {
          (type.ok() ? 2 * static_cast<double>(type->arrays[0].bytes()) : 0);
 }
 
+// A Select reads no more of x than the elements that its mask selects.
+double LeastBytes(const SelectSpec&, absl::Span<const View> x) {
+  return LeastBytes(AddSpec(), x.subspan(1));
+}
+
 // Returns the microseconds that an operation takes in addition to reading its operands.
 template <class Spec>
 double More(const Spec&, absl::Span<const View>, const Speed&) {

@@ -83,6 +83,14 @@ struct SpecOf<TakeProblem> {
   bool along = false;
 };
 
+template <>
+struct SpecOf<SelectProblem> {
+  // Which results are wanted: at least one. An array that is not wanted gets no memory.
+  bool values = true;
+  bool indices = true;
+  std::optional<std::int64_t> count;  // the results' length, once CountResults has found it
+};
+
 #define TESSERA_SPEC(Operation, name) using Operation##Spec = SpecOf<Operation##Problem>;
 TESSERA_OPERATION_METHODS(TESSERA_SPEC)
 #undef TESSERA_SPEC
@@ -94,8 +102,8 @@ using VariantOf = std::variant<Specs...>;
 using OperationSpec = VariantOf<void TESSERA_OPERATION_METHODS(TESSERA_SPEC)>;
 #undef TESSERA_SPEC
 
-// The maximum number of arrays that one operation returns. TopK and Sort return two, and the others
-// return one.
+// The maximum number of arrays that one operation returns. TopK, Sort and Select return two, and
+// the others return one.
 inline constexpr std::size_t kMostResults = 2;
 
 // The types of an operation's results. If the result is a number (`scalar`), later steps read it as
@@ -103,6 +111,9 @@ inline constexpr std::size_t kMostResults = 2;
 struct ResultType {
   bool scalar = false;
   bool is_index = false;  // the number is a Scalar's index
+  // The arrays' length depends on the operands' elements, and has not been counted. The types in
+  // `arrays` have the largest length that is possible.
+  bool uncounted = false;
   absl::InlinedVector<ArrayType, 1> arrays;
 };
 
@@ -126,8 +137,15 @@ absl::StatusOr<ScalarResult> ArrayRun(const absl::StatusOr<Stats>& stats);
 // Checks everything about the operands and nothing about the strategy. Compiles the expression.
 absl::StatusOr<ResultType> TypeOf(const OperationSpec& spec, absl::Span<const View> x);
 
+// Finds the length of the results if it depends on the operands' elements, as that of a Select
+// does. It is stored in the spec, and TypeOf then returns the exact types. Waits for the stream. Of
+// the options, only pace and max_seconds have an effect. REQUIRES: TypeOf is OK.
+absl::Status CountResults(OperationSpec& spec, Stream& stream, absl::Span<const View> x,
+                          const RunOptions& options);
+
 // Runs the operation. A number is returned in the result's value. Arrays are written to out, which
-// has one entry per array. REQUIRES: TypeOf is OK.
+// has one entry per array. REQUIRES: TypeOf is OK, and the results are counted unless the options
+// have check_only.
 absl::StatusOr<ScalarResult> Run(const OperationSpec& spec, Stream& stream,
                                  absl::Span<const View> x, absl::Span<const Output> out,
                                  const RunOptions& options);

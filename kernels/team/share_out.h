@@ -236,6 +236,11 @@ inline Division DivisionOf(const TakeProblem&, const Strategy<TakeProblem>&, con
   return {};
 }
 
+// Where a part's elements go depends on the mask of all parts before it.
+inline Division DivisionOf(const SelectProblem&, const Strategy<SelectProblem>&, const Team&) {
+  return {};
+}
+
 // --- A share as a problem ---
 
 // Returns the problem of the indices [share.first, share.end) of outer.

@@ -48,6 +48,12 @@ absl::Status OperationCall::RunOn(Stream& stream) {
     views.push_back(view);
   }
   ASSIGN_OR_RETURN(ResultType type, TypeOf(operation_.spec, views));
+  if (type.uncounted) {
+    RunOptions options;
+    devices().SetLimits(stream.device(), options);
+    RETURN_IF_ERROR(CountResults(operation_.spec, stream, views, options));
+    ASSIGN_OR_RETURN(type, TypeOf(operation_.spec, views));
+  }
   ASSIGN_OR_RETURN(ScalarResult result, type.scalar ? RunWith(stream, views, {})
                                                     : RunArrays(stream, views, type.arrays));
   if (type.scalar) response_.SetValue(result, type);

@@ -176,17 +176,25 @@ absl::Status CheckApart(const Request& request) {
       {{"field", "indices.buffer.name"}, {"value", request.indices().buffer().name()}});
 }
 
-absl::Status Read(const v1::SortRequest& request, SortSpec& spec) {
-  RETURN_IF_ERROR(CheckApart(request));
-  if (request.has_axis()) spec.axis = request.axis();
-  spec.descending = request.descending();
+// Reads which of the two results of a Sort or a Select are wanted.
+template <class Request, class Spec>
+absl::Status ReadWanted(const Request& request, Spec& spec) {
   spec.values = !request.values().has_none();
   spec.indices = !request.indices().has_none();
-  if (!spec.values && !spec.indices) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_RESULT",
-                     "a sort needs at least one of its results", {{"field", "values.none"}});
-  }
+  if (spec.values || spec.indices) return CheckApart(request);
+  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_RESULT",
+                   "the operation needs at least one of its results", {{"field", "values.none"}});
+}
+
+absl::Status Read(const v1::SortRequest& request, SortSpec& spec) {
+  RETURN_IF_ERROR(ReadWanted(request, spec));
+  if (request.has_axis()) spec.axis = request.axis();
+  spec.descending = request.descending();
   return SetExpression(request, spec.expression);
+}
+
+absl::Status Read(const v1::SelectRequest& request, SelectSpec& spec) {
+  return ReadWanted(request, spec);
 }
 
 absl::Status Read(const v1::TakeRequest& request, TakeSpec& spec) {
@@ -225,6 +233,7 @@ absl::StatusOr<Operation> Make(const Request& request) {
   if constexpr (requires { request.a(); }) operands = {{"a", &request.a()}, {"b", &request.b()}};
   if constexpr (requires { request.x(); }) operands = {{"x", &request.x()}};
   if constexpr (requires { request.along(); }) operands.push_back({"indices", &request.indices()});
+  if constexpr (requires { request.mask(); }) operands.push_back({"mask", &request.mask()});
   if constexpr (requires { request.with(); })
     for (int i = 0; i < request.with_size(); ++i)
       operands.push_back({kWithNames[static_cast<std::size_t>(i)], &request.with(i)});
@@ -235,9 +244,11 @@ absl::StatusOr<Operation> Make(const Request& request) {
   if constexpr (requires { request.values(); })
     operation.destinations = {&request.values(), &request.indices()};
   for (const v1::Result* destination : operation.destinations) {
-    if (destination->has_none() && !std::is_same_v<Spec, SortSpec>) {
+    constexpr bool kMayLeaveOut = requires { spec.indices; };
+    if (destination->has_none() && !kMayLeaveOut) {
       return MakeError(absl::StatusCode::kInvalidArgument, "BAD_RESULT",
-                       "only a sort has results that may be left out", {{"field", "result.none"}});
+                       "only Sort and Select have results that may be left out",
+                       {{"field", "result.none"}});
     }
   }
   return operation;
@@ -271,6 +282,7 @@ OperationSize SizeOfRequest(const Request& request) {
   if constexpr (requires { request.a(); }) size.operands = 2;
   if constexpr (requires { request.x(); }) size.operands = 1;
   if constexpr (requires { request.along(); }) size.operands = 2;
+  if constexpr (requires { request.mask(); }) size.operands = 2;
   const auto add = [&](int operands, int most) {
     size.operands = operands > most ? 0 : size.operands + static_cast<std::size_t>(operands);
   };

@@ -246,7 +246,8 @@ absl::Status ProgramRun::OpenResults(std::size_t index, Device& device, std::uin
       RETURN_IF_ERROR(CheckInline(type, bytes));
       bytes += type.bytes();
     }
-    if (step.destinations[a] != Destination::kBuffer) continue;
+    // CountStep opens the buffer of a result whose length is not known yet.
+    if (step.destinations[a] != Destination::kBuffer || step.result.uncounted) continue;
     ASSIGN_OR_RETURN(BufferSpec spec,
                      MakeSpec(own.destinations[a]->buffer(), type, device, devices_));
     own.drafts[a] = std::make_unique<ResultDraft>(store_, std::move(spec));
@@ -254,6 +255,14 @@ absl::Status ProgramRun::OpenResults(std::size_t index, Device& device, std::uin
   }
   *in_answer = bytes;
   return absl::OkStatus();
+}
+
+absl::Status ProgramRun::CountStep(std::size_t index, Stream& stream) {
+  PlannedStep& step = program_.steps[index];
+  RETURN_IF_ERROR(CountResults(step.spec, stream, step.views, step.options));
+  ASSIGN_OR_RETURN(step.result, TypeOf(step.spec, step.views));
+  std::uint64_t in_answer = 0;  // the longest results that are possible have been added before
+  return OpenResults(index, stream.device(), &in_answer);
 }
 
 absl::Status ProgramRun::SendTensors(Stream& stream) {
@@ -323,18 +332,21 @@ absl::Status ProgramRun::Run(Stream& stream) {
     return nullptr;
   };
   PreparedOperands::Call prepared(store_.prepared(stream.device()), stream, find);
-  absl::Status status = RunSteps(program_, stream, [&](const PlannedStep& step) {
-    const Step& own = steps_[static_cast<std::size_t>(&step - program_.steps.data())];
+  const auto run = [&](const PlannedStep& step) -> absl::StatusOr<ScalarResult> {
+    const auto index = static_cast<std::size_t>(&step - program_.steps.data());
+    const Step& own = steps_[index];
     RunOptions options = step.options;
     options.enqueue_only = true;
     std::optional<ShardTeam> team =
         ShardTeam::Of(devices_, step.spec, own.destinations, own.sources, stream.device());
     if (team.has_value()) options.team = &*team;
+    if (step.result.uncounted) RETURN_IF_ERROR(CountStep(index, stream));
     absl::StatusOr<ScalarResult> result = RunStep(program_, step, stream, options);
     const std::uint64_t bytes = prepared.EndOperation(result.ok());
     if (result.ok()) result->stats.prepared_bytes = bytes;
     return result;
-  });
+  };
+  absl::Status status = RunSteps(program_, stream, run);
   const absl::Status arrived = Synchronize(stream);
   status.Update(arrived);
   if (!status.ok()) return status;

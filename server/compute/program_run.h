@@ -83,6 +83,8 @@ class ProgramRun {
   absl::Status TakeMemory(Stream& stream);
   // Opens the buffers of a step's results, and adds the size of its inline results to *in_answer.
   absl::Status OpenResults(std::size_t index, Device& device, std::uint64_t* in_answer);
+  // Counts the results of a step whose length depends on its operands, and opens their buffers.
+  absl::Status CountStep(std::size_t index, Stream& stream);
   // Copies inline operands to the block, in the order of the request.
   absl::Status SendTensors(Stream& stream);
   // Copies each buffer on another device once, and fails the steps whose buffers cannot be copied.

@@ -11,10 +11,9 @@
 //     states   tile 0   tile 1   tile 2   tile 3        tile 3 adds the counts of tiles 2 and 1,
 //               all      all     count    count         and then knows those of all before it
 //
-// A state is one word, with two bits that say what the other bits hold. The word arrives as a
-// whole, so neither side needs a fence. Tiles are taken by a ticket, so the blocks that a block
-// waits for have started, and wait only for earlier ones. All sums are of integers, so the result
-// does not depend on how far a block looks.
+// A state is one word (kernels/cuda/scan/states.cuh). Tiles are taken by a ticket, so the blocks
+// that a block waits for have started, and wait only for earlier ones. All sums are of integers, so
+// the result does not depend on how far a block looks.
 //
 // Cost at n = 2^20, f32, one row: x is read once to count digits. Each of 4 passes reads 4 MiB and
 // writes 4 MiB, the same again with indices, and 1 KiB of states for each tile of 4096 elements; 6
@@ -24,6 +23,7 @@
 // bits. Loads and stores are of single elements, so they are correct for any alignment.
 #include <algorithm>
 
+#include "kernels/cuda/scan/states.cuh"
 #include "kernels/cuda/sort/radix.cuh"
 
 namespace tessera {
@@ -84,46 +84,16 @@ __global__ void __launch_bounds__(kRadixThreads) ScanDigits(Count* counts) {
 
 // --- States ---
 
-// What the lower bits of a state are: nothing yet, the tile's own count, or the count of all tiles
-// of the row up to this one.
-enum : unsigned { kNothing, kOwn, kAll };
-
-template <class Count>
-inline constexpr int kStateBits = 8 * static_cast<int>(sizeof(Count)) - 2;
-
-template <class Count>
-__device__ Count StateOf(unsigned kind, Count count) {
-  return static_cast<Count>(kind) << kStateBits<Count> | count;
-}
-
-__device__ inline std::uint32_t LoadState(const std::uint32_t* state) {
-  std::uint32_t value;
-  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(state) : "memory");
-  return value;
-}
-__device__ inline std::uint64_t LoadState(const std::uint64_t* state) {
-  std::uint64_t value;
-  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(state) : "memory");
-  return value;
-}
-__device__ inline void StoreState(std::uint32_t* state, std::uint32_t value) {
-  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(state), "r"(value) : "memory");
-}
-__device__ inline void StoreState(std::uint64_t* state, std::uint64_t value) {
-  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(state), "l"(value) : "memory");
-}
-
 // Returns the number of elements with a digit in the `tiles` tiles of the row before this one.
 // state: of the tile before this one. REQUIRES: the first tile of a row publishes kAll.
 template <class Count>
 __device__ Count LookBack(const Count* state, std::int64_t tiles) {
-  constexpr Count kMask = (Count{1} << kStateBits<Count>)-1;
   Count sum = 0;
   while (tiles > 0) {
     const Count value = LoadState(state);
-    const auto kind = static_cast<unsigned>(value >> kStateBits<Count>);
+    const unsigned kind = KindOf(value);
     if (kind == kNothing) continue;
-    sum += value & kMask;
+    sum += value & kCountMask<Count>;
     if (kind == kAll) break;
     state -= kDigits;
     --tiles;

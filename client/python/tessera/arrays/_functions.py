@@ -705,7 +705,7 @@ FUNCTIONS: Dict[Any, Callable[..., Any]] = {**MANIPULATIONS}
 # Functions whose first argument need not be an array.
 OF_TYPES = {
     np.can_cast, np.result_type, np.select, np.linalg.multi_dot, np.concatenate, np.stack,
-    np.hstack, np.vstack, np.dstack, np.column_stack,
+    np.hstack, np.vstack, np.dstack, np.column_stack, np.compress, np.extract,
 }
 
 

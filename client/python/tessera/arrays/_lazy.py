@@ -159,8 +159,11 @@ class Lazy(Operators):
     def __getitem__(self: Self, key: Any) -> Self:
         """Returns a view, with NumPy's basic indexing: integers, slices with any step, None, `...`.
         If one of the indices is an array or a list of integers, on the server or in this process,
-        returns the slices at these indices, as take() does. Raises BadView or BadIndex (both are
-        IndexErrors), or Unsupported for several arrays or a boolean one."""
+        returns the slices at these indices, as take() does. If it is a boolean array or list,
+        returns the elements or slices where it is true. For a mask on the server, this is a call,
+        and the result is an Array, because its shape depends on the mask's elements; ts.aio takes
+        only masks of this process. Raises BadView or BadIndex (both are IndexErrors), or
+        Unsupported for several arrays."""
         return _manipulation.indexed(self, key)  # type: ignore[no-any-return]
 
     def take(
@@ -173,6 +176,17 @@ class Lazy(Operators):
         BadIndex is raised when the result is computed."""
         _no_out(out)
         return _manipulation.take(self, indices, axis, mode)  # type: ignore[no-any-return]
+
+    def compress(self: Self, condition: Any, axis: Optional[int] = None, out: None = None) -> Self:
+        """Returns the elements, or the slices along an axis, where a vector is nonzero. A condition
+        on the server is counted by a call at once, as a mask in an index is."""
+        _no_out(out)
+        return _manipulation.compress(condition, self, axis)  # type: ignore[no-any-return]
+
+    def nonzero(self: Self) -> Tuple[Self, ...]:
+        """Returns the positions of the nonzero elements in row-major order, as one i64 array for
+        each axis. This is a call, as with a mask in an index."""
+        return _manipulation.nonzero(self)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         raise Unsupported(

@@ -3,6 +3,7 @@
 Parameters have NumPy's names, because arguments are passed by name.
 """
 
+import inspect
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from ..graph._views import (
     several,
     size_of,
 )
-from ..wire._errors import BadShape, Unsupported
+from ..wire._errors import BadIndex, BadShape, Unsupported
 
 
 def flat(a: Any) -> Any:
@@ -51,8 +52,91 @@ def _is_array(index: Any) -> bool:
     return hasattr(index, "_session")
 
 
+# --- masks
+
+
+def _selected(a: Any, mask: Any, output: int) -> Any:
+    """Returns the elements of an array where a mask on the server is true, or their positions. This
+    is a call, because the shape of the result depends on the elements of the mask."""
+    keep = a._session.keep
+    if inspect.iscoroutinefunction(keep):
+        raise Unsupported(
+            "the length of a selection is known only after a call, which ts.aio would have to"
+            " await: use np.where(mask, x, other) or sum(where=mask), or a mask of this process"
+        )
+    (found,) = keep(a._make(_ops.select(a._term(), mask._term())[output]))
+    return found
+
+
+def _truth(a: Any) -> Any:
+    """Returns whether the elements of an array are nonzero."""
+    return a if a.dtype.kind == "b" else a != 0
+
+
+def _positions(condition: Any) -> Any:
+    """Returns the positions of the nonzero elements, counted in row-major order: an array on the
+    server if the condition is one, otherwise a NumPy array."""
+    if not hasattr(condition, "_session"):
+        return np.flatnonzero(condition)
+    mask = _truth(condition)
+    return _selected(mask, mask, 1)
+
+
+def _masked(a: Any, mask: Any) -> Any:
+    """Returns a[mask], where the mask has the extents of the first axes of a."""
+    if not hasattr(mask, "_session"):
+        mask = np.asarray(mask)
+    rank = mask.ndim
+    if not rank:
+        raise Unsupported("an index cannot be a single boolean: use np.where(mask, x, other)")
+    if a.shape[:rank] != mask.shape:
+        raise BadIndex(f"a mask of shape {mask.shape} does not fit an array of shape {a.shape}")
+    if rank == a.ndim and hasattr(mask, "_session"):
+        return _selected(a, mask, 0)
+    rows = a.reshape((size_of(mask.shape), *a.shape[rank:]))
+    return take(rows, _positions(mask), 0)
+
+
+def _is_mask(index: Any) -> bool:
+    dtype = index.dtype if hasattr(index, "dtype") else np.asarray(index).dtype
+    return bool(dtype.kind == "b")
+
+
+def _with(condition: Any, a: Any, name: str) -> Any:
+    """Returns an array, which is put on the server of the condition if it is not on a server."""
+    return a if hasattr(a, "_session") else condition._lifted(a, name)
+
+
+def compress(condition: Any, a: Any, axis: Optional[int] = None) -> Any:
+    a = _with(condition, a, "np.compress")
+    if len(np.shape(condition)) != 1:
+        raise ValueError("condition must be a 1-d array")
+    return take(a, _positions(condition), axis)
+
+
+def _extract(condition: Any, arr: Any) -> Any:
+    arr = _with(condition, arr, "np.extract")
+    if np.shape(condition) != arr.shape or not arr.ndim:
+        return take(arr, _positions(condition))
+    if not hasattr(condition, "_session"):
+        condition = np.asarray(condition)
+    return _masked(arr, _truth(condition))
+
+
+def nonzero(a: Any) -> Tuple[Any, ...]:
+    """Returns the positions of the nonzero elements, as one array for each axis."""
+    if not a.ndim:
+        raise ValueError("nonzero of a number is not defined: use np.flatnonzero(x)")
+    positions, found = _positions(a), []
+    for axis, extent in enumerate(a.shape):
+        inner = size_of(a.shape[axis + 1 :])
+        at = positions if inner <= 1 else positions // inner
+        found.append(at % extent if axis and extent else at)
+    return tuple(found)
+
+
 def indexed(a: Any, key: Any) -> Any:
-    """Implements a[key]: a view, and a take for an array of indices."""
+    """Implements a[key]: a view, a take for an array of indices, and a selection for a mask."""
     items = list(key) if isinstance(key, tuple) else [key]
     arrays = [i for i, item in enumerate(items) if _is_array(item)]
     if not arrays:
@@ -63,12 +147,22 @@ def indexed(a: Any, key: Any) -> Any:
             " elements, np.take_along_axis, or x[rows][:, columns] for a grid"
         )
     (at,) = arrays
+    masks = _is_mask(items[at])
+    if masks and len(items) == 1:
+        return _masked(a, items[0])
     indices, items[at] = items[at], slice(None)
     seen = a._seen(a._view.at(tuple(items)))
     # Integers leave no axis behind.
     stays = [item is None or isinstance(item, slice) for item in items]
     dots = [item is Ellipsis for item in items]
     axis = seen.ndim - sum(stays[at:]) if any(dots[:at]) else sum(stays[:at])
+    if masks:
+        if np.shape(indices) != seen.shape[axis : axis + 1]:
+            raise BadIndex(
+                f"beside other indices, a mask needs shape {seen.shape[axis : axis + 1]},"
+                f" not {np.shape(indices)}"
+            )
+        indices = _positions(indices)
     made = take(seen, indices, axis)
     # As in NumPy, the new axes come first if integers are apart from the array.
     place = [i == at or not (stays[i] or dots[i]) for i in range(len(items))]
@@ -470,6 +564,11 @@ add(
         "dsplit": _split_along(2, 3),
         "rollaxis": _rollaxis,
         "take": take,
+        "compress": compress,
+        "extract": _extract,
+        "nonzero": nonzero,
+        "flatnonzero": lambda a: _positions(a),
+        "argwhere": lambda a: stack(nonzero(a), -1),
         "take_along_axis": _take_along_axis,
         "roll": _roll,
         "concatenate": concatenate,

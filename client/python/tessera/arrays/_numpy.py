@@ -32,20 +32,18 @@ _INSTEAD = {
         ("fill", "put", "itemset", "setfield", "resize", "setflags", "byteswap"),
         "they are immutable, so upload a new one with the client's put(..., replace=True)",
     ),
-    **dict.fromkeys(("choose", "compress"), _ROWS),
+    "choose": _ROWS,
     "view": "use .astype() to convert elements",
     "flat": "use .ravel()",
-    "nonzero": "use np.count_nonzero(x) to count nonzero elements",
     "searchsorted": "use np.searchsorted(x, v)",
 }
 # What to use instead of a function or ufunc of NumPy.
 _INSTEAD_OF = {
     **dict.fromkeys("partition argpartition".split(), _LARGEST),
     **dict.fromkeys("nanmedian nanquantile nanpercentile".split(), "use ts.sort"),
-    **dict.fromkeys("compress choose delete extract".split(), _ROWS),
+    **dict.fromkeys("choose delete".split(), _ROWS),
     "piecewise": "use np.select",
     "bincount": "use (x[:, None] == np.arange(k)).sum(0)",
-    "nonzero": "use np.count_nonzero(x) to count nonzero elements",
     "copysign": "use np.where(y < 0, -abs(x), abs(x)), which takes -0.0 as positive",
     "signbit": "use (x < 0) | (1 / x == -np.inf), which is false for NaN",
 }
@@ -109,6 +107,7 @@ _OF_C: Dict[Any, Callable[..., Any]] = {
     np.empty_like: lambda prototype, dtype=None, order="K", subok=True, shape=None, *, device=None:
         None,
     np.concatenate: lambda arrays, axis=0, out=None, *, dtype=None, casting="same_kind": None,
+    np.compress: lambda condition, a, axis=None, out=None: None,
     np.where: lambda condition, x=_functions.MISSING, y=_functions.MISSING: None,
     np.can_cast: lambda from_, to, casting="safe": None,
     np.result_type: lambda *arrays_and_dtypes: None,

@@ -88,14 +88,16 @@ class Constant:
 # results.
 FOLDS = ("reduce", "scan")
 TAKE_EXPRESSIONS = (*FOLDS, "sort")
-GIVE_TWO = ("top_k", "sort")
+GIVE_TWO = ("top_k", "sort", "select")
+# Those whose results may be left out.
+MAY_SKIP = ("sort", "select")
 
 
 class Node:
     """An operation. op is the name of a step of the protocol ("dot", "reduce"...), and params are
     the other fields of its request. For a "map", params["fn"] is the function of each element;
-    connected maps become one step (_fuse.py). output selects one of the operation's results: in a
-    "top_k" and a "sort", 0 is the values and 1 the indices. Nodes that differ only in their output
+    connected maps become one step (_fuse.py). output selects one of the operation's results: in
+    those of GIVE_TWO, 0 is the values and 1 the indices. Nodes that differ only in their output
     are one step.
     """
 

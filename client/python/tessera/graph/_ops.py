@@ -321,8 +321,7 @@ def _indices(indices: Term) -> Term:
     dtype = source.dtype
     if dtype.kind == "b":
         raise Unsupported(
-            "an index cannot be a boolean array: use np.where(mask, x, other) or sum(where=mask),"
-            " or x[np.flatnonzero(mask)] with a mask on the host"
+            "the indices of a take cannot be booleans: use x[mask], or np.compress along an axis"
         )
     if dtype.kind not in "iu":
         raise BadDtype(f"indices are integers, not {dtype}")
@@ -356,6 +355,22 @@ def take(
     if not length and size_of(result):
         raise BadIndex("an axis without elements has no indices")
     return _term(Node("take", (a, indices), result, a[0].dtype, params))
+
+
+def select(a: Term, mask: Term) -> Tuple[Term, Term]:
+    """Returns (values, positions) of the elements where a mask of the same shape is true, as
+    vectors. Their length is known only when the step has run, so nothing can be computed from them
+    in the same call, and the nodes have the largest length that is possible. Both are results of
+    one step, which computes only those that are used."""
+    a, mask = (copy(x) if getattr(x[0], "gives_integers", False) else array(x) for x in (a, mask))
+    if a[1].shape != mask[1].shape:
+        raise BadShape(f"a mask of shape {mask[1].shape} does not fit an array of {a[1].shape}")
+    longest = (size_of(mask[1].shape),)
+    values, positions = (
+        _term(Node("select", (a, mask), longest, dtype, output=output))
+        for output, dtype in enumerate((a[0].dtype, _I64))
+    )
+    return values, positions
 
 
 def diagonal(a: Term, offset: int = 0) -> Term:

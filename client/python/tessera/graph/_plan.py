@@ -16,7 +16,7 @@ from . import _dtypes
 from ._elementwise import copy
 from ._expression import OPERANDS, expression_message, expression_text
 from ._fuse import Fuser, Step
-from ._graph import GIVE_TWO, Inline, Leaf, Node, Source, Term
+from ._graph import GIVE_TWO, MAY_SKIP, Inline, Leaf, Node, Source, Term
 from ._views import View
 
 # By the name of a step: its method, and the fields of its operands that are not repeated.
@@ -26,7 +26,8 @@ _FIELDS = {
     op: [
         field.name
         for field in request.fields
-        if field.name in ("a", "b", "x", "indices") and field.message_type.name == "Operand"
+        if field.name in ("a", "b", "x", "indices", "mask")
+        and field.message_type.name == "Operand"
     ]
     for op, request in _REQUESTS.items()
 }
@@ -111,7 +112,7 @@ class Plan:
         # scratch, which only a program supports.
         used = len(set(self.outputs))
         self._alone = len(self.steps) == 1 and (
-            used == self._results_of(0) or self.steps[0].node.op == "sort"
+            used == self._results_of(0) or self.steps[0].node.op in MAY_SKIP
         )
         # The results that later steps read.
         self._read = frozenset(
@@ -183,7 +184,7 @@ class Plan:
             if one in results:
                 places[output] = results[one]
             elif one not in self.outputs:
-                skipped = self.steps[number].node.op == "sort" and one not in self._read
+                skipped = self.steps[number].node.op in MAY_SKIP and one not in self._read
                 places[output] = p.Result(none=True) if skipped else p.Result(scratch=True)
         return places
 

@@ -1,0 +1,255 @@
+// Every strategy of Select in the table, for every type, compared with a loop over the host's copy
+// of x and of the mask. Elements must keep their bits.
+#include <cstdint>
+#include <vector>
+
+#include "kernels/problem/take.h"
+#include "kernels/run/operation.h"
+#include "tests/kernel_fixture.h"
+
+namespace tessera::test {
+namespace {
+
+using Mask = std::vector<std::uint8_t>;
+
+// Returns the cases of all strategies in these types, on all devices or on a GPU only.
+std::vector<StrategyCase> SelectCases(DTypes dtypes, bool gpu) {
+  std::vector<StrategyCase> cases;
+  for (const Strategy<SelectProblem>* strategy : Strategies<SelectProblem>())
+    for (DType dtype : kArrayDTypes)
+      if (dtypes.Contains(dtype) && (!gpu || strategy->backend == Backend::kCuda))
+        cases.push_back({strategy->name, strategy->backend, dtype});
+  return cases;
+}
+
+// Returns a mask in which about one of `one_in` bytes is true, at random places.
+Mask RandomMask(std::int64_t n, std::uint64_t one_in, std::uint64_t seed = 3) {
+  Mask mask(static_cast<std::size_t>(n));
+  Random random(seed);
+  for (std::uint8_t& byte : mask) byte = random.Bits() % one_in == 0 ? 1 : 0;
+  return mask;
+}
+
+struct Wants {
+  bool values = true, indices = true;
+};
+constexpr Wants kAllWants[] = {{}, {.indices = false}, {.values = false}};
+
+class SelectTest : public testing::TestWithParam<StrategyCase> {
+ public:
+  using Problem = SelectProblem;
+
+ protected:
+  void SetUp() override { TESSERA_NEED_STRATEGY(SelectProblem, GetParam()); }
+  static Stream& stream() { return TestStream(GetParam().backend); }
+
+  // Calls f(U{}), where U is an unsigned type of the elements' size.
+  template <class F>
+  void ForSize(F f) const {
+    DispatchSize(GetParam().dtype, f);
+  }
+
+  template <class U>
+  static std::vector<U> Elements(std::int64_t n, std::uint64_t seed = 1) {
+    std::vector<U> all(static_cast<std::size_t>(n));
+    Random random(seed);
+    for (U& element : all) element = static_cast<U>(random.Bits());
+    // Only these bytes are bool.
+    if (GetParam().dtype == DType::kBool)
+      for (U& element : all) element &= 1;
+    return all;
+  }
+
+  // Selects from the views, counts first, and expects the elements at these positions.
+  template <class U>
+  static void Expect(const View& x, const View& mask, const Wants& wants,
+                     const std::vector<U>& values, const std::vector<std::int64_t>& indices) {
+    OperationSpec spec = SelectSpec{.values = wants.values, .indices = wants.indices};
+    ASSERT_TRUE(Get(TypeOf(spec, {x, mask})).uncounted);
+    ASSERT_TRUE(CountResults(spec, stream(), {x, mask}, {}).ok());
+    const ResultType type = Get(TypeOf(spec, {x, mask}));
+    const auto count = static_cast<std::int64_t>(indices.size());
+    EXPECT_FALSE(type.uncounted);
+    ASSERT_EQ(type.arrays.at(0).shape, MakeShape({count}));
+    ASSERT_EQ(type.arrays.at(1).shape, MakeShape({count}));
+    EXPECT_EQ(type.arrays.at(0).dtype, GetParam().dtype);
+    EXPECT_EQ(type.arrays.at(1).dtype, DType::kI64);
+    DeviceArray<U> got_values(stream(), wants.values ? count : 0);
+    DeviceArray<std::int64_t> got_indices(stream(), wants.indices ? count : 0);
+    const auto run =
+        tessera::Run(spec, stream(), {x, mask}, {got_values.data(), got_indices.data()},
+                     {.strategy = GetParam().name});
+    ASSERT_TRUE(run.ok()) << run.status();
+    EXPECT_EQ(run->stats.strategy, GetParam().name);
+    EXPECT_EQ(run->stats.roundoff, 0);
+    EXPECT_EQ(got_values.Values(), wants.values ? values : std::vector<U>());
+    EXPECT_EQ(got_indices.Values(), wants.indices ? indices : std::vector<std::int64_t>());
+  }
+
+  // Selects elements of a vector whose first element has an offset from an aligned address.
+  template <class U>
+  static void Check(const Mask& mask, const Wants& wants = {}, std::size_t x_offset = 0,
+                    std::size_t mask_offset = 0) {
+    SCOPED_TRACE(testing::Message()
+                 << mask.size() << " elements, offsets " << x_offset << ' ' << mask_offset
+                 << (wants.values ? " values" : "") << (wants.indices ? " indices" : ""));
+    const auto n = static_cast<std::int64_t>(mask.size());
+    const std::vector<U> host = Elements<U>(n);
+    std::vector<U> values;
+    std::vector<std::int64_t> indices;
+    for (std::int64_t i = 0; i < n; ++i) {
+      if (At(mask, i) == 0) continue;
+      values.push_back(At(host, i));
+      indices.push_back(i);
+    }
+    DeviceArray<U> x(stream(), host, x_offset);
+    DeviceArray<std::uint8_t> bytes(stream(), mask, mask_offset);
+    Expect(WholeView({GetParam().dtype, MakeShape({n})}, x.data()),
+           WholeView({DType::kBool, MakeShape({n})}, bytes.data()), wants, values, indices);
+    x.ExpectUnchanged(host);
+    bytes.ExpectUnchanged(mask);
+  }
+};
+
+// Sizes around those of warps, tiles and chunks.
+TEST_P(SelectTest, EverySizeAndDensity) {
+  ForSize([&]<class U>(U) {
+    for (std::int64_t n : Sizes({0, 1, 2, 31, 32, 33, 511, 512, 513, 4095, 4096, 4097, 8192, 12'301,
+                                 65'536, 65'537, 300'001})) {
+      for (std::uint64_t one_in : {1, 2, 3, 20, 5000})
+        for (const Wants& wants : kAllWants) Check<U>(RandomMask(n, one_in), wants);
+      Check<U>(Mask(static_cast<std::size_t>(n), 0));
+    }
+  });
+}
+
+// A single element, a run, and every second element.
+TEST_P(SelectTest, Patterns) {
+  ForSize([&]<class U>(U) {
+    const std::int64_t n = Largest() < 20'000 ? 3000 : 20'000;
+    for (std::int64_t place : {std::int64_t{0}, n / 2, n - 1}) {
+      Mask mask(static_cast<std::size_t>(n), 0);
+      At(mask, place) = 1;
+      Check<U>(mask);
+      for (std::uint8_t& byte : mask) byte ^= 1;
+      Check<U>(mask);
+    }
+    Mask run(static_cast<std::size_t>(n), 0), other(static_cast<std::size_t>(n), 0);
+    for (std::int64_t i = n / 3; i < n / 2; ++i) At(run, i) = 1;
+    for (std::int64_t i = 0; i < n; i += 2) At(other, i) = 1;
+    Check<U>(run);
+    Check<U>(other);
+  });
+}
+
+TEST_P(SelectTest, EveryAlignment) {
+  ForSize([&]<class U>(U) {
+    const Mask mask = RandomMask(5000, 2);
+    for (std::size_t offset = 0; offset < 17; offset += WatchedClosely() ? 5 : 1) {
+      Check<U>(mask, {}, offset, 0);
+      Check<U>(mask, {}, 3, offset);
+    }
+  });
+}
+
+// Views of x and of the mask that are not contiguous. Positions count in row-major order.
+TEST_P(SelectTest, StridedViews) {
+  ForSize([&]<class U>(U) {
+    const std::int64_t rows = 37, columns = 53, all = rows * columns;
+    const std::vector<U> host = Elements<U>(all);
+    const Mask bytes = RandomMask(all, 2);
+    const DeviceArray<U> x(stream(), host);
+    const DeviceArray<std::uint8_t> mask(stream(), bytes);
+    struct Walk {
+      std::int64_t first, row, column;
+    };
+    for (const Walk& of : {Walk{0, columns, 1}, Walk{0, 1, rows}, Walk{all - 1, -columns, -1}}) {
+      for (const Walk& by : {Walk{0, columns, 1}, Walk{0, 1, rows}, Walk{5, 0, 1}}) {
+        std::vector<U> values;
+        std::vector<std::int64_t> indices;
+        for (std::int64_t i = 0; i < rows; ++i) {
+          for (std::int64_t j = 0; j < columns; ++j) {
+            if (At(bytes, by.first + i * by.row + j * by.column) == 0) continue;
+            values.push_back(At(host, of.first + i * of.row + j * of.column));
+            indices.push_back(i * columns + j);
+          }
+        }
+        const View view = StridedView(x.data() + of.first, GetParam().dtype, {rows, columns},
+                                      {of.row, of.column});
+        const View where =
+            StridedView(mask.data() + by.first, DType::kBool, {rows, columns}, {by.row, by.column});
+        for (const Wants& wants : kAllWants) Expect(view, where, wants, values, indices);
+      }
+    }
+  });
+}
+
+TEST_P(SelectTest, RandomProblems) {
+  ForSize([&]<class U>(U) {
+    Random random(31);
+    for (std::uint64_t i = 0; i < (WatchedClosely() ? 5 : 100); ++i) {
+      const auto n = static_cast<std::int64_t>(random.Bits() % (i % 10 == 0 ? 100'000 : 9000));
+      Check<U>(RandomMask(std::min(n, Largest()), 1 + random.Bits() % 9, i), kAllWants[i % 3],
+               random.Bits() % 16, random.Bits() % 16);
+    }
+  });
+}
+
+class SelectLargeTest : public SelectTest {};
+
+// Positions beyond 2^32.
+TEST_P(SelectLargeTest, LargeArrays) {
+  if (Watched()) return;
+  ForSize([&]<class U>(U) {
+    const std::int64_t n = (std::int64_t{1} << 32) + 12'345;
+    DeviceArray<std::uint8_t> mask(stream(), Mask(static_cast<std::size_t>(n), 0));
+    const std::vector<std::int64_t> places = {0, 4097, std::int64_t{1} << 31, n - 12'345, n - 1};
+    const std::uint8_t one = 1;
+    for (std::int64_t place : places)
+      ASSERT_TRUE(CopyToDevice(stream(), mask.data() + place, &one, 1).ok());
+    const View view = WholeView({DType::kBool, MakeShape({n})}, mask.data());
+    Expect(view, view, {}, std::vector<U>(places.size(), 1), places);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Strategies, SelectTest,
+                         testing::ValuesIn(SelectCases(ArrayDTypes(), false)), CaseName);
+// A build without CUDA has no such case.
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(SelectLargeTest);
+INSTANTIATE_TEST_SUITE_P(Strategies, SelectLargeTest,
+                         testing::ValuesIn(SelectCases(DTypesOf(DType::kBool), true)), CaseName);
+
+TEST(SelectErrors, OperandsThatDoNotFit) {
+  const auto reason = [](std::initializer_list<std::int64_t> x, DType dtype,
+                         std::initializer_list<std::int64_t> mask) {
+    return ErrorReason(TypeOf(SelectSpec(), {WholeView({DType::kF32, MakeShape(x)}, nullptr),
+                                             WholeView({dtype, MakeShape(mask)}, nullptr)})
+                           .status());
+  };
+  for (DType dtype : kArrayDTypes)
+    EXPECT_EQ(reason({3, 5}, dtype, {3, 5}), dtype == DType::kBool ? "" : "BAD_DTYPE")
+        << Name(dtype);
+  EXPECT_EQ(reason({}, DType::kBool, {}), "");
+  EXPECT_EQ(reason({0, 4}, DType::kBool, {0, 4}), "");
+  for (const auto& mask : {std::initializer_list<std::int64_t>{3}, {15}, {5, 3}, {3, 5, 1}})
+    EXPECT_EQ(reason({3, 5}, DType::kBool, mask), "BAD_SHAPE");
+}
+
+// Before the mask is counted, the types have the largest length that is possible, and a check
+// assumes that length.
+TEST(SelectOnTheCpu, ChecksTheLongestResult) {
+  Stream& stream = TestStream(Backend::kCpu);
+  const DeviceArray<float> x(stream, 6000);
+  const DeviceArray<std::uint8_t> mask(stream, Mask(6000, 0));
+  const View matrix = x.view({60, 100});
+  const View where = WholeView({DType::kBool, MakeShape({60, 100})}, mask.data());
+  EXPECT_EQ(Get(TypeOf(SelectSpec(), {matrix, where})).arrays.at(0).shape, MakeShape({6000}));
+  const auto checked = Get(tessera::Run(SelectSpec(), stream, {matrix, where}, {nullptr, nullptr},
+                                        {.check_only = true}));
+  EXPECT_EQ(checked.stats.strategy, "cpu_parallel");
+  EXPECT_EQ(checked.stats.scratch_bytes, 0u);
+  EXPECT_GE(checked.stats.bytes, 6000u * (1 + 2 * 4 + 8));
+}
+
+}  // namespace
+}  // namespace tessera::test
