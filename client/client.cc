@@ -768,6 +768,12 @@ absl::StatusOr<v1::ImportBufferResponse> Client::ImportBuffer(
       request, {.timeout = call.timeout.value_or(absl::InfiniteDuration()), .cancel = call.cancel});
 }
 
+absl::StatusOr<v1::SnapshotResponse> Client::Snapshot(const CallOptions& call) {
+  return impl().Call(
+      v1::SnapshotRequest(),
+      {.timeout = call.timeout.value_or(absl::InfiniteDuration()), .cancel = call.cancel});
+}
+
 // --- Operations ----------------------------------------------------------------------------------
 
 template <class Request>

@@ -342,6 +342,9 @@ class Client : public Operations<Client> {
   // If no version is given, deletes the buffer and all drafts with this name.
   absl::Status DeleteBuffer(const std::string& name, std::uint64_t version = 0,
                             const CallOptions& call = {});
+  // Makes the server write the READY buffers of the caller's tenant to its --data-dir, or those of
+  // all tenants for an admin. There is no timeout unless `call` has one.
+  absl::StatusOr<v1::SnapshotResponse> Snapshot(const CallOptions& call = {});
 
   // Returns a result for every step, in order. Returns OK even if steps have failed; StatusOf
   // returns the error of a step.

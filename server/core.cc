@@ -105,6 +105,10 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Make(const Options& options, Devices
     ASSIGN_OR_RETURN(core->home, Home::Open(options.ring, options.ring_name));
   }
   ASSIGN_OR_RETURN(core->devices, Devices::Start(core->options, core->device_list, *buffer_limits));
+  if (!options.data_dir.empty()) {
+    ASSIGN_OR_RETURN(core->snapshots, Snapshots::Open(options.data_dir, options.snapshot_interval,
+                                                      *core->devices, core->tenants));
+  }
   return core;
 }
 

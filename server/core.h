@@ -13,6 +13,7 @@
 #include "server/cluster/home.h"
 #include "server/devices/chores.h"
 #include "server/devices/devices.h"
+#include "server/durable/snapshots.h"
 #include "server/observe/call_records.h"
 #include "server/options.h"
 #include "server/rpc/call_limits.h"
@@ -38,7 +39,8 @@ struct Core {
   SharedRegions regions;
   CallRecords records;
   std::unique_ptr<Devices> devices;
-  Chores chores;  // last, because chores use the members above
+  std::unique_ptr<Snapshots> snapshots;  // null without --data-dir
+  Chores chores;                         // last, because chores use the members above
 
  private:
   Core(const Options& options, Devices::List list,

@@ -402,6 +402,19 @@ void AddObservation(CLI::App& app, Options& options) {
           options.spans);
 }
 
+// Adds the options for arrays that outlive the server.
+void AddSnapshots(CLI::App& app, Options& options) {
+  AddFile(app, "data-dir",
+          "folder where snapshots of the buffers are kept, and from which the server restores them "
+          "when it starts; one server at a time may use it; a snapshot is taken by 'tessera "
+          "snapshot', every --snapshot-interval, and when the server stops",
+          options.data_dir)
+      ->type_name("PATH");
+  AddDuration(app, "snapshot-interval", "0",
+              "how often a snapshot of all buffers is taken; 0: only when asked and at the stop",
+              true, options.snapshot_interval);
+}
+
 // Adds the options for memory that clients share with the server.
 void AddSharedMemory(CLI::App& app, Options& options) {
   app.add_option("--shared-memory", options.shared_memory,
@@ -449,6 +462,8 @@ std::string Conflict(const Options& options) {
   }
   if (options.ring.empty() != options.ring_name.empty())
     return "--ring and --ring-name go together";
+  if (options.data_dir.empty() && options.snapshot_interval != absl::InfiniteDuration())
+    return "--snapshot-interval needs --data-dir";
   return "";
 }
 
@@ -503,6 +518,7 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
   AddConnections(app, options);
   AddTimes(app, options);
   AddObservation(app, options);
+  AddSnapshots(app, options);
   AddSharedMemory(app, options);
   bool no_warm_up = false;
   app.add_flag("--no-warm-up", no_warm_up,

@@ -71,6 +71,9 @@ struct Options {
   absl::Duration slow_call = absl::InfiniteDuration();  // calls that take longer are logged
   std::string spans;  // file for sampled calls' spans; empty means none
 
+  std::string data_dir;  // folder for snapshots; empty means none
+  absl::Duration snapshot_interval = absl::InfiniteDuration();
+
   std::string shared_memory;                       // path of a socket; empty means none
   std::uint64_t shared_memory_limit = 4ull << 30;  // bytes, for all regions together
   bool warm_up = true;

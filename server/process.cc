@@ -33,6 +33,9 @@ namespace {
 // longest wait for a server under construction, and for a drain after the last device is lost.
 constexpr absl::Duration kGrace = absl::Seconds(5);
 
+// How long a snapshot of a draining server may write nothing.
+constexpr absl::Duration kSilence = absl::Minutes(1);
+
 // How long the process waits for the last log lines to be written.
 constexpr absl::Duration kLastLines = absl::Milliseconds(500);
 
@@ -148,12 +151,17 @@ void HandleSignals() {
 }
 
 // Ends the process if the drain hangs, for example because a device hangs. Once no device is left,
-// it waits for at most kGrace.
+// it waits for at most kGrace. A snapshot may take as long as it writes something every kSilence.
 void LimitDrain(Server& server, absl::Duration limit) {
   constexpr absl::Duration kLook = absl::Milliseconds(100);
   absl::Time end = SteadyNow() + limit;
   bool lost = false;
+  std::uint64_t written = server.snapshot_bytes();
   while (SteadyNow() < end) {
+    if (const std::uint64_t now = server.snapshot_bytes(); now != written && !lost) {
+      written = now;
+      end = std::max(end, SteadyNow() + kSilence);
+    }
     if (!lost && server.devices_lost()) {
       lost = true;
       end = std::min(end, SteadyNow() + kGrace);

@@ -126,7 +126,7 @@ void LogOptions(const Options& options) {
 
 Server::Server(std::unique_ptr<Core> core)
     : core_(std::move(core)),
-      buffer_service_(core_->call_parts(), *core_->devices, core_->options),
+      buffer_service_(core_->call_parts(), *core_->devices, core_->snapshots.get(), core_->options),
       compute_service_(core_->call_parts(), *core_->devices, core_->tenants, core_->options,
                        core_->start_time),
       filled_(core_->options.ready_file.empty()) {}
@@ -371,6 +371,7 @@ bool Server::Drain() {
   while (shutdown_.wait_for(absl::ToChronoNanoseconds(kFlush)) != std::future_status::ready)
     grpc_server_cancel_all_calls(server_->c_server());
   core_->records.FlushSpans(kFlush);
+  if (core_->snapshots != nullptr) core_->snapshots->Take(nullptr).IgnoreError();  // it is logged
   return idle;
 }
 
@@ -486,6 +487,7 @@ void Server::Tend() {
     core_->chores.Relieve();
     core_->chores.Release(core_->tenants.Sweep(now));
     if (!forbearing) EndIdle(now);
+    if (core_->snapshots != nullptr) core_->snapshots->Tick(now);
     LogDroppedLines();
     if (now >= next_trim) {
       next_trim = now + kTrimInterval;

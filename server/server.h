@@ -67,8 +67,14 @@ class Server {
   // to serve for --drain-delay. Then the listeners close and every connection gets a GOAWAY, so
   // that clients make their next calls elsewhere. Calls in progress have --drain-timeout to finish;
   // returns false if some had not finished and were cut off. If all devices are lost, there is no
-  // delay, and calls that are waiting for a device fail with DEVICE_LOST.
+  // delay, and calls that are waiting for a device fail with DEVICE_LOST. With --data-dir, takes a
+  // snapshot once the calls have ended.
   bool Drain();
+
+  // How many bytes snapshots have written. While it grows, Drain is not stuck. Thread safe.
+  std::uint64_t snapshot_bytes() const {
+    return core_->snapshots == nullptr ? 0 : core_->snapshots->figures().bytes;
+  }
 
   // Whether all devices are lost. Thread safe.
   bool devices_lost() const;

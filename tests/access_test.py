@@ -29,7 +29,7 @@ ROLES = ("read", "write", "admin")
 NEEDED = {
     "CreateBuffer": "write", "Upload": "write", "GetBuffer": "read", "ListBuffers": "read",
     "SealBuffer": "write", "UpdateBuffer": "write", "CopyBuffer": "write", "Download": "read",
-    "ImportBuffer": "write", "DeleteBuffer": "write",
+    "ImportBuffer": "write", "DeleteBuffer": "write", "Snapshot": "write",
     "GetSharedMemory": "read", "UploadShared": "write", "DownloadShared": "read",
 }
 

@@ -304,15 +304,77 @@ TEST_F(BufferStoreTest, OperandsAreFoundAtOneMoment) {
   const BufferInfo a = Make(Spec("a", 1));
   Make(Spec("b", 1));
   BufferStore::Wanted wanted[] = {{"a", a.version}, {"", 0}, {"b", 0}};
-  store_.FindAll(absl::MakeSpan(wanted));
+  Awaited awaited;
+  store_.FindAll(absl::MakeSpan(wanted), awaited);
   EXPECT_EQ(wanted[0].buffer, a.buffer);
   EXPECT_EQ(wanted[1].buffer, nullptr);
   EXPECT_NE(wanted[2].buffer, nullptr);
   for (const BufferStore::Wanted& one : wanted) EXPECT_TRUE(one.status.ok()) << one.status;
   BufferStore::Wanted some[] = {{"none", 0}, {"b", 0}};
-  store_.FindAll(absl::MakeSpan(some));
+  store_.FindAll(absl::MakeSpan(some), awaited);
   EXPECT_EQ(ErrorReason(some[0].status), "BUFFER_NOT_FOUND");
   EXPECT_NE(some[1].buffer, nullptr);
+  EXPECT_TRUE(awaited.empty());
+}
+
+TEST_F(BufferStoreTest, RestoredBuffersAreThereBeforeTheirBytes) {
+  const std::uint64_t version = store_.last_version() + 1'000'000;
+  int asked = 0;
+  const auto arrival = std::make_shared<Arrival>([&asked] { ++asked; });
+  const auto restored = store_.Restore({.spec = Spec("a", 2),
+                                        .version = version,
+                                        .create_time = SteadyNow(),
+                                        .checksum = 7,
+                                        .arrival = arrival});
+  // Everything but the bytes is there.
+  EXPECT_EQ(store_.Get("a", version)->checksum, 7u);
+  EXPECT_TRUE(store_.Get("a", 0)->ready);
+  EXPECT_EQ(ErrorReason(store_.Create(Spec("a", 1)).status()), "BUFFER_EXISTS");
+  ASSERT_TRUE(store_.Link("a", 0, Spec("b", 0)).ok());
+  EXPECT_GT(Make(Spec("c", 1)).version, version);
+  EXPECT_EQ(asked, 0);
+  // A call that needs the bytes waits, unless it cannot.
+  EXPECT_EQ(ErrorReason(store_.Find("a", 0).status()), "BUFFER_NOT_READY");
+  Awaited awaited, of_link;
+  EXPECT_EQ(store_.Find("a", 0, &awaited)->buffer, restored);
+  EXPECT_TRUE(store_.Find("b", 0, &of_link).ok());
+  EXPECT_EQ(asked, 2);
+  absl::Status a = absl::UnknownError("not called"), b = a;
+  awaited.Then([&a](const absl::Status& status) { a = status; });
+  of_link.Then([&b](const absl::Status& status) { b = status; });
+  EXPECT_TRUE(of_link.Cancel());
+  EXPECT_FALSE(of_link.Cancel());
+  arrival->End(absl::OkStatus());
+  EXPECT_TRUE(a.ok()) << a;
+  EXPECT_TRUE(absl::IsUnknown(b)) << b;
+  EXPECT_FALSE(awaited.Cancel());
+  Awaited none;
+  EXPECT_TRUE(store_.Find("b", 0, &none).ok());
+  EXPECT_TRUE(none.empty());
+}
+
+TEST_F(BufferStoreTest, RestoredBuffersMayBeLost) {
+  const auto restore = [&](const std::string& name, std::int64_t floats) {
+    const auto arrival = std::make_shared<Arrival>([] {});
+    store_.Restore({.spec = Spec(name, floats),
+                    .version = store_.last_version() + 1,
+                    .create_time = SteadyNow(),
+                    .arrival = arrival});
+    return arrival;
+  };
+  const auto reason_of = [&](const std::string& name) {
+    Awaited awaited;
+    return ErrorReason(store_.Find(name, 0, &awaited).status());
+  };
+  restore("a", 1)->End(MakeError(absl::StatusCode::kDataLoss, "DATA_LOST", "gone"));
+  EXPECT_EQ(reason_of("a"), "DATA_LOST");
+  EXPECT_TRUE(store_.Get("a", 0).ok());
+  Make(Replacing(Spec("a", 1)));
+  EXPECT_EQ(reason_of("a"), "");
+  // There is no memory for this one.
+  EXPECT_TRUE(restore("large", std::int64_t{1} << 40)->ended());
+  EXPECT_EQ(reason_of("large"), "QUOTA_EXCEEDED");
+  EXPECT_TRUE(store_.Delete("large", 0).ok());
 }
 
 TEST_F(BufferStoreTest, Checksums) {

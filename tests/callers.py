@@ -102,6 +102,7 @@ def every_method(caller):
         "CopyBuffer": dict(source="x", name="copy", replace=True),
         "ImportBuffer": dict(source="nowhere", source_name="x", name="copy"),
         "DeleteBuffer": dict(name="nothing"),
+        "Snapshot": {},
         **{rpc: o.fields_of(rpc, x) for rpc in o.operations().values()},
         "Execute": {},
         "ListStrategies": {},

@@ -46,7 +46,7 @@ TENANTS = {
 # Methods that a reader may not call. A reader may not store results either.
 WRITES = {
     "CreateBuffer", "Upload", "SealBuffer", "UpdateBuffer", "CopyBuffer", "ImportBuffer",
-    "DeleteBuffer", "UploadShared",
+    "DeleteBuffer", "Snapshot", "UploadShared",
 }
 
 

@@ -260,7 +260,8 @@ TEST_F(ProgramMemoryTest, ThePlanIsWithinWhatIsCharged) {
       ProgramRun program(*core_->devices, core_->records.metrics(), caller_, request);
       const std::size_t before = heap_bytes;
       most_heap_bytes = before;
-      ASSERT_TRUE(program.Prepare().ok());
+      Awaited awaited;
+      ASSERT_TRUE(program.Prepare(awaited).ok());
       program.LeastMicroseconds(core_->devices->First());
       const std::size_t taken = most_heap_bytes - before;
       constexpr std::size_t kOneStep = 4096;  // Allocated while a step is checked.
@@ -281,7 +282,8 @@ TEST_F(ProgramMemoryTest, TheResponseIsWithinWhatIsCharged) {
       v1::ExecuteRequest request = Program(300, step);
       request.set_stats(stats);
       ProgramRun program(*core_->devices, core_->records.metrics(), caller_, request);
-      ASSERT_TRUE(program.Prepare().ok());
+      Awaited awaited;
+      ASSERT_TRUE(program.Prepare(awaited).ok());
       const auto stream = *MakeStream(core_->devices->First());
       ASSERT_TRUE(program.Plan(*stream).ok());
       ASSERT_TRUE(program.Run(*stream).ok());

@@ -564,7 +564,7 @@ class LifeTest(MetricsCase):
 
 class DeployedTest(MetricsCase):
     def test_every_metric_that_is_named_exists(self):
-        self.serve()
+        self.serve("--data-dir", self.folder / "data")
         x = o.resident("x")
         self.client.put("x", ONES)
         self.client.call("Dot", a=x, b=x, timing=True)

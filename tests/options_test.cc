@@ -80,6 +80,8 @@ TEST(Options, Defaults) {
   EXPECT_EQ(options.slow_call, absl::InfiniteDuration());
   EXPECT_EQ(options.metrics_listen, "");
   EXPECT_EQ(options.spans, "");
+  EXPECT_EQ(options.data_dir, "");
+  EXPECT_EQ(options.snapshot_interval, absl::InfiniteDuration());
   EXPECT_TRUE(options.import_from.empty());
   EXPECT_FALSE(options.insecure);
   EXPECT_FALSE(options.log_json);
@@ -235,9 +237,12 @@ TEST(Options, MistakesEndTheProcessWithAReason) {
         "--transfer-timeout soon", "--slow-call soon"})
     ExpectRefused(absl::StrSplit(bad, ' '), bad.substr(0, bad.find(' ')));
   ExpectRefused({"--bogus"}, "--bogus");
+  ExpectRefused({"--snapshot-interval", "soon"}, "--snapshot-interval");
+  ExpectRefused({"--snapshot-interval", "1s"}, "--snapshot-interval needs --data-dir");
   ExpectRefused({"--config", "/nowhere/at/all.toml"}, "/nowhere/at/all.toml");
   ExpectRefused({"--config", "/dev/zero"}, "the configuration file has more than 1 MiB");
-  for (const char* flag : {"--tokens", "--tls-client-ca", "--tls-cert", "--ring", "--spans"})
+  for (const char* flag :
+       {"--tokens", "--tls-client-ca", "--tls-cert", "--ring", "--spans", "--data-dir"})
     ExpectRefused({flag, ""}, "the name of the file is empty");
   for (const auto& [text, said] : std::vector<std::pair<std::string, std::string>>{
            {"queueu = 1\n", "'queueu' of the configuration file is not an option"},

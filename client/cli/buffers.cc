@@ -207,6 +207,17 @@ void Import(Session& session, const ImportFlags& flags) {
                             .buffer());
 }
 
+struct SnapshotFlags {};
+
+void Snapshot(Session& session, const SnapshotFlags&) {
+  const v1::SnapshotResponse taken = OrThrow(session.client.Snapshot());
+  session.document = ToJson(taken);
+  if (session.json) return;
+  std::cout << taken.buffers() << (taken.buffers() == 1 ? " buffer, " : " buffers, ")
+            << taken.written_arrays() << (taken.written_arrays() == 1 ? " array" : " arrays")
+            << " written (" << HumanBytes(taken.written_bytes()) << ")\n";
+}
+
 }  // namespace
 
 void AddBuffers(CLI::App& app, Command& chosen) {
@@ -286,6 +297,10 @@ void AddBuffers(CLI::App& app, Command& chosen) {
       ->type_name("NAME");
   import_flags->AddDevice(*import, "Device for the buffer; default: the server's first device");
   import_flags->AddLife(*import);
+
+  AddCommand(app, chosen, "snapshot",
+             "Have the server write its buffers to its --data-dir, so that they outlive it",
+             Snapshot);
 }
 
 }  // namespace tessera

@@ -53,6 +53,7 @@ TESSERA_METHOD(v1, BufferService, UpdateBuffer, kAlways)
 TESSERA_METHOD(v1, BufferService, CopyBuffer, kNever)
 TESSERA_METHOD(v1, BufferService, ImportBuffer, kNever)
 TESSERA_METHOD(v1, BufferService, DeleteBuffer, kWithVersion)
+TESSERA_METHOD(v1, BufferService, Snapshot, kAlways)
 #define TESSERA_OPERATION(Name, field) TESSERA_METHOD(v1, ComputeService, Name, kUnlessStored)
 TESSERA_OPERATION_METHODS(TESSERA_OPERATION)
 #undef TESSERA_OPERATION

@@ -38,6 +38,8 @@ inline constexpr MethodInfo kMethods[] = {
     {"CopyBuffer", Role::kWrite},
     {"DeleteBuffer", Role::kWrite},
     {"ImportBuffer", Role::kWrite},
+    // Snapshot includes the buffers of all tenants only for an admin.
+    {"Snapshot", Role::kWrite},
     // SharedMemoryService.
     {"GetSharedMemory", Role::kRead},
     {"UploadShared", Role::kWrite},

@@ -554,19 +554,75 @@ absl::StatusOr<BufferInfo> BufferStore::LinkOnce(std::string_view source, std::u
   return Info(ready);
 }
 
-absl::StatusOr<BufferInfo> BufferStore::Find(std::string_view name, std::uint64_t version) {
+std::shared_ptr<const Buffer> BufferStore::Restore(const Restored& restored) {
+  const BufferSpec& spec = restored.spec;
+  std::shared_ptr<Buffer> buffer(new Buffer(
+      spec.name, spec.type, restored.origin != nullptr ? restored.origin->shards_ : ShardsOf(spec),
+      restored.version, restored.create_time));
+  buffer->checksum_ = restored.checksum;
+  if (restored.origin != nullptr) {
+    buffer->origin_ = restored.origin;
+    if (absl::StatusOr<Charge> own = TakeOwnCount(); own.ok()) buffer->own_count_ = *std::move(own);
+    if (absl::StatusOr<Charge> count = TakeCount(); count.ok()) buffer->count_ = *std::move(count);
+  } else {
+    buffer->arrival_ = restored.arrival;
+    if (absl::Status reserved = Reserve(*buffer); !reserved.ok()) {
+      buffer->bytes_.clear();
+      buffer->own_bytes_.clear();
+      restored.arrival->End(std::move(reserved));
+    }
+  }
   const std::lock_guard lock(mutex_);
-  return FindLocked(name, version, SteadyNow());
+  last_version_ = std::max(last_version_, restored.version);
+  Ready& ready = ready_[spec.name];
+  ready.buffer = buffer;
+  ready.draft_version = restored.version;
+  ready.expire_time = absl::InfiniteFuture();
+  SetExpiry(spec.name, ready, restored.expire_time);
+  CountReady(*buffer, 1);
+  return buffer;
 }
 
-void BufferStore::FindAll(absl::Span<Wanted> wanted) {
+std::uint64_t BufferStore::last_version() {
+  const std::lock_guard lock(mutex_);
+  return last_version_;
+}
+
+void BufferStore::SkipVersions(std::uint64_t last) {
+  const std::lock_guard lock(mutex_);
+  last_version_ = std::max(last_version_, last);
+}
+
+namespace {
+
+// Returns OK if the buffer's bytes have arrived, or once `awaited` says so.
+absl::Status AwaitBytes(const Buffer& buffer, Awaited* awaited) {
+  const std::shared_ptr<Arrival>& arrival = buffer.arrival();
+  if (arrival == nullptr) return absl::OkStatus();
+  if (arrival->ended()) return arrival->status();
+  if (awaited == nullptr) return NotReady(buffer.name(), {{0, buffer.type().bytes()}});
+  awaited->Add(arrival);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<BufferInfo> BufferStore::Find(std::string_view name, std::uint64_t version,
+                                             Awaited* awaited) {
+  const std::lock_guard lock(mutex_);
+  absl::StatusOr<BufferInfo> info = FindLocked(name, version, SteadyNow());
+  if (info.ok()) RETURN_IF_ERROR(AwaitBytes(*info->buffer, awaited));
+  return info;
+}
+
+void BufferStore::FindAll(absl::Span<Wanted> wanted, Awaited& awaited) {
   const absl::Time now = SteadyNow();
   const std::lock_guard lock(mutex_);
   for (Wanted& one : wanted) {
     if (one.name.empty()) continue;
     absl::StatusOr<BufferInfo> info = FindLocked(one.name, one.version, now);
-    one.status = info.status();
-    if (info.ok()) one.buffer = std::move(info->buffer);
+    one.status = info.ok() ? AwaitBytes(*info->buffer, &awaited) : info.status();
+    if (one.status.ok()) one.buffer = std::move(info->buffer);
   }
 }
 

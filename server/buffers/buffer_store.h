@@ -26,6 +26,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "kernels/compute.h"
+#include "server/buffers/arrival.h"
 #include "server/buffers/charge.h"
 #include "server/buffers/prepared_operands.h"
 #include "server/clock.h"
@@ -55,18 +56,28 @@ class Buffer {
   void* data() const { return origin_ != nullptr ? origin_->data() : memory_.data(); }
   // The CRC-32C of the bytes, if each byte was written exactly once and with a checksum.
   std::optional<std::uint32_t> checksum() const { return checksum_; }
+  // The buffer that owns the memory, which is another one if this one is a link.
+  const Buffer& owner() const { return origin_ != nullptr ? *origin_ : *this; }
+  // How the bytes arrive, if the buffer is one of an earlier server; otherwise null.
+  const std::shared_ptr<Arrival>& arrival() const { return owner().arrival_; }
 
  private:
   friend class BufferStore;
-  Buffer(std::string name, const ArrayType& type, std::vector<Shard> shards, std::uint64_t version)
-      : name_(std::move(name)), type_(type), shards_(std::move(shards)), version_(version) {}
+  Buffer(std::string name, const ArrayType& type, std::vector<Shard> shards, std::uint64_t version,
+         absl::Time create_time = SteadyNow())
+      : name_(std::move(name)),
+        type_(type),
+        shards_(std::move(shards)),
+        version_(version),
+        create_time_(create_time) {}
 
   const std::string name_;
   const ArrayType type_;
   const std::vector<Shard> shards_;
   std::uint64_t version_;
-  const absl::Time create_time_ = SteadyNow();
+  const absl::Time create_time_;
   std::optional<std::uint32_t> checksum_;
+  std::shared_ptr<Arrival> arrival_;
   // Members are destroyed in reverse order, so the memory is freed before its charges end, first
   // those of this store and then those of all stores.
   Charge count_;
@@ -255,9 +266,32 @@ class BufferStore {
   absl::StatusOr<BufferInfo> Link(std::string_view source, std::uint64_t version,
                                   const BufferSpec& link);
 
-  // Returns a READY buffer; version 0 means any version. Errors: NOT_FOUND / BUFFER_NOT_FOUND
-  // {name}; FAILED_PRECONDITION / BUFFER_NOT_READY {name, missing}, VERSION_MISMATCH.
-  absl::StatusOr<BufferInfo> Find(std::string_view name, std::uint64_t version);
+  // A buffer of an earlier server.
+  struct Restored {
+    BufferSpec spec;  // whose ttl, kind and `replace` have no effect
+    std::uint64_t version = 0;
+    absl::Time create_time;
+    absl::Time expire_time = absl::InfiniteFuture();
+    std::uint32_t checksum = 0;
+    std::shared_ptr<Arrival> arrival;
+    std::shared_ptr<const Buffer> origin;  // the owner of the memory, for a link
+  };
+  // Adds a READY buffer whose bytes are still to be written, after which its arrival ends. If there
+  // is no memory for the buffer, its arrival ends with the errors of Create. Called only before
+  // there are calls.
+  std::shared_ptr<const Buffer> Restore(const Restored& restored);
+  // The greatest version that the store has given out.
+  std::uint64_t last_version();
+  // Makes the store give out only versions that are greater.
+  void SkipVersions(std::uint64_t last);
+
+  // Returns a READY buffer; version 0 means any version. If its bytes are still to arrive, the
+  // caller must wait for `awaited` before it uses them. Errors: NOT_FOUND / BUFFER_NOT_FOUND
+  // {name}; FAILED_PRECONDITION / BUFFER_NOT_READY {name, missing}, which includes a buffer whose
+  // bytes are still to arrive if `awaited` is null, and VERSION_MISMATCH; and the error of the
+  // bytes' arrival.
+  absl::StatusOr<BufferInfo> Find(std::string_view name, std::uint64_t version,
+                                  Awaited* awaited = nullptr);
 
   struct Wanted {
     std::string_view name;
@@ -265,8 +299,8 @@ class BufferStore {
     absl::Status status;
     std::shared_ptr<const Buffer> buffer;
   };
-  // Finds several buffers in one step, and skips entries without a name.
-  void FindAll(absl::Span<Wanted> wanted);
+  // Finds several buffers in one step, each as Find does, and skips entries without a name.
+  void FindAll(absl::Span<Wanted> wanted, Awaited& awaited);
 
   // Returns the READY buffer or, if there is none, the newest visible draft. With a version,
   // returns the buffer or draft that has it. Errors: NOT_FOUND / BUFFER_NOT_FOUND;

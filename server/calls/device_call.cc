@@ -36,19 +36,26 @@ void DeviceCall::Start() {
   const absl::Status status = Guarded([&]() -> absl::Status {
     RETURN_IF_ERROR(Accept());
     ASSIGN_OR_RETURN(Device* const device, Prepare());
-    Executor& executor = devices_.compute(*device);
-    const TaskSize size = SizeOn(*device);
-    executor_ = &executor;
-    if (size == TaskSize::kTiny) {
-      const CallQueue::Leave leave;
-      if (leave.granted()) return executor.RunOrSubmit(*this);
-    }
-    return executor.Submit(*this, size);
+    if (awaited_.empty()) return Queue(*device);
+    awaited_.Then([this, device](const absl::Status& arrived) {
+      const absl::Status queued = arrived.ok() ? Guarded([&] { return Queue(*device); }) : arrived;
+      if (!queued.ok()) Drop(queued);
+    });
+    return absl::OkStatus();
   });
-  if (!status.ok()) {
-    executor_ = nullptr;
-    Drop(status);
+  if (!status.ok()) Drop(status);
+}
+
+absl::Status DeviceCall::Queue(const Device& device) {
+  if (left_) return CallerLeft();
+  Executor& executor = devices_.compute(device);
+  const TaskSize size = SizeOn(device);
+  executor_ = &executor;
+  if (size == TaskSize::kTiny) {
+    const CallQueue::Leave leave;
+    if (leave.granted()) return executor.RunOrSubmit(*this);
   }
+  return executor.Submit(*this, size);
 }
 
 TaskSize DeviceCall::SizeOf(double least, bool may_be_tiny) {
@@ -72,12 +79,14 @@ void DeviceCall::Run(Stream& stream) {
 }
 
 void DeviceCall::Drop(const absl::Status& status) {
+  executor_ = nullptr;
   Release(&parts().chores);
   End(status);
 }
 
 void DeviceCall::OnCancel() {
   left_ = true;
+  if (awaited_.Cancel()) return Drop(CallerLeft());
   Executor* const executor = executor_;
   if (executor != nullptr && executor->Cancel(*this)) Drop(CallerLeft());
 }

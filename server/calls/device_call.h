@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/buffers/arrival.h"
 #include "server/calls/unary_call.h"
 #include "server/devices/devices.h"
 
@@ -25,6 +26,8 @@ class DeviceCall : public UnaryCall, private Task {
 
  protected:
   const Devices& devices() const { return devices_; }
+  // The arrivals of the operands' bytes, to which Prepare adds those that it needs.
+  Awaited& awaited() { return awaited_; }
   // Returns the size of a task that takes a device at least `least` microseconds.
   TaskSize SizeOf(double least, bool may_be_tiny);
 
@@ -39,6 +42,8 @@ class DeviceCall : public UnaryCall, private Task {
   // if `chores` is null.
   virtual void Release(Chores* chores) = 0;
 
+  // Queues the call for the device once the bytes of its operands are there.
+  absl::Status Queue(const Device& device);
   void Run(Stream& stream) final;
   void Refuse(const absl::Status& status) final { Drop(status); }
   // Ends a call that has not run.
@@ -46,6 +51,7 @@ class DeviceCall : public UnaryCall, private Task {
   void OnCancel() final;
 
   const Devices& devices_;
+  Awaited awaited_;
   std::atomic<Executor*> executor_{nullptr};
   std::atomic<bool> left_{false};  // whether the client has left
 };

@@ -16,7 +16,7 @@ absl::StatusOr<Device*> ExecuteCall::Prepare() {
   absl::Status charged = ChargeAnswer(
       program_.memory(), "there is no memory to plan the program in addition to other calls");
   if (!charged.ok()) return charged;
-  return program_.Prepare();
+  return program_.Prepare(awaited());
 }
 
 TaskSize ExecuteCall::SizeOn(const Device& device) {

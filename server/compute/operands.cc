@@ -53,7 +53,8 @@ absl::StatusOr<ArrayType> TensorType(const v1::Tensor& tensor) {
                     {"expected", absl::StrCat(type->bytes())}});
 }
 
-absl::StatusOr<Sources> FindSources(absl::Span<const Named> operands, BufferStore& store) {
+absl::StatusOr<Sources> FindSources(absl::Span<const Named> operands, BufferStore& store,
+                                    Awaited& awaited) {
   absl::InlinedVector<BufferStore::Wanted, 2> wanted;
   for (const Named& named : operands) {
     const v1::Operand& operand = *named.operand;
@@ -65,7 +66,7 @@ absl::StatusOr<Sources> FindSources(absl::Span<const Named> operands, BufferStor
     if (operand.output() != 0) return OfOperand(named.name, BadOutput(operand.output()));
     wanted.push_back({operand.buffer(), operand.version()});
   }
-  store.FindAll(absl::MakeSpan(wanted));
+  store.FindAll(absl::MakeSpan(wanted), awaited);
   Sources sources;
   for (std::size_t i = 0; i < operands.size(); ++i) {
     const Named& named = operands[i];

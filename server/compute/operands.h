@@ -51,8 +51,10 @@ using Views = absl::InlinedVector<View, kOperandsInPlace>;
 // have the size of that type.
 absl::StatusOr<ArrayType> TensorType(const v1::Tensor& tensor);
 
-// Finds all operands of a call at one point in time, and checks their views.
-absl::StatusOr<Sources> FindSources(absl::Span<const Named> operands, BufferStore& store);
+// Finds all operands of a call at one point in time, and checks their views. Their bytes may be
+// used once `awaited` says so.
+absl::StatusOr<Sources> FindSources(absl::Span<const Named> operands, BufferStore& store,
+                                    Awaited& awaited);
 
 // Returns the buffer of the resident operand that contains the address, or null if there is none.
 std::shared_ptr<const Buffer> BufferAt(absl::Span<const OperandSource> sources,

@@ -22,7 +22,7 @@ absl::StatusOr<Device*> OperationCall::Prepare() {
                        {{"field", "result"}});
     }
   }
-  ASSIGN_OR_RETURN(sources_, FindSources(operation_.operands, store()));
+  ASSIGN_OR_RETURN(sources_, FindSources(operation_.operands, store(), awaited()));
   MarkScattered(operation_.spec, absl::MakeSpan(sources_));
   Device* const device = DeviceOf(sources_);
   return device != nullptr ? device : &devices().First();

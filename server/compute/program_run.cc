@@ -50,14 +50,14 @@ std::uint64_t ProgramRun::memory() const {
   return bytes;
 }
 
-absl::StatusOr<Device*> ProgramRun::Prepare() {
+absl::StatusOr<Device*> ProgramRun::Prepare(Awaited& awaited) {
   const auto count = static_cast<std::size_t>(request_.steps_size());
   steps_.resize(count);
   program_.steps.resize(count);
   for (std::size_t i = 0; i < count; ++i)
     program_.steps[i].status =
         Read(request_.steps(static_cast<int>(i)), static_cast<std::uint32_t>(i));
-  FindBuffers();
+  FindBuffers(awaited);
   DeviceBytes bytes;
   std::unordered_set<const Buffer*> seen;
   for (const Step& step : steps_)
@@ -137,7 +137,7 @@ absl::Status ProgramRun::Read(const Named& named, std::uint32_t index, PlannedOp
   return message.output() == 0 ? absl::OkStatus() : BadOutput(message.output());
 }
 
-void ProgramRun::FindBuffers() {
+void ProgramRun::FindBuffers(Awaited& awaited) {
   std::size_t operands = 0;
   for (const Step& step : steps_) operands += step.sources.size();
   std::vector<BufferStore::Wanted> wanted;
@@ -145,7 +145,7 @@ void ProgramRun::FindBuffers() {
   for (const Step& step : steps_)
     for (const OperandSource& source : step.sources)
       wanted.push_back({source.named.operand->buffer(), source.named.operand->version()});
-  store_.FindAll(absl::MakeSpan(wanted));
+  store_.FindAll(absl::MakeSpan(wanted), awaited);
   auto found = wanted.begin();
   for (std::size_t i = 0; i < steps_.size(); ++i) {
     for (OperandSource& source : steps_[i].sources) {

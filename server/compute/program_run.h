@@ -38,7 +38,8 @@ class ProgramRun {
   // Returns the host memory that the program needs in addition to its request, in bytes.
   std::uint64_t memory() const;
   // Reads the request, finds all buffers at one point in time, and returns the device to run on.
-  absl::StatusOr<Device*> Prepare();
+  // The buffers' bytes may be used once `awaited` says so.
+  absl::StatusOr<Device*> Prepare(Awaited& awaited);
 
   std::size_t steps() const { return steps_.size(); }
   // Whether a step stores a buffer.
@@ -74,7 +75,7 @@ class ProgramRun {
   absl::Status Read(const v1::Step& message, std::uint32_t index);
   absl::Status Read(const Named& named, std::uint32_t index, PlannedOperand& operand,
                     ArrayType& type);
-  void FindBuffers();
+  void FindBuffers(Awaited& awaited);
   void FindTypesOnce();
 
   // Opens the buffers of results. Allocates one block for everything else, and the scratch memory

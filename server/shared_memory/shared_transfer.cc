@@ -77,6 +77,14 @@ void SharedTransfer::Begin() {
   });
   if (!status.ok()) return Conclude(status);
   if (size_ == 0) return Finish();
+  if (awaited_.empty()) return Queue();
+  awaited_.Then([this](const absl::Status& arrived) {
+    if (arrived.ok()) return Queue();
+    Conclude(arrived);
+  });
+}
+
+void SharedTransfer::Queue() {
   submitted_ = SteadyNow();
   if (const absl::Status queued = executor_.load()->Submit(*this); !queued.ok()) Conclude(queued);
 }
@@ -119,6 +127,7 @@ void SharedTransfer::Conclude(const absl::Status& status) {
 
 void SharedTransfer::OnCancel() {
   cancelled_ = true;
+  if (awaited_.Cancel()) return Conclude(CallerLeft());
   Executor* const executor = executor_;
   if (executor != nullptr && executor->Cancel(*this)) Conclude(CallerLeft());
 }
@@ -188,7 +197,7 @@ void SharedUpload::Release(const absl::Status& status) {
 // --- SharedDownload ----------------------------------------------------------------------------
 
 absl::StatusOr<SharedTransfer::Extent> SharedDownload::Open() {
-  ASSIGN_OR_RETURN(BufferInfo info, store().Find(request_.name(), request_.version()));
+  ASSIGN_OR_RETURN(BufferInfo info, store().Find(request_.name(), request_.version(), &awaited()));
   buffer_ = info.buffer;
   const std::uint64_t size = buffer_->type().bytes();
   if (request_.offset() > size) {

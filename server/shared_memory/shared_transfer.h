@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/buffers/arrival.h"
 #include "server/buffers/shared_region.h"
 #include "server/calls/unary_call.h"
 #include "server/devices/devices.h"
@@ -40,6 +41,8 @@ class SharedTransfer : public UnaryCall, private Task {
   const Devices& devices() const { return devices_; }
   // The beginning of the range that was passed to Start.
   char* memory() const { return memory_; }
+  // The arrivals of the buffer's bytes, to which Open adds those that it needs.
+  Awaited& awaited() { return awaited_; }
 
  private:
   // Whether Open and Close allocate or free memory. If so, they run on a thread of the chores.
@@ -55,6 +58,8 @@ class SharedTransfer : public UnaryCall, private Task {
 
   absl::Status Check(const v1::RegionRange& range, StreamKind kind);
   void Begin();
+  // Hands the transfer to the device's workers.
+  void Queue();
   void Run(Stream& stream) final;
   void Refuse(const absl::Status& status) final { Conclude(status); }
   void Finish() {
@@ -67,6 +72,7 @@ class SharedTransfer : public UnaryCall, private Task {
   const Devices& devices_;
   const SharedRegions& regions_;
   const Metrics::Direction direction_;
+  Awaited awaited_;
   CallLimits::StreamPlace stream_;
   std::shared_ptr<const SharedRegion> region_;
   char* memory_ = nullptr;

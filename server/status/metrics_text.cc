@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/durable/snapshots.h"
 #include "server/observe/metrics.h"
 
 namespace tessera {
@@ -362,6 +363,24 @@ void WriteServer(const CallLimits& limits, absl::Time start_time, bool ready, Wr
   out.Sample({}, pages * sysconf(_SC_PAGESIZE));
 }
 
+void WriteSnapshots(const Snapshots& snapshots, Writer& out) {
+  const Snapshots::Figures figures = snapshots.figures();
+  out.Begin("tessera_snapshots_total", "counter", "Snapshots that have ended.");
+  out.Sample({{"result", "written"}}, figures.taken);
+  out.Sample({{"result", "failed"}}, figures.failed);
+  out.Begin("tessera_snapshot_bytes_total", "counter",
+            "Bytes of arrays that were written for snapshots.");
+  out.Sample({}, figures.bytes);
+  out.Begin("tessera_snapshot_age_seconds", "gauge",
+            "Time since the last complete snapshot, or since the start if there was none.");
+  out.Sample({}, Seconds(absl::ToDoubleSeconds(SteadyNow() - figures.last)));
+  out.Begin("tessera_restore_arrays", "gauge",
+            "Arrays of an earlier server that are not yet here or that could not be loaded.");
+  out.Sample({{"state", "waiting"}}, figures.waiting);
+  out.Sample({{"state", "loading"}}, figures.loading);
+  out.Sample({{"state", "lost"}}, figures.lost);
+}
+
 void WriteTenants(Tenants& tenants, Writer& out) {
   const auto each = [&](std::string_view name, std::string_view help, auto value) {
     out.Begin(name, "counter", help);
@@ -402,6 +421,7 @@ std::string MetricsText(Core& core, bool ready, const ServerTls* tls,
   Writer out;
   WriteServer(core.limits, core.start_time, ready, out);
   WriteFiles(*core.access, core.home.get(), tls, out);
+  if (core.snapshots != nullptr) WriteSnapshots(*core.snapshots, out);
   WriteTenants(core.tenants, out);
   WriteCalls(core.records.metrics(), out);
   WriteTransfers(core.records.metrics(), out);

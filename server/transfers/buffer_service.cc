@@ -94,6 +94,9 @@ void BufferService::Serve(CallQueues& queues) {
   AcceptUnary<v1::ImportBufferRequest, v1::ImportBufferResponse>(
       queues, *this, &Self::RequestImportBuffer, AdmitTo(parts_, "ImportBuffer"),
       [this](auto& exchange) { importer_.Begin(exchange); });
+  AcceptUnary<v1::SnapshotRequest, v1::SnapshotResponse>(
+      queues, *this, &Self::RequestSnapshot, AdmitTo(parts_, "Snapshot"),
+      [this](auto& exchange) { Snapshot(exchange); });
 }
 
 void BufferService::EndIdleStreams(absl::Time now) {
@@ -182,7 +185,8 @@ class CopyCall final : public DeviceCall {
 
  private:
   absl::StatusOr<Device*> Prepare() override {
-    ASSIGN_OR_RETURN(BufferInfo source, store().Find(request_.source(), request_.source_version()));
+    ASSIGN_OR_RETURN(BufferInfo source,
+                     store().Find(request_.source(), request_.source_version(), &awaited()));
     source_ = source.buffer;
     const ArrayType& type = source_->type();
     const void* data = source_->data();
@@ -281,6 +285,30 @@ void BufferService::CopyBuffer(
   if (exchange.request().link())
     return Answer(parts_, "CopyBuffer", Effect::kChange, Thread::kChores, exchange, LinkBuffer);
   exchange.Serve(std::make_unique<CopyCall>(parts_, devices_, exchange)).Start();
+}
+
+void BufferService::Snapshot(UnaryExchangeOf<v1::SnapshotRequest, v1::SnapshotResponse>& exchange) {
+  UnaryCall& call = exchange.Serve(std::make_unique<UnaryCall>(parts_, "Snapshot", exchange));
+  const auto take = [&call, &exchange, this] {
+    const Caller& caller = call.caller();
+    const absl::StatusOr<Snapshots::Taken> taken =
+        snapshots_->Take(caller.sees_all() ? nullptr : caller.tenant);
+    if (taken.ok()) {
+      exchange.response().set_buffers(taken->buffers);
+      exchange.response().set_written_arrays(taken->written_arrays);
+      exchange.response().set_written_bytes(taken->written_bytes);
+    }
+    call.End(taken.status());
+  };
+  const absl::Status status = Guarded([&]() -> absl::Status {
+    RETURN_IF_ERROR(call.Accept());
+    if (snapshots_ == nullptr) {
+      return MakeError(StatusCode::kFailedPrecondition, "SNAPSHOTS_OFF",
+                       "the server keeps no snapshots, because it has no --data-dir");
+    }
+    return snapshots_->Submit(take, call.caller().tenant->number());
+  });
+  if (!status.ok()) call.End(status);
 }
 
 absl::Status BufferService::DeleteBuffer(const Caller& caller,

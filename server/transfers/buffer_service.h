@@ -8,6 +8,7 @@
 #include "server/calls/call_parts.h"
 #include "server/calls/unary_exchange.h"
 #include "server/devices/devices.h"
+#include "server/durable/snapshots.h"
 #include "server/rpc/live_calls.h"
 #include "server/transfers/download_call.h"
 #include "server/transfers/importer.h"
@@ -25,7 +26,8 @@ using UnaryBufferMethods = v1::BufferService::WithRawMethod_CreateBuffer<
         v1::BufferService::WithRawMethod_SealBuffer<v1::BufferService::WithRawMethod_UpdateBuffer<
             v1::BufferService::WithRawMethod_CopyBuffer<
                 v1::BufferService::WithRawMethod_ImportBuffer<
-                    v1::BufferService::WithRawMethod_DeleteBuffer<Service>>>>>>>>;
+                    v1::BufferService::WithRawMethod_DeleteBuffer<
+                        v1::BufferService::WithRawMethod_Snapshot<Service>>>>>>>>>;
 using BufferServiceBase = v1::BufferService::WithGenericMethod_Upload<
     v1::BufferService::WithGenericMethod_Download<UnaryBufferMethods<v1::BufferService::Service>>>;
 
@@ -33,8 +35,13 @@ using BufferServiceBase = v1::BufferService::WithGenericMethod_Upload<
 // calls.
 class BufferService final : public BufferServiceBase {
  public:
-  BufferService(const CallParts& parts, const Devices& devices, const Options& options)
-      : parts_(parts), devices_(devices), importer_(parts_, devices, options) {}
+  // snapshots: null without --data-dir.
+  BufferService(const CallParts& parts, const Devices& devices, Snapshots* snapshots,
+                const Options& options)
+      : parts_(parts),
+        devices_(devices),
+        snapshots_(snapshots),
+        importer_(parts_, devices, options) {}
 
   // Serves the unary methods; called once the server has been built.
   void Serve(CallQueues& queues);
@@ -61,9 +68,11 @@ class BufferService final : public BufferServiceBase {
   absl::Status DeleteBuffer(const Caller& caller, const v1::DeleteBufferRequest& request,
                             v1::DeleteBufferResponse& response);
   void CopyBuffer(UnaryExchangeOf<v1::CopyBufferRequest, v1::CopyBufferResponse>& exchange);
+  void Snapshot(UnaryExchangeOf<v1::SnapshotRequest, v1::SnapshotResponse>& exchange);
 
   const CallParts parts_;
   const Devices& devices_;
+  Snapshots* const snapshots_;
   LiveCalls<UploadCall> uploads_;
   LiveCalls<DownloadCall> downloads_;
   Importer importer_;

@@ -67,13 +67,34 @@ void DownloadCall::OnReadDone(bool ok) {
     }
     return Open();
   });
+  const bool waits = status.ok() && !awaited_.empty();
   Step step;
   {
     const std::lock_guard lock(mutex_);
     opening_ = false;
+    fetching_ = waits;
     if (!broken_) {
       done_ = !status.ok();
       status_ = std::move(status);
+    }
+    step = Decide();
+  }
+  if (waits) {
+    awaited_.Then(
+        [self = shared_from_this()](const absl::Status& arrived) { self->Arrived(arrived); });
+  } else {
+    Do(step);
+  }
+}
+
+void DownloadCall::Arrived(const absl::Status& status) {
+  Step step;
+  {
+    const std::lock_guard lock(mutex_);
+    fetching_ = false;
+    if (!status.ok() && !broken_) {
+      done_ = true;
+      status_ = status;
     }
     step = Decide();
   }
@@ -127,7 +148,8 @@ absl::Status DownloadCall::Open() {
   ASSIGN_OR_RETURN(accepted_, parts_.limits.Accept(tenant_));
   ASSIGN_OR_RETURN(place_,
                    parts_.limits.TakeStream(StreamKind::kDownload, tenant_, kSlots * Slot::kBytes));
-  ASSIGN_OR_RETURN(BufferInfo info, tenant_.store().Find(request_.name(), request_.version()));
+  ASSIGN_OR_RETURN(BufferInfo info,
+                   tenant_.store().Find(request_.name(), request_.version(), &awaited_));
   buffer_ = info.buffer;
   const std::uint64_t size = buffer_->type().bytes();
   if (request_.offset() > size) {
@@ -251,7 +273,7 @@ void DownloadCall::Break() {
     dropped.swap(fetched_);
     fetching = fetching_;
   }
-  const bool recalled = fetching && executor_->Cancel(*this);
+  const bool recalled = fetching && (awaited_.Cancel() || executor_->Cancel(*this));
   Step step;
   {
     const std::lock_guard lock(mutex_);

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "grpcpp/grpcpp.h"
+#include "server/buffers/arrival.h"
 #include "server/buffers/slots.h"
 #include "server/calls/call_parts.h"
 #include "server/devices/devices.h"
@@ -73,6 +74,8 @@ class DownloadCall final : public StreamCall,
   void Refuse(const absl::Status& status) override;
   // Fetches the next chunk as a message.
   absl::Status Fetch(Stream& stream, grpc::ByteBuffer& message);
+  // Called when the bytes of a restored buffer have arrived.
+  void Arrived(const absl::Status& status);
   // Called when a fetch has ended.
   Step Fetched(const absl::Status& status, grpc::ByteBuffer& message);
   // Called when the client accepts no more messages.
@@ -93,6 +96,7 @@ class DownloadCall final : public StreamCall,
   CallLimits::StreamPlace place_;
   Executor* executor_ = nullptr;
   std::shared_ptr<const Buffer> buffer_;
+  Awaited awaited_;
   std::uint64_t end_ = 0;
 
   // Used only by the fetching thread.
@@ -104,7 +108,7 @@ class DownloadCall final : public StreamCall,
 
   std::mutex mutex_;
   bool opening_ = true;    // true until Open has found the data to fetch
-  bool fetching_ = false;  // the device's workers are fetching
+  bool fetching_ = false;  // the device's workers are fetching, or the buffer's bytes are awaited
   bool writing_ = false;   // gRPC is writing
   bool done_ = false;      // nothing is left to fetch
   bool broken_ = false;    // the client accepts no more messages

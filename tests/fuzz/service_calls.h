@@ -45,6 +45,7 @@ inline const std::vector<std::string> kFuzzMethods = [] {
       "grpc.health.v1.Health.Watch",
       "grpc.reflection.v1.ServerReflection.ServerReflectionInfo",
       "grpc.reflection.v1alpha.ServerReflection.ServerReflectionInfo",
+      "tessera.v1.BufferService.Snapshot",
   };
 #define TESSERA_APPEND(Method, name)                                      \
   if (const std::string method = "tessera.v1.ComputeService." #Method;    \

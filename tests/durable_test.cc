@@ -1,0 +1,314 @@
+// The files of --data-dir: what is found again after a crash, a fault of the disk or damage.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/base/error.h"
+#include "kernels/client_and_server/crc32c.h"
+#include "server/durable/data_folder.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+class DurableTest : public testing::Test {
+ protected:
+  DurableTest() {
+    std::string path = fs::temp_directory_path() / "tessera-test-XXXXXX";
+    path_ = mkdtemp(path.data());
+  }
+  ~DurableTest() override {
+    folder_.reset();
+    fs::remove_all(path_);
+  }
+
+  DataFolder& Open() {
+    folder_.reset();  // whose lock ends
+    folder_ = *DataFolder::Open(path_ / "data");
+    return *folder_;
+  }
+  fs::path File(const std::string& name) const { return path_ / "data" / name; }
+  static std::string Content(const fs::path& file) {
+    std::ifstream in(file, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+  static void SetContent(const fs::path& file, const std::string& content) {
+    std::ofstream(file, std::ios::binary | std::ios::trunc) << content;
+  }
+  std::vector<std::string> Files() const {
+    std::vector<std::string> files;
+    for (const auto& entry : fs::recursive_directory_iterator(path_ / "data"))
+      if (entry.is_regular_file()) files.push_back(entry.path().filename());
+    std::sort(files.begin(), files.end());
+    return files;
+  }
+
+  static std::string Bytes(std::size_t size, char seed) {
+    std::string bytes(size, seed);
+    for (std::size_t i = 0; i < size; ++i) bytes[i] = static_cast<char>(seed + 31 * i + i / 251);
+    return bytes;
+  }
+  // Writes an array of bytes in pieces, and adds it to the manifest under its name.
+  static absl::Status Add(DataFolder& folder, const std::string& name, const std::string& bytes,
+                          Manifest& manifest) {
+    ArrayFile file{.number = manifest.next_file++,
+                   .array = name,
+                   .type = *MakeArrayType(DType::kU8, {static_cast<std::int64_t>(bytes.size())})};
+    absl::StatusOr<DataFolder::Writer> writer = folder.Create(file);
+    if (!writer.ok()) return writer.status();
+    for (std::size_t i = 0; i < bytes.size(); i += 1000) {
+      const std::size_t piece = std::min<std::size_t>(1000, bytes.size() - i);
+      if (absl::Status status = writer->Write(bytes.data() + i, piece); !status.ok()) return status;
+    }
+    if (absl::Status status = writer->Finish(file); !status.ok()) return status;
+    manifest.tenants[""].buffers.push_back(
+        {.name = name, .version = 100 + file.number, .file = file.number});
+    manifest.files.emplace(file.number, file);
+    return absl::OkStatus();
+  }
+  // Writes a snapshot of two arrays.
+  Manifest WriteTwo(DataFolder& folder) {
+    Manifest manifest;
+    bool replaced = false;
+    EXPECT_TRUE(Add(folder, "a", Bytes(2500, 'a'), manifest).ok());
+    EXPECT_TRUE(Add(folder, "b/c", Bytes(0, 'b'), manifest).ok());
+    EXPECT_TRUE(folder.WriteManifest(manifest, &replaced).ok());
+    EXPECT_TRUE(replaced);
+    return manifest;
+  }
+  static absl::StatusOr<std::string> ReadBack(const DataFolder& folder, const ArrayFile& file) {
+    absl::StatusOr<DataFolder::Reader> reader = folder.Read(file);
+    if (!reader.ok()) return reader.status();
+    std::string bytes(file.type.bytes(), '\0');
+    if (absl::Status status = reader->Read(bytes.data(), bytes.size()); !status.ok()) return status;
+    if (absl::Status status = reader->Finish(); !status.ok()) return status;
+    return bytes;
+  }
+
+  fs::path path_;
+  std::unique_ptr<DataFolder> folder_;
+};
+
+TEST_F(DurableTest, AnEmptyFolderHasAnEmptyManifest) {
+  const absl::StatusOr<Manifest> manifest = Open().ReadManifest();
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  EXPECT_THAT(manifest->tenants, IsEmpty());
+  EXPECT_EQ(fs::status(path_ / "data").permissions(), fs::perms::owner_all);
+}
+
+TEST_F(DurableTest, WhatWasWrittenIsReadBack) {
+  DataFolder& folder = Open();
+  Manifest written;
+  written.time = absl::FromUnixMicros(1'700'000'000'000'001);
+  ASSERT_TRUE(Add(folder, "a", Bytes(123'456, 'x'), written).ok());
+  Manifest::OfTenant& tenant = written.tenants["some-tenant"];
+  tenant.last_version = ~std::uint64_t{0};
+  tenant.buffers.push_back({.name = "link",
+                            .version = (std::uint64_t{1} << 63) + 1,
+                            .file = 1,
+                            .create_time = absl::FromUnixMicros(5),
+                            .expire_time = absl::FromUnixMicros(7),
+                            .devices = {"cpu:0", "cpu:1"}});
+  bool replaced = false;
+  ASSERT_TRUE(folder.WriteManifest(written, &replaced).ok());
+
+  const absl::StatusOr<Manifest> read = Open().ReadManifest();
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->time, written.time);
+  EXPECT_EQ(read->next_file, 2u);
+  ASSERT_EQ(read->files.size(), 1u);
+  const ArrayFile& file = read->files.at(1);
+  EXPECT_EQ(file.array, "a");
+  EXPECT_EQ(file.type.dtype, DType::kU8);
+  EXPECT_EQ(*ReadBack(*folder_, file), Bytes(123'456, 'x'));
+  const Manifest::OfTenant& same = read->tenants.at("some-tenant");
+  EXPECT_EQ(same.last_version, tenant.last_version);
+  EXPECT_EQ(same.buffers[0].name, "link");
+  EXPECT_EQ(same.buffers[0].version, tenant.buffers[0].version);
+  EXPECT_EQ(same.buffers[0].file, 1u);
+  EXPECT_EQ(same.buffers[0].create_time, absl::FromUnixMicros(5));
+  EXPECT_EQ(same.buffers[0].expire_time, absl::FromUnixMicros(7));
+  EXPECT_THAT(same.buffers[0].devices, ElementsAre("cpu:0", "cpu:1"));
+  EXPECT_EQ(read->tenants.at("").buffers[0].expire_time, absl::InfiniteFuture());
+}
+
+TEST_F(DurableTest, FilesAreSafetensors) {
+  const Manifest manifest = WriteTwo(Open());
+  const std::string content = Content(File("arrays/1.safetensors"));
+  std::uint64_t size = 0;
+  for (int i = 7; i >= 0; --i)
+    size = size << 8 | static_cast<unsigned char>(content[static_cast<std::size_t>(i)]);
+  EXPECT_EQ((8 + size) % 64, 0u);
+  EXPECT_EQ(content.substr(8 + size), Bytes(2500, 'a'));
+  const std::string header = content.substr(8, size);
+  EXPECT_THAT(header,
+              HasSubstr(R"("array":{"dtype":"U8","shape":[2500],"data_offsets":[0,2500]})"));
+  char crc[16];
+  std::snprintf(crc, sizeof crc, "%08x", manifest.files.at(1).checksum);
+  EXPECT_THAT(header, HasSubstr(std::string(R"({"__metadata__":{"crc32c":")") + crc + '"'));
+}
+
+TEST_F(DurableTest, OneServerOwnsTheFolder) {
+  Open();
+  const absl::StatusOr<std::unique_ptr<DataFolder>> second = DataFolder::Open(path_ / "data");
+  EXPECT_EQ(ErrorReason(second.status()), "DATA_DIR_IN_USE");
+  EXPECT_THAT(std::string(second.status().message()), HasSubstr("another running server"));
+  folder_.reset();
+  EXPECT_TRUE(DataFolder::Open(path_ / "data").ok());
+}
+
+TEST_F(DurableTest, AFolderThatCannotBeUsed) {
+  SetContent(path_ / "file", "not a folder");
+  for (const fs::path& path : {path_ / "file", path_ / "none" / "data"})
+    EXPECT_EQ(ErrorReason(DataFolder::Open(path).status()), "BAD_DATA_DIR") << path;
+}
+
+// Every way in which a file of an array may be damaged is found, and the other array is unharmed.
+TEST_F(DurableTest, ADamagedArrayIsFound) {
+  DataFolder& folder = Open();
+  const Manifest manifest = WriteTwo(folder);
+  const fs::path file = File("arrays/1.safetensors");
+  const std::string good = Content(file);
+  const auto message = [&] {
+    const absl::StatusOr<std::string> read = ReadBack(folder, manifest.files.at(1));
+    EXPECT_TRUE(absl::IsDataLoss(read.status())) << read.status();
+    EXPECT_TRUE(ReadBack(folder, manifest.files.at(2)).ok());
+    return std::string(read.status().message());
+  };
+  for (const std::size_t size :
+       {std::size_t{0}, std::size_t{7}, good.size() / 2, good.size() - 1}) {
+    SetContent(file, good.substr(0, size));
+    EXPECT_THAT(message(), HasSubstr("does not have the size"));
+  }
+  SetContent(file, good + "x");
+  EXPECT_THAT(message(), HasSubstr("does not have the size"));
+  const std::size_t begin = good.size() - 2500;
+  for (const std::size_t at : {std::size_t{0}, std::size_t{8}, std::size_t{30}, begin - 1}) {
+    std::string flipped = good;
+    flipped[at] = static_cast<char>(flipped[at] ^ 4);
+    SetContent(file, flipped);
+    EXPECT_THAT(message(), HasSubstr("header")) << at;
+  }
+  for (const std::size_t at : {begin, begin + 1234, good.size() - 1}) {
+    std::string flipped = good;
+    flipped[at] = static_cast<char>(flipped[at] ^ 4);
+    SetContent(file, flipped);
+    EXPECT_THAT(message(), HasSubstr("do not match their checksum")) << at;
+  }
+  fs::remove(file);
+  EXPECT_THAT(message(), HasSubstr("No such file"));
+  fs::create_symlink("2.safetensors", file);
+  message();
+  fs::remove(file);
+  SetContent(file, good);
+  EXPECT_EQ(*ReadBack(folder, manifest.files.at(1)), Bytes(2500, 'a'));
+}
+
+// A damaged manifest is never taken for an empty one: the next snapshot would remove every file.
+TEST_F(DurableTest, ADamagedManifestIsRefused) {
+  WriteTwo(Open());
+  const fs::path file = File("manifest.json");
+  const std::string good = Content(file);
+  std::vector<std::string> bad = {"", "{", "[]", "{}", R"({"manifest":{"format":1},"crc32c":1})"};
+  for (std::size_t size = 0; size + 3 < good.size(); size += 13)
+    bad.push_back(good.substr(0, size));
+  for (std::size_t at = 0; at + 3 < good.size(); at += 7) {
+    bad.push_back(good);
+    bad.back()[at] = static_cast<char>(bad.back()[at] ^ 1);
+  }
+  for (const std::string& content : bad) {
+    SetContent(file, content);
+    EXPECT_EQ(ErrorReason(Open().ReadManifest().status()), "BAD_DATA_DIR") << content;
+  }
+  const std::string later = R"({"format":2})";
+  SetContent(file, R"({"crc32c":)" + std::to_string(Crc32c(later.data(), later.size())) +
+                       R"(,"manifest":)" + later + "}");
+  EXPECT_THAT(std::string(Open().ReadManifest().status().message()),
+              HasSubstr("another version of the program"));
+  SetContent(file, good);
+  EXPECT_TRUE(Open().ReadManifest().ok());
+}
+
+TEST_F(DurableTest, OnlyFilesThatTheManifestNamesStay) {
+  DataFolder& folder = Open();
+  const Manifest manifest = WriteTwo(folder);
+  for (const char* name : {"arrays/3.safetensors", "arrays/01.safetensors",
+                           "arrays/1.safetensors.x", "arrays/x", "manifest.json.new"})
+    SetContent(File(name), "torn");
+  folder.RemoveOthers(manifest);
+  EXPECT_THAT(Files(), ElementsAre("1.safetensors", "2.safetensors", "manifest.json"));
+  Manifest one = manifest;
+  one.files.erase(1);
+  folder.RemoveOthers(one);
+  EXPECT_THAT(Files(), ElementsAre("2.safetensors", "manifest.json"));
+}
+
+// Lowers the size that files may have, which makes writes fail as on a full disk: the last one that
+// succeeds may be short.
+class SmallFiles {
+ public:
+  explicit SmallFiles(rlim_t bytes) {
+    std::signal(SIGXFSZ, SIG_IGN);
+    getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit = {bytes, before_.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~SmallFiles() { setrlimit(RLIMIT_FSIZE, &before_); }
+
+ private:
+  rlimit before_{};
+};
+
+TEST_F(DurableTest, AFullDiskKeepsTheSnapshotBefore) {
+  DataFolder& folder = Open();
+  const Manifest before = WriteTwo(folder);
+  const std::string content = Content(File("manifest.json"));
+  for (const rlim_t limit : {rlim_t{0}, rlim_t{10}, rlim_t{1000}, rlim_t{60'000}}) {
+    const SmallFiles full(limit);
+    Manifest next = before;
+    const absl::Status status = Add(folder, "large", Bytes(100'000, 'l'), next);
+    EXPECT_EQ(ErrorReason(status), "SNAPSHOT_FAILED") << limit;
+    EXPECT_EQ(ErrorMetadata(status)["path"], "arrays/3.safetensors");
+    EXPECT_THAT(std::string(status.message()), HasSubstr("File too large"));
+    folder.RemoveOthers(before);
+    EXPECT_THAT(Files(), ElementsAre("1.safetensors", "2.safetensors", "manifest.json"));
+  }
+  for (const rlim_t limit : {rlim_t{0}, rlim_t{1}, rlim_t{content.size() - 1}}) {
+    const SmallFiles full(limit);
+    bool replaced = true;
+    EXPECT_EQ(ErrorReason(folder.WriteManifest(before, &replaced)), "SNAPSHOT_FAILED") << limit;
+    EXPECT_FALSE(replaced);
+    EXPECT_EQ(Content(File("manifest.json")), content);
+    EXPECT_THAT(Files(), ElementsAre("1.safetensors", "2.safetensors", "manifest.json"));
+  }
+  bool replaced = false;
+  EXPECT_TRUE(folder.WriteManifest(before, &replaced).ok());
+}
+
+// A file with the number of a new one is what a crash left.
+TEST_F(DurableTest, WhatACrashLeftIsReplaced) {
+  DataFolder& folder = Open();
+  fs::create_directory(path_ / "data" / "arrays");
+  SetContent(File("arrays/1.safetensors"), std::string(10'000, 'x'));
+  const Manifest manifest = WriteTwo(folder);
+  EXPECT_EQ(*ReadBack(folder, manifest.files.at(1)), Bytes(2500, 'a'));
+}
+
+}  // namespace
+}  // namespace tessera
