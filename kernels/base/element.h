@@ -127,13 +127,12 @@ constexpr DType DTypeOf() {
 }
 
 // Calls f(T{}). With TESSERA_CUDA_CHECK (CMakeLists.txt), calls that return nothing (launches) are
-// compiled for one type of each kind, f32, f16, i32 and u8, and stop the process for others.
+// compiled for f32, f16 and i32, and stop the process for other types.
 template <class T, class F>
 constexpr decltype(auto) CallForType(F&& f) {
 #if defined(__CUDACC__) && defined(TESSERA_CUDA_CHECK)
   constexpr bool kCompiled = !std::is_void_v<decltype(f(float{}))> || std::is_same_v<T, float> ||
-                             std::is_same_v<T, Half> || std::is_same_v<T, std::int32_t> ||
-                             std::is_same_v<T, std::uint8_t>;
+                             std::is_same_v<T, Half> || std::is_same_v<T, std::int32_t>;
   return kCompiled ? void() : __builtin_trap(), f(std::conditional_t<kCompiled, T, float>{});
 #else
   return f(T{});
