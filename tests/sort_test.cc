@@ -3,6 +3,7 @@
 #include <numeric>
 #include <optional>
 
+#include "kernels/choose/pace.h"
 #include "kernels/device/scratch.h"
 #include "kernels/problem/sort.h"
 #include "kernels/problem/top_k.h"
@@ -550,6 +551,50 @@ TEST_P(SortOnDevice, Expressions) {
 }
 
 TESSERA_BACKENDS(SortOnDevice);
+
+// A result that is not wanted needs neither memory nor time for its copy.
+TEST(SortOnTheCpu, CopiesOnlyWhatIsWanted) {
+  Stream& stream = TestStream(Backend::kCpu);
+  const Strategy<SortProblem>& strategy =
+      StrategyOf<SortProblem>({"cpu_radix", Backend::kCpu, DType::kF32});
+  Pace pace(stream.device().info());
+  constexpr std::int64_t kN = 12'500, kRows = 8;
+  struct Copies {
+    std::uint64_t bytes = 0;
+    double seconds = 0;
+  };
+  const auto copies = [&](DType dtype, int axis, bool values, bool indices) {
+    const SortProblem rows{.dtype = IsComputed(dtype) ? dtype : DType::kI32,
+                           .wants_values = values,
+                           .wants_indices = indices,
+                           .rows = kRows,
+                           .n = kN};
+    const View x =
+        WholeView({dtype, axis == 0 ? MakeShape({kN, kRows}) : MakeShape({kRows, kN})}, nullptr);
+    const Stats stats =
+        Get(tessera::Run(
+                OperationSpec(SortSpec{.axis = axis, .values = values, .indices = indices}), stream,
+                {x}, {nullptr, nullptr}, {.pace = &pace, .check_only = true}))
+            .stats;
+    return Copies{stats.scratch_bytes - strategy.scratch(rows),
+                  stats.estimate_seconds - pace.Estimate(strategy, rows)};
+  };
+  const Copies values = copies(DType::kF32, 0, true, false),
+               indices = copies(DType::kF32, 0, false, true),
+               both = copies(DType::kF32, 0, true, true);
+  EXPECT_EQ(values.bytes, kN * kRows * (4 + 4));
+  EXPECT_EQ(indices.bytes, kN * kRows * (4 + 8));
+  EXPECT_EQ(both.bytes, kN * kRows * (4 + 4 + 8));
+  const View gathered = StridedView(nullptr, DType::kF32, {kRows, kN}, {1, kRows});
+  EXPECT_NEAR(values.seconds + indices.seconds - both.seconds,
+              pace.EstimateCopy(gathered, DType::kF32), 1e-9);
+  // A strategy sorts bytes as I32, and values are converted back.
+  const Copies bytes = copies(DType::kU8, 1, true, false),
+               places = copies(DType::kU8, 1, false, true);
+  EXPECT_EQ(bytes.bytes, kN * kRows * (4 + 4));
+  EXPECT_EQ(places.bytes, kN * kRows * 4);
+  EXPECT_GT(bytes.seconds, 1.2 * places.seconds);
+}
 
 TEST(SortErrors, AxesAndShapesThatDoNotFit) {
   const View x = WholeView({DType::kF32, MakeShape({3, 5})}, nullptr);
