@@ -262,6 +262,16 @@ TEST_P(SortTest, ManyRows) {
   });
 }
 
+// Cores share the rows if there are more rows than a row has parts.
+TEST_P(SortTest, LongRows) {
+  if (GetParam().backend != Backend::kCpu) return;
+  ForType([&]<class T>(T) {
+    const std::int64_t n = (1 << 17) + 3, rows = 5;
+    if (rows * n > Largest()) return;
+    CheckArray(MakeValues<T>(Values::kSpecial, rows * n, 6), rows, n, NextHow(), 1);
+  });
+}
+
 TEST_P(SortTest, RandomShapes) {
   ForType([&]<class T>(T) {
     Random random(17);
@@ -594,6 +604,27 @@ TEST(SortOnTheCpu, CopiesOnlyWhatIsWanted) {
   EXPECT_EQ(bytes.bytes, kN * kRows * (4 + 4));
   EXPECT_EQ(places.bytes, kN * kRows * 4);
   EXPECT_GT(bytes.seconds, 1.2 * places.seconds);
+}
+
+// The memory of a CPU strategy is that of the cores of this host, without unwanted indices.
+TEST(SortOnTheCpu, LittleMemoryIsEnough) {
+  const Limited limited(Backend::kCpu, std::uint64_t{2} << 20);
+  const std::vector<float> host = MakeValues<float>(Values::kNormal, 100'000, 8);
+  const DeviceArray<float> x(*limited.stream, host);
+  DeviceArray<float> values(*limited.stream, 100'000);
+  const auto refuse = []() -> absl::StatusOr<void*> { return absl::InternalError("unwanted"); };
+  const auto result =
+      tessera::Run(OperationSpec(SortSpec{.axis = 0, .indices = false}), *limited.stream,
+                   {x.view({12'500, 8})}, {Output(values.data()), Output(refuse)}, {});
+  EXPECT_TRUE(result.ok()) << result.status();
+  const Strategy<SortProblem>& strategy =
+      StrategyOf<SortProblem>({"cpu_radix", Backend::kCpu, DType::kF32});
+  const auto scratch = [&](std::int64_t rows, bool indices) {
+    return strategy.scratch(SortProblem{.wants_indices = indices, .rows = rows, .n = 10'000});
+  };
+  const auto cores = std::min<std::int64_t>(64, limited.stream->device().info().multiprocessors);
+  EXPECT_EQ(scratch(1000, false), scratch(std::max<std::int64_t>(cores, 7), false));
+  EXPECT_LT(scratch(1000, false), 0.6 * static_cast<double>(scratch(1000, true)));
 }
 
 TEST(SortErrors, AxesAndShapesThatDoNotFit) {
