@@ -2,7 +2,6 @@
 #include "kernels/choose/pace.h"
 
 #include <cstdint>
-#include <ctime>
 #include <initializer_list>
 
 #include "kernels/expression/map_cost.h"
@@ -543,26 +542,6 @@ TEST(WarmUpTest, MeasuresEveryRowTypeAndOperation) {
   const DotProblem dot = {.n = 1 << 24};
   const Strategy<DotProblem>& serial = StrategyNamed<DotProblem>("cpu_serial");
   EXPECT_NE(pace.Estimate(serial, dot), cold.Estimate(serial, dot));
-  // Equal elements would be sorted much faster.
-  std::vector<float> x(1 << 16), values(x.size());
-  std::vector<std::int64_t> indices(x.size());
-  const SortProblem sort = {
-      .rows = 64, .n = 1024, .x = x.data(), .values = values.data(), .indices = indices.data()};
-  const Strategy<SortProblem>& merge = StrategyNamed<SortProblem>("cpu_serial");
-  const auto seconds = [&] {
-    double least = kInfinity;
-    for (int i = 0; i < 3; ++i) {
-      EXPECT_TRUE(BeginRequest(*stream).ok());
-      const std::clock_t start = std::clock();
-      merge.launch(sort, *stream);
-      least = std::min(least, static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC);
-    }
-    return least;
-  };
-  const double equal = seconds();
-  const std::vector<float> numbers = NormalVector<float>(std::ssize(x), 1);
-  x.assign(numbers.begin(), numbers.end());
-  EXPECT_GT(pace.Estimate(merge, sort), std::sqrt(equal * seconds()));
   EXPECT_EQ(device.allocations(), 0u);
   EXPECT_TRUE(WarmUp(*stream, pace, /*every_strategy=*/false).ok());
 }
