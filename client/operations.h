@@ -67,7 +67,8 @@ struct OperationOptions {
   // without a name.
   bool scratch = false;
   // For TopK, Sort and Select, target and scratch apply to the values, and the next two fields
-  // apply to the indices.
+  // apply to the indices. If only the indices are computed, target and scratch apply to them unless
+  // the next two fields do.
   std::optional<ResultBuffer> indices_target = {};
   bool indices_scratch = false;
   // For Reduce, Scan and Sort, the expression that they take; its operand 0 is x. For Matmul, the
@@ -251,7 +252,11 @@ class Operations {
   // Sets the results that are not computed.
   template <class Request>
   static void LeaveOut(Results results, Request& request) {
-    if (results == Results::kIndices) request.mutable_values()->set_none(true);
+    if (results == Results::kIndices) {
+      if (request.has_values() && !request.has_indices())
+        request.mutable_indices()->Swap(request.mutable_values());
+      request.mutable_values()->set_none(true);
+    }
     if (results == Results::kValues) request.mutable_indices()->set_none(true);
   }
   template <class... Args>

@@ -335,7 +335,7 @@ absl::Status RunCopyAcross(Stream& from, const View& view, DType dtype, Stream& 
 // strategies. If every_strategy is set, it runs every available strategy on F32 operands (on a CPU,
 // where that is fast, on all types) and the default strategies on all types. Otherwise, which is
 // enough for a device's further streams, only the default strategies of Dot, Reduce and Matmul run,
-// and the pace learns nothing. Some 60 MB of device memory are needed temporarily. A strategy that
+// and the pace learns nothing. Some 80 MB of device memory are needed temporarily. A strategy that
 // fails is skipped. The Status reports only a failed allocation, a failure of the stream itself, or
 // DEVICE_LOST.
 absl::Status WarmUp(Stream& stream, Pace& pace, bool every_strategy);

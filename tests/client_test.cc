@@ -447,6 +447,12 @@ TEST_F(ClientTest, SortedElementsAndTheirPositions) {
   EXPECT_EQ(kept->values_buffer().name(), "y");
   EXPECT_FALSE(kept->has_indices());
   EXPECT_EQ(Get(client_, "y"), Bytes<float>({-9, 3, 200, -7, 1, 700}));
+  const auto places =
+      client_.Sort("x", 1, false, Results::kIndices, {.target = ResultBuffer{.name = "i"}});
+  ASSERT_TRUE(places.ok()) << places.status();
+  EXPECT_EQ(places->indices_buffer().name(), "i");
+  EXPECT_FALSE(places->has_values());
+  EXPECT_EQ(Get(client_, "i"), Bytes<std::int64_t>({2, 0, 1, 0, 1, 2}));
   EXPECT_EQ(ErrorReason(client_.Sort("x", 2).status()), "BAD_AXES");
 }
 

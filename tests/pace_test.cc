@@ -280,6 +280,20 @@ TEST(PaceTest, EstimatesGrowWithTheProblem) {
   ExpectGrowth<MatmulProblem>(Product(16, 4096, 4096), Product(16, 65536, 262144));
 }
 
+// Four cores share a row of this length, and no core sorts another row at the same time.
+TEST(PaceTest, CoresThatSortNothingDoNotHelp) {
+  DeviceInfo info = Info(Backend::kCpu);
+  info.multiprocessors = 64;
+  const Pace pace(info);
+  const auto estimate = [&](std::int64_t rows, std::int64_t n) {
+    return pace.Estimate(StrategyNamed<SortProblem>("cpu_radix"), {.rows = rows, .n = n});
+  };
+  EXPECT_GT(estimate(4, 1 << 18), 3.9 * estimate(1, 1 << 18));
+  // With more rows, each core sorts rows of its own.
+  EXPECT_LT(estimate(64, 1 << 17), 2.1 * estimate(1, 1 << 17));
+  EXPECT_GT(estimate(65, 1 << 17), 1.9 * estimate(64, 1 << 17));
+}
+
 // Blocks that wait for others to end do not make anything faster.
 TEST(PaceTest, AGpuHoldsSoManyBlocksAtOnce) {
   static constexpr Strategy<DotProblem> kStrategy = {

@@ -630,6 +630,9 @@ class ArraysTest(python_outsider.Case):
                             lambda: x[:0].take([0], 0, mode="clip"), x[far].numpy,
                             x[far].sum().item, lambda: x[far].save("never")):
                 self.assertRaises(error, attempt)
+        known = np.full_like(x, [3, 999], "i8", shape=(2,))
+        self.check(x.take(known[:1]), self.a.take([3]), 0)
+        self.assertRaises(ts.BadIndex, lambda: x.take(known[1:]))
         with self.assertRaises(ts.BadIndex) as caught:
             (x[far] + 1).numpy()
         details = {key: caught.exception.details[key] for key in ("position", "value", "length")}

@@ -96,6 +96,10 @@ CASES = {
         (abs(put(MANY).sum() - MANY.astype("f8").sum()) < 1e-2, True, bool),
         (put(np.ones(4096, "f2")).cumsum()[2047:2050], [2048, 2048, 2050], "f2"),
     ],
+    "`np.quantile`, `np.percentile` of f16, f32": lambda put: [
+        (call(put(F.astype(dtype)), part), -0.375, dtype)
+        for dtype in ("f2", "f4") for call, part in ((np.quantile, 0.25), (np.percentile, 25))
+    ],
     "`x @ y`": lambda put: [
         (put(F) @ put(F), F @ F, "f4"), refused(lambda: put(STACK) @ put(STACK)),
         (put(STACK) @ put(STACK)[0], STACK @ STACK[0], "f4"),

@@ -3,6 +3,7 @@
 #include <numeric>
 #include <optional>
 
+#include "kernels/choose/pace.h"
 #include "kernels/device/scratch.h"
 #include "kernels/problem/sort.h"
 #include "kernels/problem/top_k.h"
@@ -258,6 +259,16 @@ TEST_P(SortTest, ManyRows) {
       for (Values values : {Values::kNormal, Values::kFew, Values::kSpecial})
         CheckArray(MakeValues<T>(values, rows * n, 5), rows, n, NextHow(), n % 2 == 0 ? 0 : 3);
     }
+  });
+}
+
+// Cores share the rows if there are more rows than a row has parts.
+TEST_P(SortTest, LongRows) {
+  if (GetParam().backend != Backend::kCpu) return;
+  ForType([&]<class T>(T) {
+    const std::int64_t n = (1 << 17) + 3, rows = 5;
+    if (rows * n > Largest()) return;
+    CheckArray(MakeValues<T>(Values::kSpecial, rows * n, 6), rows, n, NextHow(), 1);
   });
 }
 
@@ -550,6 +561,71 @@ TEST_P(SortOnDevice, Expressions) {
 }
 
 TESSERA_BACKENDS(SortOnDevice);
+
+// A result that is not wanted needs neither memory nor time for its copy.
+TEST(SortOnTheCpu, CopiesOnlyWhatIsWanted) {
+  Stream& stream = TestStream(Backend::kCpu);
+  const Strategy<SortProblem>& strategy =
+      StrategyOf<SortProblem>({"cpu_radix", Backend::kCpu, DType::kF32});
+  Pace pace(stream.device().info());
+  constexpr std::int64_t kN = 12'500, kRows = 8;
+  struct Copies {
+    std::uint64_t bytes = 0;
+    double seconds = 0;
+  };
+  const auto copies = [&](DType dtype, int axis, bool values, bool indices) {
+    const SortProblem rows{.dtype = IsComputed(dtype) ? dtype : DType::kI32,
+                           .wants_values = values,
+                           .wants_indices = indices,
+                           .rows = kRows,
+                           .n = kN};
+    const View x =
+        WholeView({dtype, axis == 0 ? MakeShape({kN, kRows}) : MakeShape({kRows, kN})}, nullptr);
+    const Stats stats =
+        Get(tessera::Run(
+                OperationSpec(SortSpec{.axis = axis, .values = values, .indices = indices}), stream,
+                {x}, {nullptr, nullptr}, {.pace = &pace, .check_only = true}))
+            .stats;
+    return Copies{stats.scratch_bytes - strategy.scratch(rows),
+                  stats.estimate_seconds - pace.Estimate(strategy, rows)};
+  };
+  const Copies values = copies(DType::kF32, 0, true, false),
+               indices = copies(DType::kF32, 0, false, true),
+               both = copies(DType::kF32, 0, true, true);
+  EXPECT_EQ(values.bytes, kN * kRows * (4 + 4));
+  EXPECT_EQ(indices.bytes, kN * kRows * (4 + 8));
+  EXPECT_EQ(both.bytes, kN * kRows * (4 + 4 + 8));
+  const View gathered = StridedView(nullptr, DType::kF32, {kRows, kN}, {1, kRows});
+  EXPECT_NEAR(values.seconds + indices.seconds - both.seconds,
+              pace.EstimateCopy(gathered, DType::kF32), 1e-9);
+  // A strategy sorts bytes as I32, and values are converted back.
+  const Copies bytes = copies(DType::kU8, 1, true, false),
+               places = copies(DType::kU8, 1, false, true);
+  EXPECT_EQ(bytes.bytes, kN * kRows * (4 + 4));
+  EXPECT_EQ(places.bytes, kN * kRows * 4);
+  EXPECT_GT(bytes.seconds, 1.2 * places.seconds);
+}
+
+// The memory of a CPU strategy is that of the cores of this host, without unwanted indices.
+TEST(SortOnTheCpu, LittleMemoryIsEnough) {
+  const Limited limited(Backend::kCpu, std::uint64_t{2} << 20);
+  const std::vector<float> host = MakeValues<float>(Values::kNormal, 100'000, 8);
+  const DeviceArray<float> x(*limited.stream, host);
+  DeviceArray<float> values(*limited.stream, 100'000);
+  const auto refuse = []() -> absl::StatusOr<void*> { return absl::InternalError("unwanted"); };
+  const auto result =
+      tessera::Run(OperationSpec(SortSpec{.axis = 0, .indices = false}), *limited.stream,
+                   {x.view({12'500, 8})}, {Output(values.data()), Output(refuse)}, {});
+  EXPECT_TRUE(result.ok()) << result.status();
+  const Strategy<SortProblem>& strategy =
+      StrategyOf<SortProblem>({"cpu_radix", Backend::kCpu, DType::kF32});
+  const auto scratch = [&](std::int64_t rows, bool indices) {
+    return strategy.scratch(SortProblem{.wants_indices = indices, .rows = rows, .n = 10'000});
+  };
+  const auto cores = std::min<std::int64_t>(64, limited.stream->device().info().multiprocessors);
+  EXPECT_EQ(scratch(1000, false), scratch(std::max<std::int64_t>(cores, 7), false));
+  EXPECT_LT(scratch(1000, false), 0.6 * static_cast<double>(scratch(1000, true)));
+}
 
 TEST(SortErrors, AxesAndShapesThatDoNotFit) {
   const View x = WholeView({DType::kF32, MakeShape({3, 5})}, nullptr);

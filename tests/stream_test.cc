@@ -461,6 +461,52 @@ TEST_F(StopTest, ALongAxisIsLeftInTheMiddle) {
   munmap(memory, kBytes);
 }
 
+// The caller leaves when the strategy writes a byte of the result that is also the flag.
+TEST_F(StopTest, LongRowsAreLeftInTheMiddle) {
+  constexpr std::int64_t kRow = (std::int64_t{1} << 17) - 1;
+  const std::vector<float> x(kRow, std::bit_cast<float>(0x01010101));
+  const auto watch = [&](void* flag) {
+    stream_->WatchStop(static_cast<const std::atomic<bool>*>(flag));
+  };
+  const auto values_left = [&] {
+    const bool left = out_[0] == x[0] && out_[kRow - 1] == 0;
+    out_.assign(kRow, 0);
+    return left;
+  };
+  out_.assign(kRow, 0);
+  watch(out_.data());
+  ForRows(
+      SortProblem{
+          .wants_indices = false, .rows = 1, .n = kRow, .x = x.data(), .values = out_.data()},
+      values_left);
+  const std::vector<std::int32_t> zeros(kRow);
+  Scalar scalar;
+  for (bool along : {false, true})
+    for (std::int64_t stride : {0, 1})
+      ForRows(TakeProblem{.index_dtype = DType::kI32,
+                          .along = along,
+                          .length = 1,
+                          .inner = kRow,
+                          .count = 1,
+                          .strides = {0, kRow, stride},
+                          .x = x.data(),
+                          .indices = zeros.data(),
+                          .out = out_.data(),
+                          .result = &scalar},
+              values_left);
+  std::vector<std::int64_t> indices(kRow);
+  watch(&indices[1]);
+  ForRows(
+      SortProblem{
+          .wants_values = false, .rows = 1, .n = kRow, .x = x.data(), .indices = indices.data()},
+      [&] {
+        const bool left = indices[1] == 1 && indices.back() == 0;
+        indices.assign(kRow, 0);
+        return left;
+      });
+  stream_->WatchStop(nullptr);
+}
+
 class AcrossTest : public testing::Test {
  protected:
   AcrossTest() { from_->SetScratchBudget(&budget_); }

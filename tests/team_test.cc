@@ -4,6 +4,7 @@
 #include <random>
 #include <utility>
 
+#include "kernels/device/scratch.h"
 #include "kernels/run/operation.h"
 #include "kernels/team/axis_slabs.h"
 #include "kernels/team/matmul_shares.h"
@@ -81,6 +82,13 @@ class TeamTest : public BackendTest {
     for (const auto& stream : streams_) stream->SetScratchBudget(nullptr);
   }
   bool gpu() const { return GetParam() == Backend::kCuda; }
+  // Begins a request of the first stream, with these budgets of the first two streams.
+  void Start(Budget* own, Budget* other) {
+    for (const auto& each : streams_) EXPECT_TRUE(EndRequest(*each).ok());
+    streams_[0]->SetScratchBudget(own);
+    streams_[1]->SetScratchBudget(other);
+    EXPECT_TRUE(BeginRequest(*streams_[0]).ok());
+  }
   // Several units per device, and enough to divide. On the CPU, too few to wake its cores.
   std::int64_t Floats() const { return gpu() ? (std::int64_t{68} << 18) + 4099 : 60'003; }
   std::vector<std::size_t> Counts(std::vector<std::size_t> counts = {2, 3}) const {
@@ -472,13 +480,7 @@ TEST_P(TeamTest, FoldsOfExpressionsInLittleMemory) {
   // A piece takes a quarter of a budget, which is one row here.
   const std::uint64_t row = static_cast<std::uint64_t>(columns) * sizeof(float);
   Budget plenty(7 * row);
-  const auto start = [&](Budget* own, Budget* other) {
-    for (const auto& each : streams_) EXPECT_TRUE(EndRequest(*each).ok());
-    streams_[0]->SetScratchBudget(own);
-    streams_[1]->SetScratchBudget(other);
-    EXPECT_TRUE(BeginRequest(stream).ok());
-  };
-  start(&plenty, &plenty);
+  Start(&plenty, &plenty);
   ASSERT_TRUE(run(nullptr).ok());
   const std::vector<std::uint32_t> expected = out.Values();
   const std::uint64_t used = plenty.used();
@@ -486,12 +488,58 @@ TEST_P(TeamTest, FoldsOfExpressionsInLittleMemory) {
   ASSERT_LT(used, 2 * row);
   Budget enough(used + row / 2), as_much(used + row / 2), too_little(row / 2);
   for (Budget* other : {&as_much, &too_little}) {
-    start(&enough, other);
+    Start(&enough, other);
     const auto stats = Get(run(&array));
     EXPECT_EQ(stats.devices, other == &as_much ? 2 : 1);
     EXPECT_EQ(out.Values(), expected);
   }
   TearDown();  // Before the budgets are destroyed.
+}
+
+// The memory of a share is enough for each device. Another device that lacks it takes no share.
+TEST_P(TeamTest, RowsInLittleMemory) {
+  const std::int64_t rows = 8, columns = std::max<std::int64_t>(Floats() / rows, 500'003);
+  Stream& stream = *streams_[0];
+  ShardedArray array(streams_, 2, RandomFloats(rows * columns), stream);
+  const View x = array.view({rows, columns});
+  const auto check = [&](const auto& whole, std::int64_t elements, const auto& run) {
+    auto half = whole;
+    half.rows = rows / 2;
+    const auto* strategy = Choose(whole, stream.device());
+    const std::uint64_t share = strategy->scratch(half),
+                        spare = std::uint64_t{2} << (gpu() ? 22 : 20);
+    ASSERT_GT(share, ScratchBlocks::kKept * 2);
+    Budget plenty(strategy->scratch(whole) + spare), enough(share + spare), as_much(share + spare),
+        too_little(share / 2);
+    DeviceArray<float> values(stream, elements);
+    DeviceArray<std::int64_t> indices(stream, elements);
+    std::vector<float> expected;
+    const auto expect = [&](Budget* own, Budget* other, Team* team, int devices) {
+      Start(own, other);
+      const absl::StatusOr<Stats> stats = run(values.data(), indices.data(), team);
+      ASSERT_TRUE(stats.ok()) << stats.status();
+      EXPECT_EQ(stats->devices, devices);
+      if (expected.empty()) expected = values.Values();
+      EXPECT_EQ(values.Values(), expected);
+    };
+    expect(&plenty, &plenty, nullptr, 1);
+    expect(&plenty, &too_little, &array, 1);
+    expect(&enough, &as_much, &array, 2);
+    TearDown();  // Before the budgets are destroyed.
+  };
+  check(SortProblem{.rows = rows, .n = columns}, rows * columns,
+        [&](void* values, void* indices, Team* team) -> absl::StatusOr<Stats> {
+          const absl::StatusOr<ScalarResult> result =
+              tessera::Run(SortSpec{}, stream, {x}, {values, indices}, {.team = team});
+          if (!result.ok()) return result.status();
+          return result->stats;
+        });
+  // Not every strategy for a GPU needs memory.
+  if (gpu()) return;
+  check(TopKProblem{.rows = rows, .n = columns, .k = kMostTopK}, rows * kMostTopK,
+        [&](void* values, void* indices, Team* team) {
+          return RunTopK(stream, x, kMostTopK, 1, false, values, indices, {.team = team});
+        });
 }
 
 // Every piece except for the last one has whole rounds.

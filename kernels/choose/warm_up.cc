@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <ctime>
+#include <random>
 #include <type_traits>
 #include <vector>
 
@@ -29,9 +30,13 @@ constexpr Sizes kCudaSmall = {1 << 18, 512, 512, 512, 512},
                 kCudaLarge = {1 << 21, 1536, 1536, 1536, 1536};
 constexpr std::int64_t kFew = 2, kTopKRows = 8, kTopK = 32;
 
-// Device memory for the operands and results of the largest problem, filled with zeros.
+// Device memory for the operands and results of the largest problem.
 struct Arena {
-  Memory a, b, out;
+  Memory a, b;            // zeros
+  Memory out;             // uninitialised
+  Memory bits;            // random bits
+  Memory indices;         // random positions of rows
+  std::int64_t rows = 0;  // from which Take takes some
 };
 
 template <class Problem>
@@ -86,9 +91,9 @@ TopKProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
 }
 template <>
 SortProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
-  // Every strategy accepts rows of this length.
+  // Every strategy accepts rows of this length. Some strategies sort equal elements much faster.
   SortProblem p = {.dtype = dtype, .rows = s.elements / 1024, .n = 1024};
-  p.x = arena.a.data();
+  p.x = arena.bits.data();
   p.values = arena.out.data();
   p.indices = static_cast<std::int64_t*>(arena.b.data());
   return p;
@@ -97,8 +102,9 @@ template <>
 TakeProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
   TakeProblem p = ReferenceProblem<TakeProblem>(s.elements);
   p.dtype = dtype;
+  p.length = arena.rows;
   p.x = arena.a.data();
-  p.indices = arena.b.data();
+  p.indices = arena.indices.data();
   p.out = arena.out.data();
   return p;
 }
@@ -148,6 +154,24 @@ class WarmUpRun {
       }
     }
     return CopyToHost(stream_, zeros.data(), arena_.a.data(), zeros.size());
+  }
+
+  // Allocates and fills the memory for the problems whose pace depends on their elements.
+  absl::Status MakeRandom() {
+    std::mt19937 random;
+    std::vector<std::uint32_t> bits(2 * static_cast<std::size_t>(large().elements));
+    for (std::uint32_t& word : bits) word = static_cast<std::uint32_t>(random());
+    const TakeProblem take = ReferenceProblem<TakeProblem>(large().elements);
+    arena_.rows = take.length;
+    std::vector<std::int64_t> indices(static_cast<std::size_t>(take.count));
+    for (std::int64_t& index : indices) index = static_cast<std::int64_t>(random()) % take.length;
+    const auto send = [&](Memory& memory, const auto& elements) -> absl::Status {
+      const std::size_t bytes = elements.size() * sizeof elements[0];
+      ASSIGN_OR_RETURN(memory, Allocate(stream_.device(), bytes));
+      return CopyToDevice(stream_, memory.data(), elements.data(), bytes);
+    };
+    RETURN_IF_ERROR(send(arena_.bits, bits));
+    return send(arena_.indices, indices);
   }
 
   // Runs one problem with the default strategy.
@@ -263,6 +287,7 @@ absl::Status WarmUp(Stream& stream, Pace& pace, bool every_strategy) {
     status.Update(run.Default<MatmulProblem>());
     return stream.device().lost() ? status : BeginRequest(stream);
   }
+  RETURN_IF_ERROR(run.MakeRandom());
   ForEachOperation([&]<class Problem>() { status.Update(run.EveryStrategy<Problem>()); });
   status.Update(run.SumsOfExpressions());
   if (!status.ok()) return status;

@@ -284,9 +284,11 @@ class Work {
   virtual std::uint64_t LaunchBytes(const Problem& problem, const Chosen& strategy) const {
     return strategy.scratch == nullptr ? 0 : strategy.scratch(problem);
   }
-  // Returns the maximum scratch memory of a share. If another device has less, the request's device
-  // does all the work.
-  virtual std::uint64_t ShareBytes(const Problem&, const Chosen&) const { return 0; }
+  // Returns the maximum scratch memory of a share, which is `part` of the problem. If the strategy
+  // launches all shares itself, `part` is the whole problem.
+  virtual std::uint64_t ShareBytes(const Problem& part, const Chosen& strategy) const {
+    return LaunchesShares(part, strategy) ? 0 : LaunchBytes(part, strategy);
+  }
   // Returns the expected time for copies of operands. It is above 0 even if the strategy reads them
   // in place.
   virtual double GatherSeconds(const Pace&) const { return 0; }
@@ -319,10 +321,10 @@ class WholeLaunch final : public Work<Problem> {
     }
     return seconds;
   }
-  std::uint64_t ShareBytes(const Problem& problem, const Chosen& strategy) const override {
+  std::uint64_t ShareBytes(const Problem& part, const Chosen& strategy) const override {
     if constexpr (std::is_same_v<Problem, ReduceAxesProblem>)
-      return LaunchesShares(problem, strategy) ? strategy.scratch(problem) : 0;
-    return 0;
+      return this->LaunchBytes(part, strategy);
+    return Work<Problem>::ShareBytes(part, strategy);
   }
   void Launch(Stream& stream, Problem& problem, const Chosen& strategy) const override {
     for (const OperandSlot& operand : operands_) {
@@ -351,6 +353,32 @@ std::uint64_t ScratchBytes(const Strategy<Problem>& strategy, const Problem& pro
   return SaturatingAdd(work.CopyBytes(stream, strategy), work.LaunchBytes(problem, strategy));
 }
 
+// Returns the maximum scratch memory that a share needs on its device.
+template <class Problem>
+std::uint64_t ShareBytes(const Strategy<Problem>& strategy, const Problem& problem,
+                         const TeamShare& share, const Work<Problem>& work) {
+  if constexpr (requires { PartOf(problem, share); }) {
+    if (!LaunchesShares(problem, strategy))
+      return work.ShareBytes(PartOf(problem, share), strategy);
+  }
+  return work.ShareBytes(problem, strategy);
+}
+
+// Returns the maximum scratch memory that one device needs. If a team shares the work, this is the
+// maximum of a share.
+template <class Problem>
+std::uint64_t LeastScratchBytes(const Strategy<Problem>& strategy, const Problem& problem,
+                                const Team* team, const Stream& stream, const Work<Problem>& work) {
+  const std::uint64_t alone = ScratchBytes(strategy, problem, stream, work);
+  if (team == nullptr || LaunchesShares(problem, strategy)) return alone;
+  const std::vector<TeamShare> shares =
+      SharesByShard(*team, work.Divide(problem, strategy, *team), stream.device().info().backend);
+  std::uint64_t most = 0;
+  for (const TeamShare& share : shares)
+    if (share.first < share.end) most = std::max(most, ShareBytes(strategy, problem, share, work));
+  return shares.empty() ? alone : std::min(most, alone);
+}
+
 // Returns the strategy if its scratch memory is within the limit of the stream's budget. Otherwise,
 // if the request names no strategy, returns another strategy that is within the limit. The choice
 // does not depend on how much of the budget is free, so the same request gives the same bits
@@ -363,7 +391,7 @@ absl::StatusOr<const Strategy<Problem>*> WithinLimit(const Strategy<Problem>* st
   const Budget* budget = stream.scratch_budget();
   if (budget == nullptr) return strategy;
   const auto need = [&](const Strategy<Problem>& r) {
-    return ScratchBytes(r, problem, stream, work);
+    return LeastScratchBytes(r, problem, team, stream, work);
   };
   const std::uint64_t needed = need(*strategy);
   if (needed <= budget->limit()) return strategy;
@@ -395,11 +423,14 @@ absl::StatusOr<std::vector<TeamShare>> SharesOf(Stream& stream, const Problem& p
   absl::StatusOr<std::vector<TeamShare>> shares =
       ShareOut(team, work.Divide(problem, strategy, team), stream);
   if (!shares.ok()) return shares;
-  // If another device lacks memory, a single device computes everything, with the same bits.
-  const std::uint64_t bytes = work.ShareBytes(problem, strategy);
+  // If another device lacks memory, a single device computes everything, with the same bits, unless
+  // that would exceed its limit.
+  const Budget* own = stream.scratch_budget();
+  if (own != nullptr && ScratchBytes(strategy, problem, stream, work) > own->limit()) return shares;
   const auto lacks_memory = [&](const TeamShare& share) {
     const Budget* budget = share.stream->scratch_budget();
-    return share.stream != &stream && budget != nullptr && budget->free() < bytes;
+    return share.stream != &stream && budget != nullptr &&
+           budget->free() < ShareBytes(strategy, problem, share, work);
   };
   if (std::any_of(shares->begin(), shares->end(), lacks_memory)) shares->clear();
   return shares;

@@ -65,8 +65,8 @@ class FoldMapAxes final : public Work<ReduceAxesProblem> {
     return static_cast<std::uint64_t>(elements) * SizeOf(map_.dtype);
   }
   // Returns the scratch memory that the work needs on each device with a share.
-  std::uint64_t ShareBytes(const ReduceAxesProblem&, const Chosen& strategy) const override {
-    return CopyBytes(stream_, strategy);
+  std::uint64_t ShareBytes(const ReduceAxesProblem& part, const Chosen& strategy) const override {
+    return SaturatingAdd(CopyBytes(stream_, strategy), LaunchBytes(part, strategy));
   }
   double GatherSeconds(const Pace& pace) const override { return MapSeconds(map_, stream_, pace); }
   // Divides along the outermost axis, unless that axis is folded.

@@ -44,12 +44,14 @@ absl::StatusOr<std::unique_ptr<StagedMap>> MapOf(const SortSpec& spec, absl::Spa
 // Elements of one byte are sorted as I32.
 class SortRows final : public Work<SortProblem> {
  public:
-  // type: of the array of values. x: what is sorted, unless there is a map.
-  SortRows(const ArrayType& type, int axis, const View& x, const MapProblem* map,
+  // type: of the array of values. x: what is sorted, unless there is a map. The spec must outlive
+  // this object.
+  SortRows(const SortSpec& spec, const ArrayType& type, const View& x, const MapProblem* map,
            const Stream& stream)
-      : type_(type),
+      : spec_(spec),
+        type_(type),
         last_(type.shape.rank - 1),
-        at_(axis < 0 ? axis + type.shape.rank : axis),
+        at_(spec.axis < 0 ? spec.axis + type.shape.rank : spec.axis),
         rows_(map == nullptr ? MoveAxis(x, at_, last_) : View{}),
         stream_(stream) {
     if (map != nullptr) {
@@ -62,12 +64,12 @@ class SortRows final : public Work<SortProblem> {
     for (int i = at_ + 1; i <= last_; ++i) moves_ |= type.shape[i] != 1;
   }
 
-  SortProblem ProblemOf(const SortSpec& spec) const {
+  SortProblem problem() const {
     const std::int64_t n = type_.shape[at_];
     return {.dtype = map_.has_value() ? map_->dtype : type_.dtype,
-            .descending = spec.descending,
-            .wants_values = spec.values,
-            .wants_indices = spec.indices,
+            .descending = spec_.descending,
+            .wants_values = spec_.values,
+            .wants_indices = spec_.indices,
             .rows = n == 0 ? 0 : type_.shape.elements() / n,
             .n = n,
             .x = InPlace() ? rows_.data : nullptr};
@@ -78,7 +80,7 @@ class SortRows final : public Work<SortProblem> {
     const std::uint64_t size = SizeOf(map_.has_value() ? map_->dtype : type_.dtype);
     std::uint64_t each = InPlace() ? 0 : size;
     if (MovesValues()) each += size;
-    if (moves_) each += sizeof(std::int64_t);
+    if (MovesIndices()) each += sizeof(std::int64_t);
     return n * each;
   }
   double GatherSeconds(const Pace& pace) const override {
@@ -88,8 +90,12 @@ class SortRows final : public Work<SortProblem> {
     } else if (HasGaps(rows_)) {
       seconds += pace.EstimateCopy(rows_, rows_.dtype);
     }
-    for (DType dtype : {type_.dtype, DType::kI64})
-      if (moves_) seconds += pace.EstimateCopy(Back(dtype, nullptr), dtype);
+    if (CastsValues()) {
+      seconds += MapSeconds(Cast(nullptr), stream_, pace);
+    } else if (MovesValues()) {
+      seconds += pace.EstimateCopy(Back(type_.dtype, nullptr), type_.dtype);
+    }
+    if (MovesIndices()) seconds += pace.EstimateCopy(Back(DType::kI64, nullptr), DType::kI64);
     return seconds;
   }
   Division Divide(const SortProblem& p, const Chosen& strategy, const Team& team) const override {
@@ -108,19 +114,27 @@ class SortRows final : public Work<SortProblem> {
     } else if (!InPlace()) {
       rows.x = GatheredOn(stream, rows_);
     }
-    if (problem.wants_values && MovesValues()) rows.values = stream.Scratch(n * SizeOf(rows.dtype));
-    if (problem.wants_indices && moves_)
+    if (MovesValues()) rows.values = stream.Scratch(n * SizeOf(rows.dtype));
+    if (MovesIndices())
       rows.indices = static_cast<std::int64_t*>(stream.Scratch(n * sizeof(std::int64_t)));
     if (!stream.stopped()) LaunchOn(stream, rows, strategy);
-    if (rows.values != problem.values && !stream.stopped())
-      Store(stream, rows.dtype, rows.values, problem.values);
-    if (rows.indices != problem.indices && !stream.stopped())
+    if (CastsValues() && !stream.stopped()) {
+      LaunchMapRange(Cast(rows.values), 0, problem.elements(), problem.values, stream);
+    } else if (MovesValues() && !stream.stopped()) {
+      GatherOn(stream, Back(type_.dtype, rows.values), problem.values);
+    }
+    if (MovesIndices() && !stream.stopped())
       GatherOn(stream, Back(DType::kI64, rows.indices), problem.indices);
   }
 
  private:
   bool InPlace() const { return !map_.has_value() && !HasGaps(rows_); }
-  bool MovesValues() const { return moves_ || (map_.has_value() && map_->dtype != type_.dtype); }
+  // Whether values are sorted as I32, and are converted when they are moved.
+  bool CastsValues() const {
+    return spec_.values && map_.has_value() && map_->dtype != type_.dtype;
+  }
+  bool MovesValues() const { return CastsValues() || (spec_.values && moves_); }
+  bool MovesIndices() const { return spec_.indices && moves_; }
 
   // Returns the rows as a view with the result's axes.
   View Back(DType dtype, const void* rows) const {
@@ -128,22 +142,22 @@ class SortRows final : public Work<SortProblem> {
     whole = WholeView({dtype, whole.shape}, rows);
     return MoveAxis(whole, last_, at_);
   }
-  void Store(Stream& stream, DType dtype, const void* rows, void* out) const {
-    const View view = Back(dtype, rows);
-    if (dtype == type_.dtype) return GatherOn(stream, view, out);
-    const Expression identity = Identity();
+  // Returns the map that converts and moves the sorted values. REQUIRES: CastsValues().
+  MapProblem Cast(const void* rows) const {
     MapProblem cast{.dtype = type_.dtype,
-                    .n = view.elements(),
-                    .program = *identity.Compile({dtype}, type_.dtype)};
-    cast.operands[0] = view;
-    LaunchMapRange(cast, 0, cast.n, out, stream);
+                    .n = type_.shape.elements(),
+                    .program = *identity_.Compile({map_->dtype}, type_.dtype)};
+    cast.operands[0] = Back(map_->dtype, rows);
+    return cast;
   }
 
+  const SortSpec& spec_;
   const ArrayType type_;
   const int last_, at_;
   const View rows_;  // x with the sorted axis last
   const Stream& stream_;
   std::optional<MapProblem> map_;
+  const Expression identity_ = Identity();
   bool moves_ = false;  // whether the results' axes are moved back
 };
 
@@ -164,9 +178,9 @@ absl::StatusOr<ResultType> TypeOf(const SortSpec& spec, absl::Span<const View> x
 absl::StatusOr<ScalarResult> Run(const SortSpec& spec, const Arguments& with) {
   ASSIGN_OR_RETURN(const ResultType type, TypeOf(spec, with.x));
   ASSIGN_OR_RETURN(const std::unique_ptr<StagedMap> map, MapOf(spec, with.x));
-  const SortRows work(type.arrays[0], spec.axis, with.x[0],
-                      map == nullptr ? nullptr : &map->problem(), with.stream);
-  SortProblem problem = work.ProblemOf(spec);
+  const SortRows work(spec, type.arrays[0], with.x[0], map == nullptr ? nullptr : &map->problem(),
+                      with.stream);
+  SortProblem problem = work.problem();
   const auto place = [&](SortProblem& p) -> absl::Status {
     if (spec.values) {
       ASSIGN_OR_RETURN(p.values, with.out[0].Get());

@@ -331,16 +331,14 @@ inline MapProblem PartOf(const MapProblem& p, const TeamShare& share) {
 
 // --- Sharing out ---
 
-// Returns at least two shares, or none if only one device would have work or the problem is too
-// small. If also_alone is set, a single device gets one share.
-inline absl::StatusOr<std::vector<TeamShare>> ShareOut(Team& team, const Division& division,
-                                                       Stream& own) {
+// Returns the share of each shard, without its stream. Returns none if only one device would have
+// work or the problem is too small.
+inline std::vector<TeamShare> SharesByShard(const Team& team, const Division& division,
+                                            Backend backend) {
   std::vector<TeamShare> shares;
   const std::int64_t bytes = division.parts * division.part_bytes;
   if (bytes == 0) return shares;
-  if (!division.also_alone && own.device().info().backend == Backend::kCuda &&
-      bytes < kLeastSharedBytes)
-    return shares;
+  if (!division.also_alone && backend == Backend::kCuda && bytes < kLeastSharedBytes) return shares;
   const std::int64_t offset =
       static_cast<const char*>(division.data) - static_cast<const char*>(team.data());
   const auto first_behind = [&](std::uint64_t boundary) {
@@ -370,9 +368,18 @@ inline absl::StatusOr<std::vector<TeamShare>> ShareOut(Team& team, const Divisio
   }
   // The parts of a view may reach past the end of the last shard.
   shares.back().end = division.parts;
-  if (workers < 2) {
-    shares.clear();
-    if (division.also_alone) shares.push_back({&own, 0, division.parts});
+  if (workers < 2) shares.clear();
+  return shares;
+}
+
+// Returns at least two shares, or none if only one device would have work or the problem is too
+// small. If also_alone is set, a single device gets one share.
+inline absl::StatusOr<std::vector<TeamShare>> ShareOut(Team& team, const Division& division,
+                                                       Stream& own) {
+  std::vector<TeamShare> shares = SharesByShard(team, division, own.device().info().backend);
+  if (shares.empty()) {
+    if (division.also_alone && division.parts * division.part_bytes != 0)
+      shares.push_back({&own, 0, division.parts});
     return shares;
   }
   ASSIGN_OR_RETURN(std::vector<Stream*> streams, team.Assemble(own));

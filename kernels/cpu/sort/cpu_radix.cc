@@ -8,8 +8,9 @@
 //
 //     keys   31 12 32 11      last digit   31 11 | 12 32      first digit   11 12 | 31 32
 //
-// Rows of up to kLeastPart elements are not divided; each core sorts rows of its own. Rows of up to
-// kShort elements are sorted by comparisons, because 256 counters would take longer.
+// A part has at least kLeastPart elements. If more cores have work that way, rows are not divided,
+// and each core sorts rows of its own. Rows of up to kShort elements are sorted by comparisons,
+// because 256 counters would take longer.
 //
 // Cost at n = 2^20 (f32): 4 passes; each reads the elements twice and writes them once, with 32-bit
 // indices if indices are wanted.
@@ -18,6 +19,7 @@
 #include <limits>
 #include <utility>
 
+#include "kernels/cpu/runtime/host_threads.h"
 #include "kernels/device/device.h"
 #include "kernels/problem/sort.h"
 
@@ -28,6 +30,38 @@ constexpr int kDigits = 256;
 // kLook is the number of elements between two checks of Stream::stopped().
 constexpr std::int64_t kShort = 200, kLeastPart = std::int64_t{1} << 16, kLook = kLeastPart;
 constexpr std::int64_t kMostWorkers = 64;
+// The most memory that cores get to sort rows of their own.
+constexpr std::uint64_t kMostMemory = std::uint64_t{160} << 20;
+// Rows of up to this length have 32-bit indices while they are sorted.
+constexpr std::int64_t kMostShortIndex = std::numeric_limits<std::uint32_t>::max();
+
+// Returns the bytes for two copies of a row, and for the counters of its parts.
+std::uint64_t WorkerBytes(const SortProblem& p, std::int64_t parts) {
+  const std::uint64_t index = !p.wants_indices         ? 0
+                              : p.n <= kMostShortIndex ? sizeof(std::uint32_t)
+                                                       : sizeof(std::uint64_t);
+  const std::uint64_t bytes = 2 * static_cast<std::uint64_t>(p.n) * (SizeOf(p.dtype) + index) +
+                              static_cast<std::uint64_t>(parts) * sizeof(std::int64_t[kDigits]);
+  return (bytes + 63) / 64 * 64;
+}
+
+// How many cores sort rows of their own, and how many parts a row has. One of them is 1.
+struct Plan {
+  std::int64_t workers, parts;
+};
+
+Plan PlanOf(const SortProblem& p, std::int64_t cores) {
+  const std::int64_t parts = std::clamp<std::int64_t>(p.n / kLeastPart, 1, cores);
+  // All cores have work, or there is too little work for a second one.
+  if (parts == cores || p.elements() <= kLook) return {1, parts};
+  const auto fit = static_cast<std::int64_t>(kMostMemory / WorkerBytes(p, 1));
+  const std::int64_t workers = std::clamp<std::int64_t>(std::min(p.rows, fit), 1, cores);
+  return parts < workers ? Plan{workers, 1} : Plan{1, parts};
+}
+
+Plan PlanHere(const SortProblem& p) {
+  return PlanOf(p, std::clamp<std::int64_t>(HostThreads(), 1, kMostWorkers));
+}
 
 // The elements of a row in some order. Without an index, element i is the row's element i.
 template <class Word, class Index>
@@ -49,18 +83,22 @@ struct Parts {
   std::int64_t (*counters)[kDigits];
   const Stream& stream;
 
-  // Calls f(i, counters of the part) for the row's elements, part by part on the cores.
+  // Calls f(i, counters of the part) for the row's elements, part by part on the cores, until the
+  // stream is stopped.
   template <class F>
   void ForEach(const F& f) const {
-#pragma omp parallel for schedule(static) if (count > 1)
-    for (std::int64_t part = 0; part < count; ++part) {
-      const std::int64_t begin = n / count * part;
-      const std::int64_t end = part + 1 == count ? n : begin + n / count;
-      for (std::int64_t i = begin; i < end; i += kLook) {
-        if (stream.stopped()) break;
-        const std::int64_t last = std::min(end, i + kLook);
-        for (std::int64_t j = i; j < last; ++j) f(j, counters[part]);
-      }
+    if (count == 1) return ForPart(0, f);
+#pragma omp parallel for schedule(static)
+    for (std::int64_t part = 0; part < count; ++part) ForPart(part, f);
+  }
+
+  template <class F>
+  void ForPart(std::int64_t part, const F& f) const {
+    const std::int64_t begin = n / count * part;
+    const std::int64_t end = part + 1 == count ? n : begin + n / count;
+    for (std::int64_t i = begin; i < end && !stream.stopped(); i += kLook) {
+      const std::int64_t last = std::min(end, i + kLook);
+      for (std::int64_t j = i; j < last; ++j) f(j, counters[part]);
     }
   }
 };
@@ -97,18 +135,13 @@ bool Distribute(const Parts& parts, const SortKey<Word>& key, int shift, List<Wo
 template <class Word, class Index>
 class Worker {
  public:
-  // Returns the bytes for two copies of a row, and the counters of its parts.
-  static std::size_t Bytes(const SortProblem& p, std::int64_t parts) {
-    return static_cast<std::size_t>(p.n) * 2 * (sizeof(Word) + sizeof(Index)) +
-           static_cast<std::size_t>(parts) * sizeof(std::int64_t[kDigits]);
-  }
-  // `memory` is aligned to 8 bytes.
+  // `memory` has WorkerBytes, and is aligned to 8 bytes.
   Worker(const SortProblem& p, std::int64_t parts, void* memory, const Stream& stream)
       : p_(p),
         key_(MakeSortKey<Word>(p.dtype, p.descending)),
         parts_{p.n, parts, static_cast<std::int64_t (*)[kDigits]>(memory), stream} {
     auto* const indices = reinterpret_cast<Index*>(parts_.counters + parts);
-    auto* const words = reinterpret_cast<Word*>(indices + 2 * p.n);
+    auto* const words = reinterpret_cast<Word*>(indices + (p.wants_indices ? 2 * p.n : 0));
     for (int i = 0; i < 2; ++i)
       spaces_[i] = {words + i * p.n, p.wants_indices ? indices + i * p.n : nullptr};
   }
@@ -118,11 +151,15 @@ class Worker {
     const Word* const x = static_cast<const Word*>(p_.x) + first;
     const List<Word, Index> sorted = p_.n <= kShort ? Compared(x) : Distributed(x);
     if (parts_.stream.stopped()) return;
-    if (p_.wants_values) std::copy_n(sorted.words, p_.n, static_cast<Word*>(p_.values) + first);
+    if (p_.wants_values) {
+      Word* const values = static_cast<Word*>(p_.values) + first;
+      parts_.ForEach([&](std::int64_t i, std::int64_t*) { values[i] = sorted.words[i]; });
+    }
     if (!p_.wants_indices) return;
     std::int64_t* const indices = p_.indices + first;
-    for (std::int64_t i = 0; i < p_.n; ++i)
+    parts_.ForEach([&](std::int64_t i, std::int64_t*) {
       indices[i] = sorted.indices == nullptr ? i : static_cast<std::int64_t>(sorted.indices[i]);
+    });
   }
 
  private:
@@ -163,23 +200,18 @@ class Worker {
 
 template <class Word, class Index>
 void Run(const SortProblem& p, Stream& stream) {
-  using W = Worker<Word, Index>;
-  const auto cores =
-      std::clamp<std::int64_t>(stream.device().info().multiprocessors, 1, kMostWorkers);
-  const std::int64_t parts = std::clamp<std::int64_t>(p.n / kLeastPart, 1, cores);
-  const std::int64_t workers = parts > 1 ? 1 : std::min(cores, p.rows);
-  const std::size_t bytes = (W::Bytes(p, parts) + 63) / 64 * 64;
+  const Plan plan = PlanHere(p);
+  const std::uint64_t bytes = WorkerBytes(p, plan.parts);
   auto* const memory =
-      static_cast<char*>(stream.Scratch(static_cast<std::size_t>(workers) * bytes));
-#pragma omp parallel for schedule(static, 1) if (workers > 1 && p.elements() > kLook)
-  for (std::int64_t worker = 0; worker < workers; ++worker) {
-    const W own(p, parts, memory + static_cast<std::size_t>(worker) * bytes, stream);
-    for (std::int64_t row = worker; row < p.rows && !stream.stopped(); row += workers)
+      static_cast<char*>(stream.Scratch(static_cast<std::uint64_t>(plan.workers) * bytes));
+#pragma omp parallel for schedule(static, 1) if (plan.workers > 1)
+  for (std::int64_t worker = 0; worker < plan.workers; ++worker) {
+    const Worker<Word, Index> own(p, plan.parts,
+                                  memory + static_cast<std::uint64_t>(worker) * bytes, stream);
+    for (std::int64_t row = worker; row < p.rows && !stream.stopped(); row += plan.workers)
       own.SortRow(row);
   }
 }
-
-constexpr std::int64_t kMostShortIndex = std::numeric_limits<std::uint32_t>::max();
 
 void Enqueue(const SortProblem& p, Stream& stream) {
   DispatchWord(p.dtype, [&](auto word) {
@@ -192,23 +224,20 @@ void Enqueue(const SortProblem& p, Stream& stream) {
 }
 
 std::uint64_t ScratchOf(const SortProblem& p) {
-  const auto n = static_cast<std::uint64_t>(p.n);
-  const std::uint64_t index =
-      p.n <= kMostShortIndex ? sizeof(std::uint32_t) : sizeof(std::uint64_t);
-  const auto workers = static_cast<std::uint64_t>(
-      p.n >= 2 * kLeastPart ? 1 : std::clamp<std::int64_t>(p.rows, 1, kMostWorkers));
-  const std::uint64_t counters = sizeof(std::int64_t[kDigits]) * kMostWorkers;
-  return workers * (2 * n * (SizeOf(p.dtype) + index) + 64) + counters;
+  const auto [workers, parts] = PlanHere(p);
+  return static_cast<std::uint64_t>(workers) * WorkerBytes(p, parts);
 }
 
+// The depth is half of the busiest core's operations, because those of adjacent elements overlap.
 Cost CostOf(const SortProblem& p) {
   const auto n = static_cast<std::uint64_t>(p.elements());
   const std::uint64_t passes = SizeOf(p.dtype), moved = p.wants_indices ? 4 : 2;
-  const std::int64_t alone = std::min(p.n, kLeastPart);
+  const auto [workers, parts] = PlanOf(p, kMostWorkers);
+  const std::int64_t alone = (p.rows + workers - 1) / workers * (p.n / parts);
   return {.bytes = n * SizeOf(p.dtype) + SortOutBytes(p),
           .flops = n * passes * moved,
           .atomics = 0,
-          .depth = static_cast<std::uint64_t>(alone) * passes * moved};
+          .depth = static_cast<std::uint64_t>(alone) * passes * moved / 2};
 }
 
 }  // namespace

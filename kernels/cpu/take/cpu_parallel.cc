@@ -2,7 +2,9 @@
 // read and checked once per row. Other elements are copied one by one.
 //
 // The cores share the rows of the result in chunks of about kChunk elements. Each chunk finds its
-// first bad index, and the smallest of these is the result, whatever the order of the chunks.
+// first bad index, and the smallest of these is the result, whatever the order of the chunks. A row
+// is copied in pieces of at most kChunk elements, between which the strategy looks whether it has
+// been stopped.
 //
 // Cost at 2^14 rows of 64 f32: 4 MiB read, 4 MiB written, 2^14 indices.
 #include <algorithm>
@@ -20,6 +22,7 @@ constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
 template <class E, class I>
 struct Rows {
   const TakeProblem& p;
+  const Stream& stream;
   const E* x = static_cast<const E*>(p.x);
   const I* indices = static_cast<const I*>(p.indices);
   E* out = static_cast<E*>(p.out);
@@ -36,30 +39,36 @@ struct Rows {
     if (p.inner == 1) {
       *to = *row;
     } else if (p.strides[2] == 1) {
-      std::memcpy(to, row, static_cast<std::size_t>(p.inner) * sizeof(E));
+      ForChunks(stream, p.inner, [&](std::int64_t begin, std::int64_t end) {
+        std::memcpy(to + begin, row + begin, static_cast<std::size_t>(end - begin) * sizeof(E));
+      });
     } else {
-      for (std::int64_t i = 0; i < p.inner; ++i) to[i] = row[i * p.strides[2]];
+      ForChunks(stream, p.inner, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) to[i] = row[i * p.strides[2]];
+      });
     }
     return kNone;
   }
 
   std::int64_t CopyAlong(const E* from, std::int64_t first, E* to) const {
     std::int64_t bad = kNone;
-    for (std::int64_t i = 0; i < p.inner; ++i) {
-      const std::int64_t index = ResolveIndex(indices[first + i], p.length, p.mode);
-      if (index >= 0) {
-        to[i] = from[index * p.strides[1] + i * p.strides[2]];
-      } else {
-        bad = std::min(bad, first + i);
+    ForChunks(stream, p.inner, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        const std::int64_t index = ResolveIndex(indices[first + i], p.length, p.mode);
+        if (index >= 0) {
+          to[i] = from[index * p.strides[1] + i * p.strides[2]];
+        } else {
+          bad = std::min(bad, first + i);
+        }
       }
-    }
+    });
     return bad;
   }
 };
 
 template <class E, class I>
 void Run(const TakeProblem& p, const Stream& stream) {
-  const Rows<E, I> rows = {p};
+  const Rows<E, I> rows = {p, stream};
   const std::int64_t all = p.outer * p.count;
   const std::int64_t each = std::max<std::int64_t>(1, kChunk / p.inner);
   const std::int64_t chunks = (all + each - 1) / each;

@@ -11,6 +11,7 @@ from ..wire._errors import BadDtype, BadIndex, BadK, BadOperation, BadRadius, Ba
 from . import _dtypes
 from ._elementwise import apply, cast, common_dtype, copy
 from ._graph import Constant, Inline, Leaf, Node, Term
+from ._plan import window
 from ._views import View, index_of, is_true, normalize_axes, normalize_axis, size_of
 
 _NUMBER = View.whole(())
@@ -348,7 +349,10 @@ def take(
     if mode != "raise":
         params["mode"] = mode
     elif isinstance(indices[0], Inline):
-        known = indices[0].array
+        source, view = indices
+        # Along an axis of stride 0, the same indices are repeated.
+        once = (n if step else min(n, 1) for n, step in zip(view.shape, view.strides))
+        known = window(source.array, view._replace(shape=tuple(once)))
         bad = known[(known < -length) | (known >= length)]
         if bad.size:
             raise BadIndex(f"index {bad[0]} is out of range for an axis of extent {length}")
