@@ -80,6 +80,24 @@ class DurabilityTest(o.FreshCase):
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as page:
             return dict(re.findall(r"(?m)^(tessera_\S+) (\S+)$", page.read().decode()))
 
+    def serve_while_loading(self, names):
+        """Starts a server that can load no array until release() is called, and returns both. It
+        loads two arrays at a time: those of the two names, which are lost."""
+        # Opening these files waits for their writer.
+        pipes = [self.file_of(name) for name in names]
+        for pipe in pipes:
+            pipe.unlink()
+            os.mkfifo(pipe)
+        server = self.serve("--metrics-listen", "127.0.0.1:0")
+        loading = lambda: self.metrics(server)['tessera_restore_arrays{state="loading"}']
+        self.assertTrue(o.eventually(lambda: loading() == "2", 60))
+
+        def release():
+            for pipe in pipes:
+                os.close(os.open(pipe, os.O_WRONLY))
+
+        return server, release
+
     def assert_lost(self, outcome, name):
         self.assertEqual((outcome.code, outcome.reason), DATA_LOST, outcome)
         self.assertEqual(outcome.metadata["name"], name)
@@ -199,15 +217,8 @@ class DurabilityTest(o.FreshCase):
             server.client().put(name, x)
         server.client().call("Snapshot")
         server.kill()
-        # The server loads two arrays at a time, and opening these files waits for their writer.
-        pipes = [self.file_of(name) for name in "ab"]
-        for pipe in pipes:
-            pipe.unlink()
-            os.mkfifo(pipe)
-        server = self.serve("--metrics-listen", "127.0.0.1:0")
+        server, release = self.serve_while_loading("ab")
         client = server.client()
-        loading = lambda: self.metrics(server)['tessera_restore_arrays{state="loading"}']
-        self.assertTrue(o.eventually(lambda: loading() == "2", 60))
         dot = lambda name: dict(a=o.resident(name), b=o.resident(name))  # noqa: E731
         # More calls than there are workers.
         calls = [client.future("Dot", **dot("c")) for _ in range(20)]
@@ -234,8 +245,7 @@ class DurabilityTest(o.FreshCase):
         taken = client.call("Snapshot")
         self.assertEqual((taken.buffers, taken.written_arrays), (5, 1))
         self.assertFalse(any(call.done() for call in (*calls, lost, program, copy)))
-        for pipe in pipes:
-            os.close(os.open(pipe, os.O_WRONLY))
+        release()
         self.assert_lost(o.outcome_of(lost), "a")
         self.assert_lost(o.outcome_of(program), "b")
         self.assert_lost(o.outcome_of(lambda: client.download("last")), "a")
@@ -246,6 +256,39 @@ class DurabilityTest(o.FreshCase):
         for name in ("copy", "link", "c"):
             self.assertEqual(client.download(name), x.tobytes())
         self.assertEqual(server.stop(), 0)
+
+    def test_a_selection_waits_for_its_elements_and_its_mask(self):
+        server = self.serve()
+        x = np.random.default_rng(4).normal(size=5000)
+        mask = x > 0.5
+        for name, array in (("a", mask), ("b", x), ("x", x), ("mask", mask)):
+            server.client().put(name, array)
+        server.client().call("Snapshot")
+        server.kill()
+        server, release = self.serve_while_loading("ab")
+        client = server.client()
+        here = dict(x=o.inline(x), mask=o.inline(mask))
+        on_disk = dict(x=o.resident("x"), mask=o.resident("mask"))
+        requests = [on_disk, {**on_disk, "x": here["x"]}, {**on_disk, "mask": here["mask"]}]
+        calls = [client.future("Select", **request) for request in requests]
+        stored = client.future("Select", **on_disk, values=o.into("kept"), indices=dict(none=True))
+        program = client.future("Execute", steps=[o.compute.Step(select=on_disk)])
+        lost = client.future("Select", x=here["x"], mask=o.resident("a"))
+        for request in requests:
+            outcome = client.attempt("Select", **request, timeout=0.1)
+            self.assertEqual(outcome.code, "DEADLINE_EXCEEDED")
+        # One that needs nothing from the disk does not wait.
+        answers = [client.call("Select", **here)]
+        self.assertFalse(any(call.done() for call in (*calls, stored, program, lost)))
+        release()
+        answers += [call.result() for call in calls]
+        answers.append(program.result().results[0].select)
+        for answer in answers:
+            np.testing.assert_array_equal(o.to_numpy(answer.values), x[mask])
+            np.testing.assert_array_equal(o.to_numpy(answer.indices), np.flatnonzero(mask))
+        self.assertEqual(list(stored.result().values_buffer.shape), [mask.sum()])
+        self.assertEqual(client.download("kept"), x[mask].tobytes())
+        self.assert_lost(o.outcome_of(lost), "a")
 
     def test_damage_loses_one_array_each(self):
         server = self.serve()
