@@ -66,7 +66,8 @@ class DurabilityTest(o.FreshCase):
 
     def files(self):
         return sorted(
-            str(path.relative_to(self.data)) for path in self.data.rglob("*") if path.is_file()
+            str(path.relative_to(self.data)) for path in self.data.rglob("*")
+            if path.is_file() and path.name != "lock"
         )
 
     def file_of(self, name):
@@ -213,7 +214,7 @@ class DurabilityTest(o.FreshCase):
     def test_what_waits_for_the_disk_and_what_does_not(self):
         server = self.serve()
         x = np.arange(1000, dtype=np.float64)
-        for name in "abcd":
+        for name in "abcde":
             server.client().put(name, x)
         server.client().call("Snapshot")
         server.kill()
@@ -224,6 +225,7 @@ class DurabilityTest(o.FreshCase):
         calls = [client.future("Dot", **dot("c")) for _ in range(20)]
         lost = client.future("Dot", **dot("a"))
         program = client.future("Execute", steps=[o.compute.Step(dot=dot("b"))])
+        deleted = client.future("Dot", **dot("e"))
         copy = client.future("CopyBuffer", source="c", name="copy")
         streams = [client.b.Download(o.buffers.DownloadRequest(name="c")) for _ in range(3)]
         # A call ends when its deadline passes or its client leaves.
@@ -233,7 +235,7 @@ class DurabilityTest(o.FreshCase):
         calls.pop().cancel()
         streams.pop().cancel()
         # What needs no bytes of these arrays is done at once.
-        self.assertEqual(client.names(), ["a", "b", "c", "d"])
+        self.assertEqual(client.names(), ["a", "b", "c", "d", "e"])
         self.assertEqual(client.call("GetBuffer", name="c").buffer.state, READY)
         self.assertEqual(client.dot_of_ones(), 1)
         client.call("CopyBuffer", source="c", name="link", link=True)
@@ -241,11 +243,17 @@ class DurabilityTest(o.FreshCase):
         client.put("d", x + 1, replace=True)
         self.assertEqual(client.download("d"), (x + 1).tobytes())
         client.call("CopyBuffer", source="a", name="last", link=True)
-        client.call("DeleteBuffer", name="a")  # The call that waits for it still does.
+        # Calls that wait for a deleted buffer still do, even after a snapshot without it.
+        waiting = lambda: int(self.metrics(server)["tessera_calls_in_progress"])
+        self.assertTrue(o.eventually(lambda: waiting() >= 25, 60))
+        file = self.file_of("e")
+        client.call("DeleteBuffer", name="a")
+        client.call("DeleteBuffer", name="e")
         taken = client.call("Snapshot")
         self.assertEqual((taken.buffers, taken.written_arrays), (5, 1))
-        self.assertFalse(any(call.done() for call in (*calls, lost, program, copy)))
+        self.assertFalse(any(call.done() for call in (*calls, lost, program, deleted, copy)))
         release()
+        self.assertEqual(deleted.result().value.real, (x * x).sum())
         self.assert_lost(o.outcome_of(lost), "a")
         self.assert_lost(o.outcome_of(program), "b")
         self.assert_lost(o.outcome_of(lambda: client.download("last")), "a")
@@ -255,7 +263,9 @@ class DurabilityTest(o.FreshCase):
         copy.result()
         for name in ("copy", "link", "c"):
             self.assertEqual(client.download(name), x.tobytes())
+        self.assertTrue(file.exists())
         self.assertEqual(server.stop(), 0)
+        self.assertFalse(file.exists())
 
     def test_a_selection_waits_for_its_elements_and_its_mask(self):
         server = self.serve()
@@ -446,10 +456,43 @@ class DurabilityTest(o.FreshCase):
         self.assertEqual(self.files(), before)
         failed = 'tessera_snapshots_total{result="failed"}'
         self.assertEqual(self.metrics(server)[failed], "1")
+        # The number of a file that could not be written is not used again.
+        client.put("late", small)
+        client.call("DeleteBuffer", name="large")
+        client.call("Snapshot")
+        self.assertEqual(self.file_of("late").name, "3.safetensors")
+        client.call("DeleteBuffer", name="late")
+        client.call("Snapshot")
+        client.put("large", np.zeros(100_000, np.float32))
         self.assertEqual(server.stop(), 0)  # Its last snapshot fails too.
         self.assertEqual(self.files(), before)
         client = self.serve().client()
         self.assertEqual((client.names(), client.download("small")), (["small"], small.tobytes()))
+
+    def test_a_folder_that_cannot_be_written_to(self):
+        """It is restored, and snapshots fail. The server is not root, whom no mode restricts."""
+        server = self.serve()
+        server.client().put("x", np.arange(9))
+        server.client().call("Snapshot")
+        server.kill()
+        user = ()
+        if os.geteuid() == 0:
+            user = ("setpriv", "--reuid=65534", "--clear-groups")
+            for path in (self.data, *self.data.rglob("*")):
+                os.chown(path, 65534, -1)
+            for path in (self.folder.parent, self.folder):
+                path.chmod(0o755)
+        before = self.files()
+        for path in (self.data, self.data / "arrays"):
+            path.chmod(0o500)
+        (self.data / "lock").chmod(0o400)
+        client = self.serve(prefix=user).client()
+        self.assertEqual(client.download("x"), np.arange(9).tobytes())
+        client.put("y", np.arange(3))
+        outcome = client.attempt("Snapshot")
+        self.assertEqual((outcome.reason, outcome.metadata["cause"]),
+                         ("SNAPSHOT_FAILED", "Permission denied"))  # fmt: skip
+        self.assertEqual(self.files(), before)
 
     def test_what_is_refused(self):
         server = self.serve()
@@ -457,9 +500,16 @@ class DurabilityTest(o.FreshCase):
         self.assertIn("belongs to another running server", said)
         server.client().put("x", np.ones(1, np.float32))
         self.assertEqual(server.stop(), 0)
-        (self.data / "manifest.json").write_text("{}")
+        manifest = self.data / "manifest.json"
+        content = manifest.read_text()
+        manifest.write_text("{}")
         said = o.refused("--listen", "127.0.0.1:0", "--data-dir", self.data)
         self.assertIn("manifest.json", said)
+        manifest.unlink()
+        said = o.refused("--listen", "127.0.0.1:0", "--data-dir", self.data)
+        self.assertIn("it is missing, but there are arrays", said)
+        manifest.write_text(content)
+        self.assertEqual(self.serve().client().names(), ["x"])
         said = o.refused("--snapshot-interval", "1s")
         self.assertIn("--snapshot-interval needs --data-dir", said)
         with o.Server(self.folder) as off:
