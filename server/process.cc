@@ -156,9 +156,9 @@ void LimitDrain(Server& server, absl::Duration limit) {
   constexpr absl::Duration kLook = absl::Milliseconds(100);
   absl::Time end = SteadyNow() + limit;
   bool lost = false;
-  std::uint64_t written = server.snapshot_bytes();
+  std::uint64_t written = server.snapshot_progress();
   while (SteadyNow() < end) {
-    if (const std::uint64_t now = server.snapshot_bytes(); now != written && !lost) {
+    if (const std::uint64_t now = server.snapshot_progress(); now != written && !lost) {
       written = now;
       end = std::max(end, SteadyNow() + kSilence);
     }

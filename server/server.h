@@ -71,9 +71,12 @@ class Server {
   // snapshot once the calls have ended.
   bool Drain();
 
-  // How many bytes snapshots have written. While it grows, Drain is not stuck. Thread safe.
-  std::uint64_t snapshot_bytes() const {
-    return core_->snapshots == nullptr ? 0 : core_->snapshots->figures().bytes;
+  // Grows when a snapshot begins and when it writes. While it grows, Drain is not stuck. Thread
+  // safe.
+  std::uint64_t snapshot_progress() const {
+    if (core_->snapshots == nullptr) return 0;
+    const Snapshots::Figures figures = core_->snapshots->figures();
+    return figures.begun + figures.bytes;
   }
 
   // Whether all devices are lost. Thread safe.

@@ -199,6 +199,34 @@ class ChartTest(unittest.TestCase):
                 found = found["properties"][part]
 
 
+    def test_variables(self):
+        """The chart sets variables that the server knows, and `env` may set none of them."""
+        values = yaml.safe_load((CHART / "values.yaml").read_text())
+        helpers = (CHART / "templates" / "_helpers.tpl").read_text()
+        taken = dict(re.findall(r'"(TESSERA_\w+)" "([\w.]+)"', helpers))
+        template = (CHART / "templates" / "statefulset.yaml").read_text()
+        used = set(re.findall(r"- \{name: (TESSERA_\w+),", template))
+        self.assertIn("TESSERA_DATA_DIR", used)
+        self.assertLessEqual(used, set(taken))
+        self.assertLessEqual(set(taken), variables())
+        for name in taken.values():
+            found = values
+            for part in name.split("."):
+                found = found[part]
+
+    def test_no_replicas_share_a_data_folder(self):
+        """A replica has its own volume, or there is only one replica."""
+        template = (CHART / "templates" / "statefulset.yaml").read_text()
+        folder = re.search(r"TESSERA_DATA_DIR, value: (\S+)\}", template)[1]
+        (mount,) = re.findall(r"name: data, mountPath: (\S+)\}", template)
+        self.assertTrue(folder.startswith(mount + "/"))
+        own, claims = template.split("  volumeClaimTemplates:\n")
+        self.assertTrue(own.endswith("{{- if .Values.data.size }}\n"))
+        self.assertIn("accessModes: [ReadWriteOnce]", claims)
+        refused = "and .Values.data.existingClaim (gt (int .Values.replicas) 1) }}\n{{- fail "
+        self.assertIn(refused, template)
+
+
 class ServiceTest(unittest.TestCase):
     """The systemd service."""
 

@@ -66,7 +66,8 @@ class DurabilityTest(o.FreshCase):
 
     def files(self):
         return sorted(
-            str(path.relative_to(self.data)) for path in self.data.rglob("*") if path.is_file()
+            str(path.relative_to(self.data)) for path in self.data.rglob("*")
+            if path.is_file() and path.name != "lock"
         )
 
     def file_of(self, name):
@@ -79,6 +80,24 @@ class DurabilityTest(o.FreshCase):
         address = re.search(r"metrics at http://([\d.:]+)/", server.log())[1]
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as page:
             return dict(re.findall(r"(?m)^(tessera_\S+) (\S+)$", page.read().decode()))
+
+    def serve_while_loading(self, names):
+        """Starts a server that can load no array until release() is called, and returns both. It
+        loads two arrays at a time: those of the two names, which are lost."""
+        # Opening these files waits for their writer.
+        pipes = [self.file_of(name) for name in names]
+        for pipe in pipes:
+            pipe.unlink()
+            os.mkfifo(pipe)
+        server = self.serve("--metrics-listen", "127.0.0.1:0")
+        loading = lambda: self.metrics(server)['tessera_restore_arrays{state="loading"}']
+        self.assertTrue(o.eventually(lambda: loading() == "2", 60))
+
+        def release():
+            for pipe in pipes:
+                os.close(os.open(pipe, os.O_WRONLY))
+
+        return server, release
 
     def assert_lost(self, outcome, name):
         self.assertEqual((outcome.code, outcome.reason), DATA_LOST, outcome)
@@ -195,24 +214,18 @@ class DurabilityTest(o.FreshCase):
     def test_what_waits_for_the_disk_and_what_does_not(self):
         server = self.serve()
         x = np.arange(1000, dtype=np.float64)
-        for name in "abcd":
+        for name in "abcde":
             server.client().put(name, x)
         server.client().call("Snapshot")
         server.kill()
-        # The server loads two arrays at a time, and opening these files waits for their writer.
-        pipes = [self.file_of(name) for name in "ab"]
-        for pipe in pipes:
-            pipe.unlink()
-            os.mkfifo(pipe)
-        server = self.serve("--metrics-listen", "127.0.0.1:0")
+        server, release = self.serve_while_loading("ab")
         client = server.client()
-        loading = lambda: self.metrics(server)['tessera_restore_arrays{state="loading"}']
-        self.assertTrue(o.eventually(lambda: loading() == "2", 60))
         dot = lambda name: dict(a=o.resident(name), b=o.resident(name))  # noqa: E731
         # More calls than there are workers.
         calls = [client.future("Dot", **dot("c")) for _ in range(20)]
         lost = client.future("Dot", **dot("a"))
         program = client.future("Execute", steps=[o.compute.Step(dot=dot("b"))])
+        deleted = client.future("Dot", **dot("e"))
         copy = client.future("CopyBuffer", source="c", name="copy")
         streams = [client.b.Download(o.buffers.DownloadRequest(name="c")) for _ in range(3)]
         # A call ends when its deadline passes or its client leaves.
@@ -222,7 +235,7 @@ class DurabilityTest(o.FreshCase):
         calls.pop().cancel()
         streams.pop().cancel()
         # What needs no bytes of these arrays is done at once.
-        self.assertEqual(client.names(), ["a", "b", "c", "d"])
+        self.assertEqual(client.names(), ["a", "b", "c", "d", "e"])
         self.assertEqual(client.call("GetBuffer", name="c").buffer.state, READY)
         self.assertEqual(client.dot_of_ones(), 1)
         client.call("CopyBuffer", source="c", name="link", link=True)
@@ -230,12 +243,17 @@ class DurabilityTest(o.FreshCase):
         client.put("d", x + 1, replace=True)
         self.assertEqual(client.download("d"), (x + 1).tobytes())
         client.call("CopyBuffer", source="a", name="last", link=True)
-        client.call("DeleteBuffer", name="a")  # The call that waits for it still does.
+        # Calls that wait for a deleted buffer still do, even after a snapshot without it.
+        waiting = lambda: int(self.metrics(server)["tessera_calls_in_progress"])
+        self.assertTrue(o.eventually(lambda: waiting() >= 25, 60))
+        file = self.file_of("e")
+        client.call("DeleteBuffer", name="a")
+        client.call("DeleteBuffer", name="e")
         taken = client.call("Snapshot")
         self.assertEqual((taken.buffers, taken.written_arrays), (5, 1))
-        self.assertFalse(any(call.done() for call in (*calls, lost, program, copy)))
-        for pipe in pipes:
-            os.close(os.open(pipe, os.O_WRONLY))
+        self.assertFalse(any(call.done() for call in (*calls, lost, program, deleted, copy)))
+        release()
+        self.assertEqual(deleted.result().value.real, (x * x).sum())
         self.assert_lost(o.outcome_of(lost), "a")
         self.assert_lost(o.outcome_of(program), "b")
         self.assert_lost(o.outcome_of(lambda: client.download("last")), "a")
@@ -245,7 +263,42 @@ class DurabilityTest(o.FreshCase):
         copy.result()
         for name in ("copy", "link", "c"):
             self.assertEqual(client.download(name), x.tobytes())
+        self.assertTrue(file.exists())
         self.assertEqual(server.stop(), 0)
+        self.assertFalse(file.exists())
+
+    def test_a_selection_waits_for_its_elements_and_its_mask(self):
+        server = self.serve()
+        x = np.random.default_rng(4).normal(size=5000)
+        mask = x > 0.5
+        for name, array in (("a", mask), ("b", x), ("x", x), ("mask", mask)):
+            server.client().put(name, array)
+        server.client().call("Snapshot")
+        server.kill()
+        server, release = self.serve_while_loading("ab")
+        client = server.client()
+        here = dict(x=o.inline(x), mask=o.inline(mask))
+        on_disk = dict(x=o.resident("x"), mask=o.resident("mask"))
+        requests = [on_disk, {**on_disk, "x": here["x"]}, {**on_disk, "mask": here["mask"]}]
+        calls = [client.future("Select", **request) for request in requests]
+        stored = client.future("Select", **on_disk, values=o.into("kept"), indices=dict(none=True))
+        program = client.future("Execute", steps=[o.compute.Step(select=on_disk)])
+        lost = client.future("Select", x=here["x"], mask=o.resident("a"))
+        for request in requests:
+            outcome = client.attempt("Select", **request, timeout=0.1)
+            self.assertEqual(outcome.code, "DEADLINE_EXCEEDED")
+        # One that needs nothing from the disk does not wait.
+        answers = [client.call("Select", **here)]
+        self.assertFalse(any(call.done() for call in (*calls, stored, program, lost)))
+        release()
+        answers += [call.result() for call in calls]
+        answers.append(program.result().results[0].select)
+        for answer in answers:
+            np.testing.assert_array_equal(o.to_numpy(answer.values), x[mask])
+            np.testing.assert_array_equal(o.to_numpy(answer.indices), np.flatnonzero(mask))
+        self.assertEqual(list(stored.result().values_buffer.shape), [mask.sum()])
+        self.assertEqual(client.download("kept"), x[mask].tobytes())
+        self.assert_lost(o.outcome_of(lost), "a")
 
     def test_damage_loses_one_array_each(self):
         server = self.serve()
@@ -403,10 +456,43 @@ class DurabilityTest(o.FreshCase):
         self.assertEqual(self.files(), before)
         failed = 'tessera_snapshots_total{result="failed"}'
         self.assertEqual(self.metrics(server)[failed], "1")
+        # The number of a file that could not be written is not used again.
+        client.put("late", small)
+        client.call("DeleteBuffer", name="large")
+        client.call("Snapshot")
+        self.assertEqual(self.file_of("late").name, "3.safetensors")
+        client.call("DeleteBuffer", name="late")
+        client.call("Snapshot")
+        client.put("large", np.zeros(100_000, np.float32))
         self.assertEqual(server.stop(), 0)  # Its last snapshot fails too.
         self.assertEqual(self.files(), before)
         client = self.serve().client()
         self.assertEqual((client.names(), client.download("small")), (["small"], small.tobytes()))
+
+    def test_a_folder_that_cannot_be_written_to(self):
+        """It is restored, and snapshots fail. The server is not root, whom no mode restricts."""
+        server = self.serve()
+        server.client().put("x", np.arange(9))
+        server.client().call("Snapshot")
+        server.kill()
+        user = ()
+        if os.geteuid() == 0:
+            user = ("setpriv", "--reuid=65534", "--clear-groups")
+            for path in (self.data, *self.data.rglob("*")):
+                os.chown(path, 65534, -1)
+            for path in (self.folder.parent, self.folder):
+                path.chmod(0o755)
+        before = self.files()
+        for path in (self.data, self.data / "arrays"):
+            path.chmod(0o500)
+        (self.data / "lock").chmod(0o400)
+        client = self.serve(prefix=user).client()
+        self.assertEqual(client.download("x"), np.arange(9).tobytes())
+        client.put("y", np.arange(3))
+        outcome = client.attempt("Snapshot")
+        self.assertEqual((outcome.reason, outcome.metadata["cause"]),
+                         ("SNAPSHOT_FAILED", "Permission denied"))  # fmt: skip
+        self.assertEqual(self.files(), before)
 
     def test_what_is_refused(self):
         server = self.serve()
@@ -414,9 +500,16 @@ class DurabilityTest(o.FreshCase):
         self.assertIn("belongs to another running server", said)
         server.client().put("x", np.ones(1, np.float32))
         self.assertEqual(server.stop(), 0)
-        (self.data / "manifest.json").write_text("{}")
+        manifest = self.data / "manifest.json"
+        content = manifest.read_text()
+        manifest.write_text("{}")
         said = o.refused("--listen", "127.0.0.1:0", "--data-dir", self.data)
         self.assertIn("manifest.json", said)
+        manifest.unlink()
+        said = o.refused("--listen", "127.0.0.1:0", "--data-dir", self.data)
+        self.assertIn("it is missing, but there are arrays", said)
+        manifest.write_text(content)
+        self.assertEqual(self.serve().client().names(), ["x"])
         said = o.refused("--snapshot-interval", "1s")
         self.assertIn("--snapshot-interval needs --data-dir", said)
         with o.Server(self.folder) as off:

@@ -1,10 +1,16 @@
 // The files of --data-dir: what is found again after a crash, a fault of the disk or damage.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -18,6 +24,21 @@
 #include "kernels/base/error.h"
 #include "kernels/client_and_server/crc32c.h"
 #include "server/durable/data_folder.h"
+
+namespace {
+
+std::atomic<int> flushes = 0;               // how often fsync has been called
+std::atomic<int> good_flushes = 1'000'000;  // how many more calls succeed
+
+}  // namespace
+
+// Replaces the function of the C library.
+extern "C" int fsync(int file) {
+  ++flushes;
+  if (good_flushes-- > 0) return static_cast<int>(syscall(SYS_fsync, file));
+  errno = EIO;
+  return -1;
+}
 
 namespace tessera {
 namespace {
@@ -54,7 +75,8 @@ class DurableTest : public testing::Test {
   std::vector<std::string> Files() const {
     std::vector<std::string> files;
     for (const auto& entry : fs::recursive_directory_iterator(path_ / "data"))
-      if (entry.is_regular_file()) files.push_back(entry.path().filename());
+      if (entry.is_regular_file() && entry.path().filename() != "lock")
+        files.push_back(entry.path().filename());
     std::sort(files.begin(), files.end());
     return files;
   }
@@ -171,12 +193,35 @@ TEST_F(DurableTest, OneServerOwnsTheFolder) {
   EXPECT_THAT(std::string(second.status().message()), HasSubstr("another running server"));
   folder_.reset();
   EXPECT_TRUE(DataFolder::Open(path_ / "data").ok());
+  // NFS shows the locks of other hosts only on files.
+  const OpenFile elsewhere(open(File("lock").c_str(), O_RDWR));
+  ASSERT_EQ(flock(elsewhere.get(), LOCK_EX | LOCK_NB), 0);
+  EXPECT_EQ(ErrorReason(DataFolder::Open(path_ / "data").status()), "DATA_DIR_IN_USE");
 }
 
 TEST_F(DurableTest, AFolderThatCannotBeUsed) {
   SetContent(path_ / "file", "not a folder");
   for (const fs::path& path : {path_ / "file", path_ / "none" / "data"})
     EXPECT_EQ(ErrorReason(DataFolder::Open(path).status()), "BAD_DATA_DIR") << path;
+}
+
+// The names of arrays are the server's, but the folder may be on a disk that others write to.
+TEST_F(DurableTest, LinksAreNotFollowed) {
+  DataFolder& folder = Open();
+  const Manifest manifest = WriteTwo(folder);
+  const fs::path elsewhere = path_ / "elsewhere";
+  fs::rename(File("arrays"), elsewhere);
+  SetContent(elsewhere / "7.safetensors", "another program's");
+  fs::create_directory_symlink(elsewhere, File("arrays"));
+  EXPECT_TRUE(absl::IsDataLoss(ReadBack(folder, manifest.files.at(1)).status()));
+  Manifest next = manifest;
+  EXPECT_EQ(ErrorReason(Add(folder, "c", "c", next)), "SNAPSHOT_FAILED");
+  bool replaced = true;
+  EXPECT_EQ(ErrorReason(folder.WriteManifest(manifest, &replaced)), "SNAPSHOT_FAILED");
+  EXPECT_FALSE(replaced);
+  folder.RemoveOthers(Manifest(), {});
+  EXPECT_TRUE(fs::exists(elsewhere / "1.safetensors"));
+  EXPECT_TRUE(fs::exists(elsewhere / "7.safetensors"));
 }
 
 // Every way in which a file of an array may be damaged is found, and the other array is unharmed.
@@ -243,20 +288,54 @@ TEST_F(DurableTest, ADamagedManifestIsRefused) {
               HasSubstr("another version of the program"));
   SetContent(file, good);
   EXPECT_TRUE(Open().ReadManifest().ok());
+  fs::remove(file);
+  const absl::Status missing = Open().ReadManifest().status();
+  EXPECT_EQ(ErrorReason(missing), "BAD_DATA_DIR");
+  EXPECT_THAT(std::string(missing.message()), HasSubstr("it is missing, but there are arrays"));
 }
 
-TEST_F(DurableTest, OnlyFilesThatTheManifestNamesStay) {
+// These manifests have the right checksum, but no server writes them.
+TEST_F(DurableTest, AManifestThatContradictsItselfIsRefused) {
+  DataFolder& folder = Open();
+  const Manifest good = WriteTwo(folder);
+  const auto message = [&](const Manifest& manifest) {
+    bool replaced = false;
+    EXPECT_TRUE(folder.WriteManifest(manifest, &replaced).ok());
+    return std::string(folder.ReadManifest().status().message());
+  };
+  Manifest bad = good;
+  bad.tenants[""].buffers[1].name = "a";
+  EXPECT_THAT(message(bad), HasSubstr("two buffers with the name a"));
+  bad = good;
+  bad.tenants[""].buffers[1].file = 3;
+  EXPECT_THAT(message(bad), HasSubstr("a file without a type"));
+  bad = good;
+  bad.next_file = 2;
+  EXPECT_THAT(message(bad), HasSubstr("a file that is still to come"));
+  for (const std::int64_t dim : {std::int64_t{-1}, std::int64_t{1} << 62}) {
+    bad = good;
+    bad.files.at(1).type.shape = {.rank = 2, .dims = {dim, 8}};
+    EXPECT_NE(message(bad), "") << dim;
+  }
+  EXPECT_EQ(message(good), "");
+}
+
+TEST_F(DurableTest, OnlyArraysThatTheManifestNamesStay) {
   DataFolder& folder = Open();
   const Manifest manifest = WriteTwo(folder);
-  for (const char* name : {"arrays/3.safetensors", "arrays/01.safetensors",
-                           "arrays/1.safetensors.x", "arrays/x", "manifest.json.new"})
+  for (const char* name : {"arrays/3.safetensors", "manifest.json.new"})
     SetContent(File(name), "torn");
-  folder.RemoveOthers(manifest);
-  EXPECT_THAT(Files(), ElementsAre("1.safetensors", "2.safetensors", "manifest.json"));
-  Manifest one = manifest;
-  one.files.erase(1);
-  folder.RemoveOthers(one);
-  EXPECT_THAT(Files(), ElementsAre("2.safetensors", "manifest.json"));
+  // The server has not written these.
+  for (const char* name : {"arrays/01.safetensors", "arrays/1.safetensors.x", "arrays/x"})
+    SetContent(File(name), "other");
+  folder.RemoveOthers(manifest, {});
+  EXPECT_THAT(Files(), ElementsAre("01.safetensors", "1.safetensors", "1.safetensors.x",
+                                   "2.safetensors", "manifest.json", "x"));
+  Manifest none = manifest;
+  none.files.clear();
+  folder.RemoveOthers(none, {1});
+  EXPECT_THAT(Files(), ElementsAre("01.safetensors", "1.safetensors", "1.safetensors.x",
+                                   "manifest.json", "x"));
 }
 
 // Lowers the size that files may have, which makes writes fail as on a full disk: the last one that
@@ -286,7 +365,7 @@ TEST_F(DurableTest, AFullDiskKeepsTheSnapshotBefore) {
     EXPECT_EQ(ErrorReason(status), "SNAPSHOT_FAILED") << limit;
     EXPECT_EQ(ErrorMetadata(status)["path"], "arrays/3.safetensors");
     EXPECT_THAT(std::string(status.message()), HasSubstr("File too large"));
-    folder.RemoveOthers(before);
+    folder.RemoveOthers(before, {});
     EXPECT_THAT(Files(), ElementsAre("1.safetensors", "2.safetensors", "manifest.json"));
   }
   for (const rlim_t limit : {rlim_t{0}, rlim_t{1}, rlim_t{content.size() - 1}}) {
@@ -299,6 +378,82 @@ TEST_F(DurableTest, AFullDiskKeepsTheSnapshotBefore) {
   }
   bool replaced = false;
   EXPECT_TRUE(folder.WriteManifest(before, &replaced).ok());
+}
+
+// Whichever flush fails, the folder has all files of each manifest that the next server may find.
+TEST_F(DurableTest, AFailedFlushKeepsWhatLaterServersMayFind) {
+  DataFolder& folder = Open();
+  Manifest before = WriteTwo(folder);
+  before.files.erase(2);
+  before.tenants[""].buffers.pop_back();
+  bool replaced = false;
+  ASSERT_TRUE(folder.WriteManifest(before, &replaced).ok());
+  folder.RemoveOthers(before, {});
+  ASSERT_THAT(Files(), ElementsAre("1.safetensors", "manifest.json"));
+
+  // Returns the error of a snapshot in which the array of `last` is replaced.
+  const auto replace = [&](const Manifest& last, Manifest& next, int good) {
+    good_flushes = good;
+    next = {.next_file = last.next_file};
+    replaced = false;
+    absl::Status status = Add(folder, "new", Bytes(10, 'n'), next);
+    if (status.ok()) status = folder.WriteManifest(next, &replaced);
+    good_flushes = 1'000'000;
+    folder.RemoveOthers(replaced ? next : last, {});
+    return ErrorReason(status);
+  };
+  Manifest next;
+  int good = 0;
+  for (; replace(before, next, good) == "SNAPSHOT_FAILED" && !replaced; ++good)
+    EXPECT_THAT(Files(), ElementsAre("1.safetensors", "manifest.json")) << good;
+  // The new manifest is there, but it may be lost with the host.
+  EXPECT_EQ(good, 4);
+  EXPECT_TRUE(replaced);
+  EXPECT_THAT(Files(), ElementsAre("1.safetensors", "3.safetensors", "manifest.json"));
+  EXPECT_EQ(folder.ReadManifest()->files.size(), 1u);
+  Manifest third;
+  EXPECT_EQ(replace(next, third, 0), "SNAPSHOT_FAILED");
+  EXPECT_TRUE(fs::exists(File("arrays/1.safetensors")));
+  EXPECT_TRUE(fs::exists(File("arrays/3.safetensors")));
+  EXPECT_EQ(replace(next, third, good + 1), "");
+  EXPECT_THAT(Files(), ElementsAre("4.safetensors", "manifest.json"));
+}
+
+// A server that ends at a flush, or before the next one, leaves its files like this.
+TEST_F(DurableTest, ACrashAtAnyFlushLeavesACompleteSnapshot) {
+  WriteTwo(Open());
+  bool ended = false;
+  for (int good = 0; !ended; ++good) {
+    const Manifest before = *Open().ReadManifest();
+    Manifest next = before;
+    next.files.erase(next.files.begin());
+    std::erase_if(next.tenants[""].buffers,
+                  [&](const Manifest::Entry& entry) { return !next.files.contains(entry.file); });
+    good_flushes = good;
+    bool replaced = false;
+    ended = Add(*folder_, "new" + std::to_string(good), Bytes(5000, 'n'), next).ok() &&
+            folder_->WriteManifest(next, &replaced).ok();
+    good_flushes = 1'000'000;
+    const absl::StatusOr<Manifest> found = Open().ReadManifest();
+    ASSERT_TRUE(found.ok()) << found.status();
+    folder_->RemoveOthers(*found, {});
+    EXPECT_EQ(found->next_file, replaced ? next.next_file : before.next_file) << good;
+    EXPECT_EQ(Files().size(), 3u) << good;
+    for (const auto& [number, file] : found->files)
+      EXPECT_TRUE(ReadBack(*folder_, file).ok()) << good << " " << number;
+  }
+}
+
+// Otherwise the last flush of a large array could take minutes without a sign of progress.
+TEST_F(DurableTest, ALargeArrayIsFlushedInParts) {
+  DataFolder& folder = Open();
+  ArrayFile file{.number = 1, .array = "large", .type = *MakeArrayType(DType::kU8, {200 << 20})};
+  absl::StatusOr<DataFolder::Writer> writer = folder.Create(file);
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  const std::string piece(std::size_t{1} << 20, 'x');
+  const int before = flushes;
+  for (int i = 0; i < 200; ++i) ASSERT_TRUE(writer->Write(piece.data(), piece.size()).ok());
+  EXPECT_EQ(flushes - before, 3);
 }
 
 // A file with the number of a new one is what a crash left.

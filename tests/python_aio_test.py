@@ -15,6 +15,7 @@ import numpy as np
 import outsider as o
 import python_outsider
 import tessera as ts
+from callers import line_of
 from tessera import _async, _core
 
 
@@ -214,6 +215,45 @@ class AioTest(o.Case, unittest.IsolatedAsyncioTestCase):
                 return {n for n, _ in inspect.getmembers(kind) if not n.startswith("_")}
 
             self.assertEqual(public(theirs) ^ public(mine), {"get"} if name == "Client" else set())
+
+
+class SnapshotTest(o.Case):
+    def test_what_is_written_and_what_fails(self):
+        """Both clients report what was written, and raise an error for each reason."""
+
+        def blocking(address, name=None, **options):
+            with ts.connect(address, **options) as t:
+                if name is not None:
+                    t.put(np.ones(1000, np.float32), name)
+                return t.snapshot()
+
+        def in_a_loop(address, name=None, **options):
+            async def snapshot():
+                async with await ts.aio.connect(address, **options) as t:
+                    if name is not None:
+                        await t.put(np.ones(1000, np.float32), name)
+                    return await t.snapshot(timeout=600)
+
+            return asyncio.run(snapshot())
+
+        tokens = self.folder / "tokens"
+        tokens.write_text("\n".join((line_of("w"), line_of("r", "read"))))
+        server = self.serve("--no-warm-up", "--data-dir", self.folder / "data", "--tokens", tokens,
+                            prefix=("prlimit", "--fsize=100000"))  # fmt: skip
+        off = self.serve("--no-warm-up")
+        for i, snapshot in enumerate((blocking, in_a_loop)):
+            with self.subTest(snapshot.__name__):
+                taken = snapshot(server.address, f"x{i}", token="w")
+                self.assertEqual((taken.buffers, taken.written_arrays, taken.written_bytes),
+                                 (i + 1, 1, 4000))  # fmt: skip
+                self.assertRaises(ts.RoleTooSmall, snapshot, server.address, token="r")
+                self.assertRaises(ts.SnapshotsOff, snapshot, off.address)
+        with ts.connect(server.address, token="w") as t:
+            t.put(np.zeros(100_000, np.float32), "large")
+        for snapshot in (blocking, in_a_loop):
+            with self.assertRaises(ts.SnapshotFailed) as caught:
+                snapshot(server.address, token="w")
+            self.assertEqual(caught.exception.details["cause"], "File too large")
 
 
 if __name__ == "__main__":

@@ -310,7 +310,9 @@ class Cancelled(Case):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.server = o.Server(cls.folder, "--no-warm-up", "--import-from", "127.0.0.1:*")
+        cls.server = o.Server(
+            cls.folder, "--no-warm-up", "--import-from", "127.0.0.1:*",
+            "--data-dir", cls.folder / "data")  # fmt: skip
         cls.addClassCleanup(cls.server.kill)
         cls.relay = Cancelling(cls.server.address)
         cls.addClassCleanup(cls.relay.close)
@@ -359,6 +361,7 @@ class Cancelled(Case):
             ("Upload", lambda t: t.put(a)), ("Upload", lambda t: t.put(a, "z", replace=True)),
             ("GetSharedMemory", lambda t: t.put(data)),
             ("SealBuffer", lambda t: t.put(data, "z", replace=True)),
+            ("Snapshot", lambda t: t.snapshot()),
             ("DeleteBuffer", lambda t: x.delete()),  # Deletes this version only.
         )):
             with self.subTest(method, number=i):

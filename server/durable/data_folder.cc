@@ -30,10 +30,20 @@ using absl::StatusCode;
 constexpr const char* kManifest = "manifest.json";
 constexpr const char* kNewManifest = "manifest.json.new";
 constexpr const char* kArrays = "arrays";
+constexpr const char* kLock = "lock";
 constexpr int kFormat = 1;
 constexpr mode_t kPrivate = 0700;
+// How many bytes are written between two flushes of a file, so that no flush takes long.
+constexpr std::size_t kFlushBytes = std::size_t{64} << 20;
 
 std::string FileName(std::uint64_t number) { return absl::StrCat(number, ".safetensors"); }
+// Returns the number of a file of an array, or nothing for any other file.
+std::optional<std::uint64_t> NumberOf(const std::string& name) {
+  std::uint64_t number = 0;
+  const bool is_array =
+      absl::SimpleAtoi(name.substr(0, name.find('.')), &number) && name == FileName(number);
+  return is_array ? std::optional(number) : std::nullopt;
+}
 std::string PathOf(std::uint64_t number) { return absl::StrCat(kArrays, "/", FileName(number)); }
 
 absl::Status BadFolder(std::string_view path, std::string_view cause) {
@@ -78,6 +88,16 @@ std::optional<std::size_t> ReadAll(int file, void* data, std::size_t size) {
     done += static_cast<std::size_t>(got);
   }
   return done;
+}
+
+// Calls visit(name) for each entry of a folder.
+template <class Visit>
+void ForEach(OpenFile folder, const Visit& visit) {
+  DIR* const list = folder.is_open() ? fdopendir(folder.get()) : nullptr;
+  if (list == nullptr) return;
+  folder.Release();  // to the list
+  while (const dirent* const one = readdir(list)) visit(std::string(one->d_name));
+  closedir(list);
 }
 
 // Returns what precedes the bytes of the array in its file: the size of the header and the header,
@@ -147,11 +167,13 @@ absl::StatusOr<Manifest> FromJson(const Json& json) {
     file.checksum = one.at("crc32c");
     const std::vector<std::int64_t> shape = one.at("shape");
     ASSIGN_OR_RETURN(file.type, MakeArrayType(info->dtype, shape));
+    if (file.number >= manifest.next_file) return Lost("it names a file that is still to come");
     manifest.files.emplace(file.number, std::move(file));
   }
   for (const Json& one : json.at("tenants")) {
     Manifest::OfTenant& tenant = manifest.tenants[one.at("tenant").get<std::string>()];
     tenant.last_version = one.at("last_version");
+    std::set<std::string> names;
     for (const Json& buffer : one.at("buffers")) {
       Manifest::Entry entry{.name = buffer.at("name"),
                             .version = buffer.at("version"),
@@ -161,6 +183,8 @@ absl::StatusOr<Manifest> FromJson(const Json& json) {
       if (buffer.contains("expires"))
         entry.expire_time = absl::FromUnixMicros(buffer.at("expires"));
       if (!manifest.files.contains(entry.file)) return Lost("it names a file without a type");
+      if (!names.insert(entry.name).second)
+        return Lost(absl::StrCat("it has two buffers with the name ", entry.name));
       tenant.buffers.push_back(std::move(entry));
     }
   }
@@ -187,27 +211,49 @@ OpenFile::~OpenFile() {
 }
 
 absl::StatusOr<std::unique_ptr<DataFolder>> DataFolder::Open(const std::string& path) {
-  if (mkdir(path.c_str(), kPrivate) != 0 && errno != EEXIST)
-    return BadFolder(path, std::strerror(errno));
+  const bool created = mkdir(path.c_str(), kPrivate) == 0;
+  if (!created && errno != EEXIST) return BadFolder(path, std::strerror(errno));
   std::unique_ptr<DataFolder> folder(new DataFolder(path));
+  const OpenFile& opened = folder->folder_;
   folder->folder_ = OpenFile(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!folder->folder_.is_open()) return BadFolder(path, std::strerror(errno));
-  // The folder itself is locked, so that a folder that cannot be written to can be restored too.
-  if (flock(folder->folder_.get(), LOCK_EX | LOCK_NB) != 0) {
+  if (!opened.is_open()) return BadFolder(path, std::strerror(errno));
+  if (created) {
+    const OpenFile parent(openat(opened.get(), "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (parent.is_open() && fsync(parent.get()) != 0) return BadFolder(path, std::strerror(errno));
+  }
+  // NFS keeps other hosts from a locked file, but not from a locked folder. A folder that cannot be
+  // written to has only the folder's lock, so that it can be restored.
+  folder->lock_ =
+      OpenFile(openat(opened.get(), kLock, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!folder->lock_.is_open() && errno != EROFS && errno != EACCES)
+    return BadFolder(path, absl::StrCat(kLock, ": ", std::strerror(errno)));
+  for (const int file : {opened.get(), folder->lock_.get()}) {
+    if (file < 0 || flock(file, LOCK_EX | LOCK_NB) == 0) continue;
     if (errno != EWOULDBLOCK) return BadFolder(path, std::strerror(errno));
     return MakeError(StatusCode::kFailedPrecondition, "DATA_DIR_IN_USE",
                      absl::StrCat("--data-dir ", path, " belongs to another running server"),
                      {{"path", path}});
   }
+  folder->settled_ = fsync(opened.get()) == 0;
   return folder;
+}
+
+OpenFile DataFolder::OpenArrays() const {
+  return OpenFile(openat(folder_.get(), kArrays, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
 }
 
 absl::StatusOr<Manifest> DataFolder::ReadManifest() const {
   const OpenFile file(openat(folder_.get(), kManifest, O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-  if (!file.is_open() && errno == ENOENT) return Manifest();
   const auto bad = [this](std::string_view cause) {
     return BadFolder(path_, absl::StrCat(kManifest, ": ", Absl(cause)));
   };
+  if (!file.is_open() && errno == ENOENT) {
+    bool has_arrays = false;
+    ForEach(OpenArrays(),
+            [&](const std::string& name) { has_arrays |= NumberOf(name).has_value(); });
+    return has_arrays ? absl::StatusOr<Manifest>(bad("it is missing, but there are arrays"))
+                      : Manifest();
+  }
   struct stat status {};
   if (!file.is_open() || fstat(file.get(), &status) != 0) return bad(std::strerror(errno));
   std::string text(static_cast<std::size_t>(status.st_size), '\0');
@@ -231,7 +277,7 @@ absl::Status DataFolder::WriteManifest(const Manifest& manifest, bool* replaced)
     return status;
   };
   // The names of the new arrays must be on the disk before a manifest that names them.
-  const OpenFile arrays(openat(folder_.get(), kArrays, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const OpenFile arrays = OpenArrays();
   if (arrays.is_open() ? fsync(arrays.get()) != 0 : errno != ENOENT) return fail(kArrays);
   {
     const OpenFile file(openat(folder_.get(), kNewManifest,
@@ -244,15 +290,18 @@ absl::Status DataFolder::WriteManifest(const Manifest& manifest, bool* replaced)
       renameat(folder_.get(), kNewManifest, folder_.get(), kManifest) != 0)
     return fail(kManifest);
   *replaced = true;
-  return fsync(folder_.get()) == 0 ? absl::OkStatus() : NotWritten(kManifest);
+  settled_ = fsync(folder_.get()) == 0;
+  return settled_ ? absl::OkStatus() : NotWritten(kManifest);
 }
 
 absl::StatusOr<DataFolder::Writer> DataFolder::Create(const ArrayFile& file) {
   if (mkdirat(folder_.get(), kArrays, kPrivate) != 0 && errno != EEXIST) return NotWritten(kArrays);
+  const OpenFile arrays = OpenArrays();
+  if (!arrays.is_open()) return NotWritten(kArrays);
   Writer writer;
   writer.path_ = PathOf(file.number);
   // A file that exists is one that no manifest names.
-  writer.file_ = OpenFile(openat(folder_.get(), writer.path_.c_str(),
+  writer.file_ = OpenFile(openat(arrays.get(), FileName(file.number).c_str(),
                                  O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
   const std::string header = HeaderOf(file);  // without the checksum, which Finish adds
   if (!writer.file_.is_open() || !WriteAll(writer.file_.get(), header.data(), header.size(), -1))
@@ -262,7 +311,11 @@ absl::StatusOr<DataFolder::Writer> DataFolder::Create(const ArrayFile& file) {
 
 absl::Status DataFolder::Writer::Write(const void* data, std::size_t size) {
   checksum_ = Crc32cExtend(checksum_, data, size);
-  return WriteAll(file_.get(), data, size, -1) ? absl::OkStatus() : NotWritten(path_);
+  if (!WriteAll(file_.get(), data, size, -1)) return NotWritten(path_);
+  unflushed_ += size;
+  if (unflushed_ < kFlushBytes) return absl::OkStatus();
+  unflushed_ = 0;
+  return fsync(file_.get()) == 0 ? absl::OkStatus() : NotWritten(path_);
 }
 
 absl::Status DataFolder::Writer::Finish(ArrayFile& file) {
@@ -276,8 +329,11 @@ absl::Status DataFolder::Writer::Finish(ArrayFile& file) {
 absl::StatusOr<DataFolder::Reader> DataFolder::Read(const ArrayFile& file) const {
   Reader reader;
   reader.expected_ = file.checksum;
-  reader.file_ = OpenFile(
-      openat(folder_.get(), PathOf(file.number).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  const OpenFile arrays = OpenArrays();
+  if (arrays.is_open()) {
+    reader.file_ = OpenFile(
+        openat(arrays.get(), FileName(file.number).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  }
   struct stat status {};
   if (!reader.file_.is_open() || fstat(reader.file_.get(), &status) != 0)
     return Lost(absl::StrCat(PathOf(file.number), ": ", std::strerror(errno)));
@@ -304,19 +360,15 @@ absl::Status DataFolder::Reader::Finish() const {
                                 : Lost("the bytes of the file do not match their checksum");
 }
 
-void DataFolder::RemoveOthers(const Manifest& manifest) {
+void DataFolder::RemoveOthers(const Manifest& manifest, const std::set<std::uint64_t>& needed) {
   unlinkat(folder_.get(), kNewManifest, 0);
-  const int arrays = openat(folder_.get(), kArrays, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  DIR* const list = arrays < 0 ? nullptr : fdopendir(arrays);
-  if (list == nullptr) return;
-  while (const dirent* const one = readdir(list)) {
-    const std::string name = one->d_name;
-    std::uint64_t number = 0;
-    const bool named = absl::SimpleAtoi(name.substr(0, name.find('.')), &number) &&
-                       name == FileName(number) && manifest.files.contains(number);
-    if (!named) unlinkat(arrays, name.c_str(), 0);  // which fails for . and ..
-  }
-  closedir(list);
+  if (!settled_) return;
+  const OpenFile arrays = OpenArrays();
+  ForEach(OpenArrays(), [&](const std::string& name) {
+    const std::optional<std::uint64_t> number = NumberOf(name);
+    if (number.has_value() && !manifest.files.contains(*number) && !needed.contains(*number))
+      unlinkat(arrays.get(), name.c_str(), 0);
+  });
 }
 
 }  // namespace tessera

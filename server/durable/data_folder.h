@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -60,6 +61,8 @@ class OpenFile {
   ~OpenFile();
   int get() const { return descriptor_; }
   bool is_open() const { return descriptor_ >= 0; }
+  // Leaves the descriptor open.
+  void Release() { descriptor_ = -1; }
 
  private:
   int descriptor_;
@@ -75,8 +78,9 @@ class DataFolder {
   // cause} if it cannot be used.
   static absl::StatusOr<std::unique_ptr<DataFolder>> Open(const std::string& path);
 
-  // Returns an empty manifest if the folder has none. Returns BAD_DATA_DIR if the manifest cannot
-  // be read, is damaged, or is of a later version of the program.
+  // Returns an empty manifest, whose time is absl::Time(), if the folder has none and no arrays.
+  // Returns BAD_DATA_DIR if the manifest cannot be read, is missing, is damaged, or is of a later
+  // version of the program.
   absl::StatusOr<Manifest> ReadManifest() const;
   // Replaces the manifest in one step. After an error, *replaced says whether later servers may
   // find the new one.
@@ -94,6 +98,7 @@ class DataFolder {
     std::string path_;
     OpenFile file_;
     std::uint32_t checksum_ = 0;
+    std::size_t unflushed_ = 0;  // bytes
   };
   absl::StatusOr<Writer> Create(const ArrayFile& file);
 
@@ -112,14 +117,19 @@ class DataFolder {
   };
   absl::StatusOr<Reader> Read(const ArrayFile& file) const;
 
-  // Removes all files that no server needs once `manifest` is in effect.
-  void RemoveOthers(const Manifest& manifest);
+  // Removes the arrays that neither `manifest`, which is in effect, nor `needed` has. Removes
+  // nothing while an earlier manifest may be back after a failure of the host.
+  void RemoveOthers(const Manifest& manifest, const std::set<std::uint64_t>& needed);
 
  private:
   explicit DataFolder(std::string path) : path_(std::move(path)) {}
 
+  // Opens the folder of the arrays, which may not be a link.
+  OpenFile OpenArrays() const;
+
   const std::string path_;
-  OpenFile folder_;  // which also has the lock
+  OpenFile folder_, lock_;
+  bool settled_ = false;  // whether the manifest that the folder has is on the disk
 };
 
 }  // namespace tessera

@@ -57,10 +57,16 @@ absl::StatusOr<std::unique_ptr<Snapshots>> Snapshots::Open(const std::string& fo
                                                            Tenants& tenants) {
   ASSIGN_OR_RETURN(std::unique_ptr<DataFolder> opened, DataFolder::Open(folder));
   ASSIGN_OR_RETURN(Manifest manifest, opened->ReadManifest());
+  if (manifest.time == absl::Time()) {
+    // There are no arrays yet. From now on, a folder without a manifest is a damaged one.
+    manifest.time = absl::Now();
+    bool replaced = false;
+    RETURN_IF_ERROR(opened->WriteManifest(manifest, &replaced));
+  }
   std::unique_ptr<Snapshots> snapshots(
       new Snapshots(std::move(opened), interval, devices, tenants));
   snapshots->manifest_ = std::move(manifest);
-  snapshots->folder_->RemoveOthers(snapshots->manifest_);
+  snapshots->folder_->RemoveOthers(snapshots->manifest_, {});
   snapshots->Restore();
   return snapshots;
 }
@@ -137,16 +143,16 @@ bool Snapshots::TakeNext(Unloaded& next) {
   }
   if (it == unloaded_.end()) return false;
   next = std::move(it->second);
+  loading_.insert(it->first);
   unloaded_.erase(it);
-  ++figures_.loading;
   return true;
 }
 
 void Snapshots::Load() {
   for (Unloaded next; !stopping_ && TakeNext(next);) {
-    const absl::Cleanup done = [this] {
+    const absl::Cleanup done = [this, number = next.file.number] {
       const std::lock_guard lock(mutex_);
-      --figures_.loading;
+      loading_.erase(number);
     };
     const std::shared_ptr<const Buffer> buffer = next.buffer.lock();
     if (buffer == nullptr) continue;
@@ -186,8 +192,20 @@ absl::Status Snapshots::LoadOne(const Buffer& buffer, const ArrayFile& file) {
   return reader.Finish();
 }
 
+std::set<std::uint64_t> Snapshots::Needed() const {
+  const std::lock_guard lock(mutex_);
+  std::set<std::uint64_t> needed = loading_;
+  for (const auto& [number, unloaded] : unloaded_)
+    if (!unloaded.buffer.expired()) needed.insert(number);
+  return needed;
+}
+
 absl::StatusOr<Snapshots::Taken> Snapshots::Take(Tenant* only) {
   const std::lock_guard turn(turn_);
+  {
+    const std::lock_guard lock(mutex_);
+    ++figures_.begun;
+  }
   absl::StatusOr<Taken> taken = Taken();
   const absl::Status guarded = Guarded([&] {
     taken = TakeNow(only);
@@ -231,11 +249,11 @@ absl::StatusOr<Snapshots::Taken> Snapshots::TakeNow(Tenant* only) {
                      {{"cause", cause}});
   }
 
-  // Removes the files that this snapshot has written if it fails, and those that are no longer
-  // needed if it succeeds.
-  bool known = true;  // whether it is certain which manifest later servers find
+  // Removes the files that this snapshot has written if it fails, whose numbers are not used again,
+  // and those that are no longer needed if it succeeds.
   const absl::Cleanup tidy = [&] {
-    if (known) folder_->RemoveOthers(manifest_);
+    manifest_.next_file = next.next_file;
+    folder_->RemoveOthers(manifest_, Needed());
   };
   Taken taken;
   std::set<std::uint64_t> named;
@@ -277,8 +295,7 @@ absl::StatusOr<Snapshots::Taken> Snapshots::TakeNow(Tenant* only) {
   std::erase_if(next.files, [&](const auto& file) { return !named.contains(file.first); });
   bool replaced = false;
   const absl::Status written = folder_->WriteManifest(next, &replaced);
-  known = written.ok() || !replaced;
-  if (replaced) manifest_ = std::move(next);
+  if (replaced) manifest_ = next;
   return written.ok() ? absl::StatusOr<Taken>(taken) : written;
 }
 
@@ -314,6 +331,7 @@ Snapshots::Figures Snapshots::figures() const {
   const std::lock_guard lock(mutex_);
   Figures figures = figures_;
   figures.waiting = unloaded_.size();
+  figures.loading = loading_.size();
   return figures;
 }
 

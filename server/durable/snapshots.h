@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -33,7 +34,8 @@ class Snapshots {
  public:
   // Adds the buffers that the manifest names to their tenants' stores, and begins to load their
   // bytes. interval: the time between two snapshots that Tick takes. Returns the errors of
-  // DataFolder::Open and DataFolder::ReadManifest.
+  // DataFolder::Open and DataFolder::ReadManifest, and those of DataFolder::WriteManifest for a
+  // folder that has no manifest yet.
   static absl::StatusOr<std::unique_ptr<Snapshots>> Open(const std::string& folder,
                                                          absl::Duration interval,
                                                          const Devices& devices, Tenants& tenants);
@@ -59,6 +61,7 @@ class Snapshots {
   void Tick(absl::Time now);
 
   struct Figures {
+    std::uint64_t begun = 0;
     std::uint64_t taken = 0;
     std::uint64_t failed = 0;
     std::uint64_t bytes = 0;    // written to files of arrays, also for snapshots that failed later
@@ -88,6 +91,8 @@ class Snapshots {
   // Takes the next buffer to load. Returns false if none is left.
   bool TakeNext(Unloaded& next);
   absl::Status LoadOne(const Buffer& buffer, const ArrayFile& file);
+  // The files of arrays that calls may be waiting for, even if no buffer has their names any more.
+  std::set<std::uint64_t> Needed() const;
 
   absl::StatusOr<Taken> TakeNow(Tenant* only);
   absl::Status Write(const Buffer& buffer, ArrayFile& file);
@@ -103,6 +108,7 @@ class Snapshots {
   mutable std::mutex mutex_;
   Figures figures_;
   std::map<std::uint64_t, Unloaded> unloaded_;  // by number of the file
+  std::set<std::uint64_t> loading_;             // the files that are being loaded
   std::deque<std::uint64_t> asked_;             // the files for which calls wait
 
   std::atomic<bool> stopping_{false};

@@ -137,6 +137,16 @@ renders '{updateStrategy: {type: OnDelete}, minReadySeconds: 30, waitUntilFilled
   'of("StatefulSet")["spec"]["updateStrategy"] == {"type": "OnDelete"} and of("StatefulSet")["spec"]["minReadySeconds"] == 30
   and env(server)["TESSERA_READY_FILE"] == "/run/tessera/filled"
   and server["containers"][0]["startupProbe"]["grpc"]["service"] == ""'
+renders '{replicas: 2, data: {size: 200Gi, storageClassName: fast, snapshotInterval: 10m}}' \
+  'env(server)["TESSERA_DATA_DIR"] == "/var/lib/tessera/data" and env(server)["TESSERA_SNAPSHOT_INTERVAL"] == "10m"
+  and server["containers"][0]["volumeMounts"] == [{"name": "data", "mountPath": "/var/lib/tessera"}] and "volumes" not in server
+  and of("StatefulSet")["spec"]["volumeClaimTemplates"][0]["spec"] == {"accessModes": ["ReadWriteOnce"],
+    "storageClassName": "fast", "resources": {"requests": {"storage": "200Gi"}}}
+  and server["terminationGracePeriodSeconds"] == 345'
+renders '{data: {existingClaim: mine}}' \
+  'server["volumes"] == [{"name": "data", "persistentVolumeClaim": {"claimName": "mine"}}]
+  and server["containers"][0]["volumeMounts"][0]["name"] == "data" and "TESSERA_SNAPSHOT_INTERVAL" not in env(server)
+  and "volumeClaimTemplates" not in of("StatefulSet")["spec"]'
 renders '{env: {TESSERA_SPANS: /spans/s, LD_LIBRARY_PATH: /cublas}, extraVolumes: [{name: spans, emptyDir: {}}], extraVolumeMounts: [{name: spans, mountPath: /spans}]}' \
   'server["volumes"] == [{"name": "spans", "emptyDir": {}}] and server["containers"][0]["volumeMounts"][0]["mountPath"] == "/spans"'
 renders '{metrics: {from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}], dashboard: {enabled: true},
@@ -161,10 +171,14 @@ refuses '{tls: {secretName: pair, clientSecretName: other}}' tls.clientSecretNam
 refuses '{tokens: {clientSecretName: token}}' tokens.clientSecretName
 refuses '{podDisruptionBudget: {maxUnavailable: null}}' maxUnavailable
 refuses '{updateStrategy: {type: Recreate}}' updateStrategy.type
+refuses '{data: {size: much}}' data.size
+refuses '{data: {size: 1Gi, existingClaim: mine}}' 'data.size and data.existingClaim exclude each other'
+refuses '{replicas: 2, data: {existingClaim: mine}}' 'data.existingClaim serves only one replica, but replicas is 2'
+refuses '{data: {snapshotInterval: 10m}}' 'data.snapshotInterval needs data.size or data.existingClaim'
 refuses '{env: {QUEUE: "1"}}' 'env.QUEUE is not an option of the server'
 for pair in LISTEN=port DEVICE=gpus METRICS_LISTEN=metrics.port DRAIN_DELAY=drain.delaySeconds \
   DRAIN_TIMEOUT=drain.timeoutSeconds READY_FILE=waitUntilFilled TLS_CERT=tls.secretName \
-  TLS_CLIENT_CA=tls.clientAuth CLIENT_TLS_SERVER_NAME=tls.serverName TOKENS=tokens.secretName; do
+  DATA_DIR=data.size SNAPSHOT_INTERVAL=data.snapshotInterval TLS_CLIENT_CA=tls.clientAuth CLIENT_TLS_SERVER_NAME=tls.serverName TOKENS=tokens.secretName; do
   refuses "{env: {TESSERA_${pair%=*}: x}}" "env.TESSERA_${pair%=*} is not allowed: set the value ${pair#*=} instead"
 done
 say "The chart is valid"

@@ -348,6 +348,15 @@ class Client:
         unlink."""
         self._run(self._core.delete(name))
 
+    def snapshot(self, timeout: float = 3600.0) -> Any:
+        """Makes the server write the READY buffers of the caller's tenant to its --data-dir, or
+        those of all tenants for an admin, so that a later server restores them (SnapshotResponse).
+        timeout is the time for the whole snapshot in seconds; the server completes a snapshot even
+        if this process no longer waits for it. Raises SnapshotsOff if the server has no --data-dir,
+        SnapshotFailed if it cannot write, and RoleTooSmall without the role write; also Draining,
+        ConnectionLost and DeadlineExceeded."""
+        return self._run(self._core.snapshot(timeout))
+
     def scope(self, ttl: Ttl = "10m") -> Scope:
         """Returns a context manager. Its names are deleted when the context ends, or after the ttl
         at the latest."""

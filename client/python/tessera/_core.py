@@ -243,6 +243,10 @@ class Core:
         request = p.METHODS[method].request(**fields).SerializeToString()
         return (yield from self.call(method, request, idempotent))
 
+    def snapshot(self, timeout: float) -> Steps:
+        """Makes the server take a snapshot."""
+        return (yield from self.call("Snapshot", b"", timeout=timeout))
+
     def _again(self, retry: Retry, failure: Error) -> Steps:
         """Returns whether to try again, after waiting for the right time. If not, the caller raises
         the failure, because an exception keeps alive everything that its frames refer to, including

@@ -270,6 +270,10 @@ class Client:
         """Like ts.Client.delete."""
         await self._run(self._core.delete(name))
 
+    async def snapshot(self, timeout: float = 3600.0) -> Any:
+        """Like ts.Client.snapshot."""
+        return await self._run(self._core.snapshot(timeout))
+
     async def compute(self, *expressions: Expr) -> List[npt.NDArray[Any]]:
         """Like ts.Client.compute."""
         found, stats = await self._run(self._core.evaluate(terms_of(self, expressions)))

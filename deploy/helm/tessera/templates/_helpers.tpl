@@ -129,7 +129,8 @@ tolerations:
       "TESSERA_TLS_CERT" "tls.secretName" "TESSERA_TLS_KEY" "tls.secretName" "TESSERA_TLS_CLIENT_CA" "tls.clientAuth"
       "TESSERA_CLIENT_TLS_CA" "tls.secretName" "TESSERA_CLIENT_TLS_SERVER_NAME" "tls.serverName"
       "TESSERA_CLIENT_TLS_CERT" "tls.clientSecretName" "TESSERA_CLIENT_TLS_KEY" "tls.clientSecretName"
-      "TESSERA_TOKENS" "tokens.secretName" -}}
+      "TESSERA_TOKENS" "tokens.secretName"
+      "TESSERA_DATA_DIR" "data.size" "TESSERA_SNAPSHOT_INTERVAL" "data.snapshotInterval" -}}
 {{- range $name, $value := .Values.env }}
 {{- if not (regexMatch "^(TESSERA_[A-Z0-9_]+|LD_LIBRARY_PATH)$" $name) }}
 {{- fail (printf "env.%s is not an option of the server; for example, --memory-limit is env.TESSERA_MEMORY_LIMIT" $name) }}
