@@ -85,6 +85,8 @@ TEST(PaceTest, RefusesBeforeMemoryIsTouched) {
       tessera::Run(SelectSpec{.count = kHuge}, *l.stream, {x, mask}, {nullptr, nullptr}, l.options)
           .status(),
       30, "cpu_parallel");
+  OperationSpec uncounted = SelectSpec{};
+  l.ExpectRefused(CountResults(uncounted, *l.stream, {x, mask}, l.options), 30, "");
   l.ExpectRefused(RunCopy(*l.stream, x, DType::kF32, nullptr, l.options), 30, "");
   l.ExpectRefused(RunCopy(*l.stream, x, DType::kF64, nullptr, l.options), 30, "");
   const View cube = Broadcast(&l.one, DType::kF32, {1 << 20, 1 << 20, 1 << 20});
