@@ -282,6 +282,17 @@ TEST(PaceTest, EstimatesGrowWithTheProblem) {
   ExpectGrowth<MatmulProblem>(Product(16, 4096, 4096), Product(16, 65536, 262144));
 }
 
+TEST(PaceTest, EstimatesOfASelectGrowWithTheCount) {
+  constexpr std::uint64_t kLength = 1 << 26;
+  for (const Strategy<SelectProblem>* strategy : Strategies<SelectProblem>()) {
+    const Pace pace(Info(strategy->backend));
+    const SelectProblem none = {.n = kLength, .count = 0}, all = {.n = kLength, .count = kLength};
+    EXPECT_EQ(strategy->cost(none).flops, kLength) << strategy->name;
+    EXPECT_EQ(strategy->cost(all).flops, 5 * kLength) << strategy->name;
+    EXPECT_GT(pace.Estimate(*strategy, all), 3 * pace.Estimate(*strategy, none)) << strategy->name;
+  }
+}
+
 // Blocks that wait for others to end do not make anything faster.
 TEST(PaceTest, AGpuHoldsSoManyBlocksAtOnce) {
   static constexpr Strategy<DotProblem> kStrategy = {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <ctime>
+#include <random>
 #include <type_traits>
 #include <vector>
 
@@ -29,9 +30,10 @@ constexpr Sizes kCudaSmall = {1 << 18, 512, 512, 512, 512},
                 kCudaLarge = {1 << 21, 1536, 1536, 1536, 1536};
 constexpr std::int64_t kFew = 2, kTopKRows = 8, kTopK = 32;
 
-// Device memory for the operands and results of the largest problem, filled with zeros.
+// Device memory for the operands and results of the largest problem, filled with zeros, and a mask
+// in which a random one of each two adjacent elements is true.
 struct Arena {
-  Memory a, b, out;
+  Memory a, b, out, mask;
 };
 
 template <class Problem>
@@ -104,9 +106,10 @@ TakeProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
 }
 template <>
 SelectProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
-  // The mask is zeros, so a strategy only reads it.
-  SelectProblem p = {.dtype = dtype, .wants_indices = false, .n = s.elements, .count = 1};
-  p.x = p.mask = arena.a.data();
+  SelectProblem p = {
+      .dtype = dtype, .wants_indices = false, .n = s.elements, .count = s.elements / 2};
+  p.x = arena.a.data();
+  p.mask = arena.mask.data();
   p.values = arena.out.data();
   return p;
 }
@@ -147,6 +150,11 @@ class WarmUpRun {
                                      zeros.data(), std::min(zeros.size(), bytes - at)));
       }
     }
+    std::vector<unsigned char> mask(static_cast<std::size_t>(s.elements));
+    std::minstd_rand random;
+    for (std::size_t i = 0; i < mask.size(); i += 2) mask[i + (random() >> 16) % 2] = 1;
+    ASSIGN_OR_RETURN(arena_.mask, Allocate(stream_.device(), mask.size()));
+    RETURN_IF_ERROR(CopyToDevice(stream_, arena_.mask.data(), mask.data(), mask.size()));
     return CopyToHost(stream_, zeros.data(), arena_.a.data(), zeros.size());
   }
 
