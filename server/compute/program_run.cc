@@ -246,10 +246,14 @@ absl::Status ProgramRun::OpenResults(std::size_t index, Device& device, std::uin
       RETURN_IF_ERROR(CheckInline(type, bytes));
       bytes += type.bytes();
     }
-    // CountStep opens the buffer of a result whose length is not known yet.
-    if (step.destinations[a] != Destination::kBuffer || step.result.uncounted) continue;
+    if (step.destinations[a] != Destination::kBuffer) continue;
     ASSIGN_OR_RETURN(BufferSpec spec,
                      MakeSpec(own.destinations[a]->buffer(), type, device, devices_));
+    // CountStep opens the buffer of a result whose length is not known yet.
+    if (step.result.uncounted) {
+      RETURN_IF_ERROR(store_.Check(spec));
+      continue;
+    }
     own.drafts[a] = std::make_unique<ResultDraft>(store_, std::move(spec));
     ASSIGN_OR_RETURN(step.memory[a], own.drafts[a]->Open());
   }
