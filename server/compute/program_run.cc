@@ -266,7 +266,9 @@ absl::Status ProgramRun::CountStep(std::size_t index, Stream& stream) {
   RETURN_IF_ERROR(CountResults(step.spec, stream, step.views, step.options));
   ASSIGN_OR_RETURN(step.result, TypeOf(step.spec, step.views));
   std::uint64_t in_answer = 0;  // the longest results that are possible have been added before
-  return OpenResults(index, stream.device(), &in_answer);
+  const absl::Status opened = OpenResults(index, stream.device(), &in_answer);
+  if (!opened.ok()) steps_[index].drafts = {};
+  return opened;
 }
 
 absl::Status ProgramRun::SendTensors(Stream& stream) {
