@@ -295,7 +295,7 @@ class ArraysTest(python_outsider.Case):
         x = self.x
         for attempt in (
             lambda: np.add(x, x, out=self.a), lambda: np.add(x, x, where=self.a > 0),
-            lambda: np.add.outer(x, x), lambda: np.where(x > 0), lambda: np.delete(x, 1),
+            lambda: np.add.outer(x, x), lambda: np.delete(x, 1),
             lambda: np.subtract.accumulate(x), lambda: np.add.accumulate(x, out=self.a),
             lambda: np.cumsum(x, out=self.a), lambda: np.ediff1d(x, to_end=1),
             lambda: x + np.zeros((12, 9), "c8"), lambda: x[None] @ x.T[None], lambda: x | x,
@@ -718,6 +718,8 @@ class ArraysTest(python_outsider.Case):
             for mine, want in zip(np.nonzero(x), np.nonzero(a)):
                 self.check(mine, want, 0)
             self.assertEqual(len(x.nonzero()), a.ndim)
+            for mine, want in zip(np.where(x), np.where(a)):
+                self.check(mine, want, 0)
             self.check(np.flatnonzero(x), np.flatnonzero(a), 0)
             self.check(np.argwhere(x), np.argwhere(a), 0)
             self.check(np.extract(x, x), np.extract(a, a), 0)
@@ -729,7 +731,8 @@ class ArraysTest(python_outsider.Case):
                 self.check(x.compress(mine), a.compress(condition), 0)
                 self.check(np.extract(mine, x), np.extract(condition, a), 0)
         self.assertRaises(ValueError, lambda: x.compress(x > 0))
-        self.assertRaises(ValueError, lambda: np.nonzero(x[0, 0]))
+        for call in (np.nonzero, np.where, np.argwhere):
+            self.assertRaisesRegex(ValueError, "flatnonzero", call, x[0, 0])
         self.assertRaises(IndexError, lambda: np.compress([False] * 9 + [True], x, 1))
 
     # --- topk, which NumPy lacks
