@@ -1,5 +1,4 @@
-// A strided view as a kernel reads it. The host merges adjacent dimensions that can be walked with a
-// single stride. Most views then have two or three dimensions.
+// A strided view as a kernel reads it.
 #pragma once
 
 #include <array>
