@@ -225,6 +225,7 @@ class FakeStream final : public Stream {
   }
   void Zero(void* data, std::size_t bytes) override { After(Step::kLaunch).Zero(data, bytes); }
   void Gather(const View& view, void* out) override { After(Step::kLaunch).Gather(view, out); }
+  void Count(const View& view) override { After(Step::kLaunch).Count(view); }
   void Convert(const void* in, DType from, void* out, DType to, std::int64_t n) override {
     After(Step::kLaunch).Convert(in, from, out, to, n);
   }

@@ -351,6 +351,74 @@ TEST_F(FaultTest, ADeviceOutOfMemoryGivesUpWhatItKeepsOfOperands) {
   }
 }
 
+// Selects all of 128 x 128 elements of m into buffers.
+v1::SelectRequest SelectionOfAll(const std::string& values, const std::string& indices = "") {
+  auto request = Of<v1::SelectRequest>(
+      "x { buffer: 'm' view { shape: [128, 128] } } "
+      "mask { tensor { dtype: DTYPE_BOOL shape: [128, 128] } }");
+  request.mutable_mask()->mutable_tensor()->set_data(std::string(128 * 128, '\1'));
+  request.mutable_values()->mutable_buffer()->set_name(values);
+  if (indices.empty()) {
+    request.mutable_indices()->set_none(true);
+  } else {
+    request.mutable_indices()->mutable_buffer()->set_name(indices);
+  }
+  return request;
+}
+
+// Beside x and m, there is room for the values of one selection, or for one copy of as many bytes.
+void RoomForOneSelection(Options& options) {
+  options.memory_limit.bytes = Charged(3 * 4) + Charged(256 * 256 * 4) + Charged(128 * 128 * 4);
+}
+
+TEST_F(FaultTest, AProgramThatSelectsGivesUpWhatIsKeptOfOperands) {
+  StartServer(RoomForOneSelection);
+  ASSERT_TRUE(
+      server_->Put<float>("m", v1::DTYPE_F32, {256, 256}, std::vector<float>(256 * 256, 1)).ok());
+  for (int i = 0; i < 2; ++i) server_->Good<v1::MatmulResponse>(ProductOfEveryOther());
+  ASSERT_GT(server_->Info().prepared_bytes(), 0u);
+  v1::ExecuteRequest program;
+  *program.add_steps()->mutable_matmul() = ProductOfEveryOther();
+  *program.add_steps()->mutable_select() = SelectionOfAll("y");
+  const auto response = server_->Good<v1::ExecuteResponse>(program);
+  EXPECT_EQ(response.results(0).matmul().tensor().data(), Row(128, 128));
+  EXPECT_EQ(response.results(1).select().values_buffer().size_bytes(), 128 * 128 * 4)
+      << response.ShortDebugString();
+  EXPECT_EQ(server_->Info().prepared_bytes(), 0u);
+}
+
+TEST_F(FaultTest, ASelectionThatFindsTooLittleMemoryKeepsNone) {
+  StartServer(RoomForOneSelection);
+  ASSERT_TRUE(
+      server_->Put<float>("m", v1::DTYPE_F32, {256, 256}, std::vector<float>(256 * 256, 1)).ok());
+  v1::ExecuteRequest program;
+  *program.add_steps()->mutable_select() = SelectionOfAll("y", "z");
+  *program.add_steps()->mutable_select() = SelectionOfAll("w");
+  const auto response = server_->Good<v1::ExecuteResponse>(program);
+  EXPECT_EQ(response.results(0).error().reason(), "QUOTA_EXCEEDED");
+  EXPECT_TRUE(response.results(1).has_select()) << response.ShortDebugString();
+}
+
+TEST_F(FaultTest, ASelectionIsCheckedBeforeItsMaskIsCounted) {
+  StartServer();
+  ASSERT_TRUE(
+      server_->Put<float>("m", v1::DTYPE_F32, {256, 256}, std::vector<float>(256 * 256, 1)).ok());
+  v1::SelectRequest unknown = SelectionOfAll("y"), late = SelectionOfAll("y");
+  unknown.set_strategy("unknown");
+  const int launches = device_->Count(Step::kLaunch);
+  late.mutable_values()->mutable_buffer()->mutable_ttl()->set_seconds(-1);
+  for (const auto& [request, reason] :
+       {std::pair(SelectionOfAll("x"), "BUFFER_EXISTS"), std::pair(late, "BAD_TTL"),
+        std::pair(unknown, "UNKNOWN_STRATEGY")}) {
+    ExpectError(server_->Call(request), reason);
+    v1::ExecuteRequest program;
+    *program.add_steps()->mutable_select() = request;
+    const auto response = server_->Good<v1::ExecuteResponse>(program);
+    EXPECT_EQ(response.results(0).error().reason(), reason);
+  }
+  EXPECT_EQ(device_->Count(Step::kLaunch), launches);
+}
+
 TEST_F(FaultTest, WhatAFailedStepHasHalfMadeIsNotKept) {
   StartServer();
   ASSERT_TRUE(

@@ -85,6 +85,8 @@ TEST(PaceTest, RefusesBeforeMemoryIsTouched) {
       tessera::Run(SelectSpec{.count = kHuge}, *l.stream, {x, mask}, {nullptr, nullptr}, l.options)
           .status(),
       30, "cpu_parallel");
+  OperationSpec uncounted = SelectSpec{};
+  l.ExpectRefused(CountResults(uncounted, *l.stream, {x, mask}, l.options), 30, "");
   l.ExpectRefused(RunCopy(*l.stream, x, DType::kF32, nullptr, l.options), 30, "");
   l.ExpectRefused(RunCopy(*l.stream, x, DType::kF64, nullptr, l.options), 30, "");
   const View cube = Broadcast(&l.one, DType::kF32, {1 << 20, 1 << 20, 1 << 20});
@@ -292,6 +294,17 @@ TEST(PaceTest, CoresThatSortNothingDoNotHelp) {
   // With more rows, each core sorts rows of its own.
   EXPECT_LT(estimate(64, 1 << 17), 2.1 * estimate(1, 1 << 17));
   EXPECT_GT(estimate(65, 1 << 17), 1.9 * estimate(64, 1 << 17));
+}
+
+TEST(PaceTest, EstimatesOfASelectGrowWithTheCount) {
+  constexpr std::uint64_t kLength = 1 << 26;
+  for (const Strategy<SelectProblem>* strategy : Strategies<SelectProblem>()) {
+    const Pace pace(Info(strategy->backend));
+    const SelectProblem none = {.n = kLength, .count = 0}, all = {.n = kLength, .count = kLength};
+    EXPECT_EQ(strategy->cost(none).flops, kLength) << strategy->name;
+    EXPECT_EQ(strategy->cost(all).flops, 5 * kLength) << strategy->name;
+    EXPECT_GT(pace.Estimate(*strategy, all), 3 * pace.Estimate(*strategy, none)) << strategy->name;
+  }
 }
 
 // Blocks that wait for others to end do not make anything faster.

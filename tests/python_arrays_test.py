@@ -295,7 +295,7 @@ class ArraysTest(python_outsider.Case):
         x = self.x
         for attempt in (
             lambda: np.add(x, x, out=self.a), lambda: np.add(x, x, where=self.a > 0),
-            lambda: np.add.outer(x, x), lambda: np.where(x > 0), lambda: np.delete(x, 1),
+            lambda: np.add.outer(x, x), lambda: np.delete(x, 1),
             lambda: np.subtract.accumulate(x), lambda: np.add.accumulate(x, out=self.a),
             lambda: np.cumsum(x, out=self.a), lambda: np.ediff1d(x, to_end=1),
             lambda: x + np.zeros((12, 9), "c8"), lambda: x[None] @ x.T[None], lambda: x | x,
@@ -680,8 +680,39 @@ class ArraysTest(python_outsider.Case):
         for dtype in ("f2", "f8", "i4", "i8", "u1", "i1", "?"):
             typed = (a * 40).astype("i4").astype(dtype)
             self.check(self.t.put(typed)[mask], typed[a > 0], 0)
-        for key in (x.T > 0, a.T > 0, [True], np.s_[:, x[:, 0] > 0]):
+        for mine, host in ((y > 0, b > 0), (y[..., 0] > 0, b[..., 0] > 0),
+                           (b[:, 0, 0] > 0, b[:, 0, 0] > 0)):
+            for rest in ((...,), (np.s_[:],) * (3 - mine.ndim)):
+                self.check(y[(mine, *rest)], b[(host, *rest)], 0)
+        two, one = y[:, 0] > 0, x[:, 0] > 0
+        for key in (x.T > 0, a.T > 0, [True], np.s_[:, one]):
             self.assertRaises(IndexError, lambda: x[key])
+        for key in (np.s_[two, :, :], np.s_[two, 1], np.s_[:, two], np.s_[..., y > 0, :],
+                    np.s_[y > 0, :], np.s_[None, [[True]]]):
+            self.assertRaises(IndexError, lambda: y[key])
+        last = y[0] > 0
+        for key in (np.s_[y[..., 0] > 0, 1], np.s_[:, last], np.s_[..., last], np.s_[..., y > 0],
+                    np.s_[b[..., 0] > 0, 1], np.s_[:, b[0] > 0], np.s_[y[..., 0] > 0, None],
+                    np.s_[0, last]):
+            self.assertRaises(ts.Unsupported, lambda: y[key])
+
+    def test_masks_of_this_process_that_select_too_much(self):
+        a = np.arange(200_000, dtype="f4")
+        x = self.t.put(a)
+        for attempt in (lambda: x[a >= 0], lambda: x.compress(a >= 0)):
+            with self.assertRaisesRegex(ts.Unsupported, "200000 elements.*put.. the mask first"):
+                attempt()
+        self.check(x[self.t.put(a >= 0)], a, 0)
+
+    def test_masks_of_other_connections(self):
+        x = self.x
+        with ts.connect(self.server.address) as other:
+            mask = other.put(self.a > 0)
+            other.keep = None  # Nothing is to be computed.
+            for attempt in (lambda: x[mask], lambda: x[mask[:, 0]], lambda: x[:, mask[0]],
+                            lambda: np.compress(mask[:, 0], x, 0), lambda: np.extract(mask, x)):
+                with self.assertRaisesRegex(ts.Unsupported, "two connections"):
+                    attempt()
 
     def test_positions_of_nonzero_elements(self):
         b = RNG.integers(-1, 2, (4, 5, 6)).astype("f4")
@@ -690,6 +721,8 @@ class ArraysTest(python_outsider.Case):
             for mine, want in zip(np.nonzero(x), np.nonzero(a)):
                 self.check(mine, want, 0)
             self.assertEqual(len(x.nonzero()), a.ndim)
+            for mine, want in zip(np.where(x), np.where(a)):
+                self.check(mine, want, 0)
             self.check(np.flatnonzero(x), np.flatnonzero(a), 0)
             self.check(np.argwhere(x), np.argwhere(a), 0)
             self.check(np.extract(x, x), np.extract(a, a), 0)
@@ -701,7 +734,8 @@ class ArraysTest(python_outsider.Case):
                 self.check(x.compress(mine), a.compress(condition), 0)
                 self.check(np.extract(mine, x), np.extract(condition, a), 0)
         self.assertRaises(ValueError, lambda: x.compress(x > 0))
-        self.assertRaises(ValueError, lambda: np.nonzero(x[0, 0]))
+        for call in (np.nonzero, np.where, np.argwhere):
+            self.assertRaisesRegex(ValueError, "flatnonzero", call, x[0, 0])
         self.assertRaises(IndexError, lambda: np.compress([False] * 9 + [True], x, 1))
 
     # --- topk, which NumPy lacks

@@ -1,8 +1,12 @@
 // Every strategy of Select in the table, for every type, compared with a loop over the host's copy
 // of x and of the mask. Elements must keep their bits.
+#include <algorithm>
 #include <cstdint>
+#include <memory>
+#include <variant>
 #include <vector>
 
+#include "kernels/choose/pace.h"
 #include "kernels/problem/take.h"
 #include "kernels/run/operation.h"
 #include "tests/kernel_fixture.h"
@@ -152,6 +156,15 @@ TEST_P(SelectTest, EveryAlignment) {
   });
 }
 
+// Shared memory may change after its bytes have been checked, so a mask may have any bytes.
+TEST_P(SelectTest, AnyByteButZeroSelects) {
+  ForSize([&]<class U>(U) {
+    Mask mask = RandomMask(5000, 2);
+    for (std::size_t i = 0; i < mask.size(); ++i) mask[i] *= i % 3 == 0 ? 1 : i % 3 == 1 ? 2 : 255;
+    Check<U>(mask);
+  });
+}
+
 // Views of x and of the mask that are not contiguous. Positions count in row-major order.
 TEST_P(SelectTest, StridedViews) {
   ForSize([&]<class U>(U) {
@@ -212,6 +225,56 @@ TEST_P(SelectLargeTest, LargeArrays) {
   });
 }
 
+// A view of more than 2^32 elements, in a mask that is repeated.
+TEST_P(SelectLargeTest, CountsBroadcastMasks) {
+  if (Watched()) return;
+  const Mask bytes = RandomMask(1 << 20, 2);
+  const DeviceArray<std::uint8_t> mask(stream(), bytes, 1);
+  const std::int64_t rows = (1 << 12) + 1, columns = 1 << 20;
+  const View view = StridedView(mask.data() + columns - 1, DType::kBool, {rows, columns}, {0, -1});
+  OperationSpec spec = SelectSpec{};
+  ASSERT_TRUE(CountResults(spec, stream(), {view, view}, {}).ok());
+  EXPECT_EQ(std::get<SelectSpec>(spec).count, rows * std::count(bytes.begin(), bytes.end(), 1));
+}
+
+class SelectCountTest : public BackendTest {
+ protected:
+  // Counts the mask on a stream that may not have a single byte of scratch memory.
+  static std::int64_t Count(const View& mask) {
+    Budget none(0);
+    const std::unique_ptr<Stream> stream = Get(MakeStream(*TestDevice(GetParam())));
+    stream->SetScratchBudget(&none);
+    OperationSpec spec = SelectSpec{};
+    const absl::Status status = CountResults(spec, *stream, {mask, mask}, {});
+    EXPECT_TRUE(status.ok()) << status;
+    return std::get<SelectSpec>(spec).count.value_or(-1);
+  }
+};
+
+TEST_P(SelectCountTest, NeedsNoScratchMemory) {
+  const std::int64_t n = std::min<std::int64_t>(Largest(), 300'001);
+  const Mask bytes = RandomMask(n, 3);
+  const auto count = [&](std::int64_t first, std::int64_t step, std::int64_t end) {
+    std::int64_t found = 0;
+    for (std::int64_t i = first; i < end; i += step) found += At(bytes, i) != 0 ? 1 : 0;
+    return found;
+  };
+  const DeviceArray<std::uint8_t> mask(stream(), bytes);
+  for (std::int64_t first : {0, 1, 5, 15, 16, 17}) {
+    for (std::int64_t end : {first, first + 1, first + 30, n}) {
+      const View dense =
+          StridedView(mask.data() + first, DType::kBool, {end - first}, {std::int64_t{1}});
+      EXPECT_EQ(Count(dense), count(first, 1, end)) << first << ' ' << end;
+    }
+  }
+  const View every = StridedView(mask.data() + 2, DType::kBool, {(n - 2) / 3}, {std::int64_t{3}});
+  EXPECT_EQ(Count(every), count(2, 3, 2 + (n - 2) / 3 * 3));
+  const View single = StridedView(mask.data(), DType::kBool, {}, {});
+  EXPECT_EQ(Count(single), count(0, 1, 1));
+}
+
+TESSERA_BACKENDS(SelectCountTest);
+
 INSTANTIATE_TEST_SUITE_P(Strategies, SelectTest,
                          testing::ValuesIn(SelectCases(ArrayDTypes(), false)), CaseName);
 // A build without CUDA has no such case.
@@ -249,6 +312,15 @@ TEST(SelectOnTheCpu, ChecksTheLongestResult) {
   EXPECT_EQ(checked.stats.strategy, "cpu_parallel");
   EXPECT_EQ(checked.stats.scratch_bytes, 0u);
   EXPECT_GE(checked.stats.bytes, 6000u * (1 + 2 * 4 + 8));
+  // The estimate includes the count.
+  Pace pace(stream.device().info());
+  const auto seconds = [&](const SelectSpec& spec) {
+    return Get(tessera::Run(spec, stream, {matrix, where}, {nullptr, nullptr},
+                            {.pace = &pace, .check_only = true}))
+        .stats.estimate_seconds;
+  };
+  EXPECT_DOUBLE_EQ(seconds(SelectSpec()),
+                   seconds(SelectSpec{.count = 6000}) + pace.EstimateCopy(where, DType::kBool));
 }
 
 }  // namespace

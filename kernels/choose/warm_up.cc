@@ -37,6 +37,7 @@ struct Arena {
   Memory bits;            // random bits
   Memory indices;         // random positions of rows
   std::int64_t rows = 0;  // from which Take takes some
+  Memory mask;            // a random one of each two adjacent elements is true
 };
 
 template <class Problem>
@@ -110,9 +111,10 @@ TakeProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
 }
 template <>
 SelectProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
-  // The mask is zeros, so a strategy only reads it.
-  SelectProblem p = {.dtype = dtype, .wants_indices = false, .n = s.elements, .count = 1};
-  p.x = p.mask = arena.a.data();
+  SelectProblem p = {
+      .dtype = dtype, .wants_indices = false, .n = s.elements, .count = s.elements / 2};
+  p.x = arena.a.data();
+  p.mask = arena.mask.data();
   p.values = arena.out.data();
   return p;
 }
@@ -165,12 +167,15 @@ class WarmUpRun {
     arena_.rows = take.length;
     std::vector<std::int64_t> indices(static_cast<std::size_t>(take.count));
     for (std::int64_t& index : indices) index = static_cast<std::int64_t>(random()) % take.length;
+    std::vector<unsigned char> mask(static_cast<std::size_t>(large().elements));
+    for (std::size_t i = 0; i < mask.size(); i += 2) mask[i + random() % 2] = 1;
     const auto send = [&](Memory& memory, const auto& elements) -> absl::Status {
       const std::size_t bytes = elements.size() * sizeof elements[0];
       ASSIGN_OR_RETURN(memory, Allocate(stream_.device(), bytes));
       return CopyToDevice(stream_, memory.data(), elements.data(), bytes);
     };
     RETURN_IF_ERROR(send(arena_.bits, bits));
+    RETURN_IF_ERROR(send(arena_.mask, mask));
     return send(arena_.indices, indices);
   }
 

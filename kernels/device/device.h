@@ -252,6 +252,9 @@ class Stream {
   virtual void Zero(void* device, std::size_t bytes) = 0;
   // Writes the view's elements to out in row-major order, without gaps.
   virtual void Gather(const View& view, void* out) = 0;
+  // Stores the number of the view's bytes that are not 0 in result()->integer. Needs no scratch
+  // memory. REQUIRES: the elements have one byte.
+  virtual void Count(const View& view) = 0;
   // Copies n contiguous elements and converts them to the type `to`, which may equal `from`. Values
   // that do not fit are rounded or clipped as kernels/same_bits/convert.h describes.
   virtual void Convert(const void* in, DType from, void* out, DType to, std::int64_t n) = 0;

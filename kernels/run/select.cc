@@ -31,15 +31,34 @@ absl::StatusOr<ResultType> TypeOf(const SelectSpec& spec, absl::Span<const View>
   return ResultType{.uncounted = !spec.count.has_value(), .arrays = {values, indices}};
 }
 
-// A byte of a mask is 0 or 1, so the sum is the number of selected elements.
+namespace {
+
+// Returns the expected time of a count. It is that of a copy, which reads the mask in the same way
+// and also writes it.
+double CountSeconds(const View& mask, const RunOptions& options) {
+  return options.pace == nullptr ? 0 : options.pace->EstimateCopy(mask, mask.dtype);
+}
+
+}  // namespace
+
+// Any byte but 0 selects an element, as in the strategies, which write as many elements as are
+// counted here.
 absl::Status CountResults(OperationSpec& spec, Stream& stream, absl::Span<const View> x,
                           const RunOptions& options) {
   auto* const select = std::get_if<SelectSpec>(&spec);
   if (select == nullptr) return absl::OkStatus();
-  ASSIGN_OR_RETURN(const ScalarResult sum,
-                   RunReduce(stream, x[1], ReduceOp::kSum,
-                             {.pace = options.pace, .max_seconds = options.max_seconds}));
-  select->count = sum.value.integer;
+  const View& mask = x[1];
+  const double estimate = CountSeconds(mask, options);
+  if (estimate > options.max_seconds) {
+    options.pace->ForgetCopy(mask, mask.dtype);
+    return TooLong("the count of the mask", "", estimate, options.max_seconds, "");
+  }
+  stream.Expect(estimate);
+  RETURN_IF_ERROR(Finished(stream, [&] {
+    const ProfilerRange range("count");
+    stream.Count(mask);
+  }));
+  select->count = stream.result()->integer;
   return absl::OkStatus();
 }
 
@@ -62,8 +81,10 @@ absl::StatusOr<ScalarResult> Run(const SelectSpec& spec, const Arguments& with) 
     }
     return absl::OkStatus();
   };
-  return ArrayRun(Execute<SelectProblem>(with.stream, problem, with.options, place,
-                                         WholeLaunch<SelectProblem>(operands)));
+  ASSIGN_OR_RETURN(Stats stats, Execute<SelectProblem>(with.stream, problem, with.options, place,
+                                                       WholeLaunch<SelectProblem>(operands)));
+  if (!spec.count.has_value()) stats.estimate_seconds += CountSeconds(mask, with.options);
+  return ArrayRun(stats);
 }
 
 }  // namespace tessera

@@ -213,11 +213,12 @@ class BufferStore {
   // calls may still be using the prepared operands. The caller must therefore hold nothing that
   // such a call needs in order to end: no lock, no stream that calls share, and no prepared operand
   // that its own call was given. For this reason, calls open their results before they launch
-  // anything. While a draft without `replace` exists, no other draft without `replace` can be
-  // created under its name. Errors: INVALID_ARGUMENT / BAD_NAME, BAD_TTL; ALREADY_EXISTS /
-  // BUFFER_EXISTS; RESOURCE_EXHAUSTED / QUOTA_EXCEEDED, TOO_MANY_BUFFERS, TENANT_QUOTA_EXCEEDED
-  // {quota, requested, used, limit}, GPU_MEMORY_EXHAUSTED, HOST_MEMORY_EXHAUSTED;
-  // FAILED_PRECONDITION / PLACEMENT_UNSUPPORTED.
+  // anything, and a program that opens buffers later is given no prepared operands. While a draft
+  // without `replace` exists, no other draft without `replace` can be created under its name.
+  // Errors: INVALID_ARGUMENT / BAD_NAME, BAD_TTL; ALREADY_EXISTS / BUFFER_EXISTS;
+  // RESOURCE_EXHAUSTED / QUOTA_EXCEEDED, TOO_MANY_BUFFERS, TENANT_QUOTA_EXCEEDED {quota, requested,
+  // used, limit}, GPU_MEMORY_EXHAUSTED, HOST_MEMORY_EXHAUSTED; FAILED_PRECONDITION /
+  // PLACEMENT_UNSUPPORTED.
   absl::StatusOr<std::shared_ptr<Draft>> Create(const BufferSpec& spec);
   // Returns the error that Create would return now for an invalid name or ttl, or because the name
   // is taken. Allocates no memory.

@@ -49,6 +49,7 @@ absl::Status OperationCall::RunOn(Stream& stream) {
   }
   ASSIGN_OR_RETURN(ResultType type, TypeOf(operation_.spec, views));
   if (type.uncounted) {
+    RETURN_IF_ERROR(CheckBeforeCount(stream, views, type));
     RunOptions options;
     devices().SetLimits(stream.device(), options);
     RETURN_IF_ERROR(CountResults(operation_.spec, stream, views, options));
@@ -64,6 +65,21 @@ absl::Status OperationCall::RunOn(Stream& stream) {
   stats.set_queue_us(queue_us());
   stats.set_total_us(total_us());
   return absl::OkStatus();
+}
+
+absl::Status OperationCall::CheckBeforeCount(Stream& stream, const Views& views,
+                                             const ResultType& type) {
+  for (std::size_t i = 0; i < type.arrays.size(); ++i) {
+    const v1::Result& destination = *operation_.destinations[i];
+    if (!destination.has_buffer()) continue;
+    ASSIGN_OR_RETURN(const BufferSpec spec,
+                     MakeSpec(destination.buffer(), type.arrays[i], stream.device(), devices()));
+    RETURN_IF_ERROR(store().Check(spec));
+  }
+  // Without a pace there is no limit on the time, which depends on the count.
+  RunOptions options = operation_.options;
+  options.check_only = true;
+  return tessera::Run(operation_.spec, stream, views, {}, options).status();
 }
 
 absl::StatusOr<ScalarResult> OperationCall::RunWith(Stream& stream, const Views& views,

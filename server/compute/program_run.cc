@@ -246,10 +246,14 @@ absl::Status ProgramRun::OpenResults(std::size_t index, Device& device, std::uin
       RETURN_IF_ERROR(CheckInline(type, bytes));
       bytes += type.bytes();
     }
-    // CountStep opens the buffer of a result whose length is not known yet.
-    if (step.destinations[a] != Destination::kBuffer || step.result.uncounted) continue;
+    if (step.destinations[a] != Destination::kBuffer) continue;
     ASSIGN_OR_RETURN(BufferSpec spec,
                      MakeSpec(own.destinations[a]->buffer(), type, device, devices_));
+    // CountStep opens the buffer of a result whose length is not known yet.
+    if (step.result.uncounted) {
+      RETURN_IF_ERROR(store_.Check(spec));
+      continue;
+    }
     own.drafts[a] = std::make_unique<ResultDraft>(store_, std::move(spec));
     ASSIGN_OR_RETURN(step.memory[a], own.drafts[a]->Open());
   }
@@ -262,7 +266,9 @@ absl::Status ProgramRun::CountStep(std::size_t index, Stream& stream) {
   RETURN_IF_ERROR(CountResults(step.spec, stream, step.views, step.options));
   ASSIGN_OR_RETURN(step.result, TypeOf(step.spec, step.views));
   std::uint64_t in_answer = 0;  // the longest results that are possible have been added before
-  return OpenResults(index, stream.device(), &in_answer);
+  const absl::Status opened = OpenResults(index, stream.device(), &in_answer);
+  if (!opened.ok()) steps_[index].drafts = {};
+  return opened;
 }
 
 absl::Status ProgramRun::SendTensors(Stream& stream) {
@@ -331,7 +337,16 @@ absl::Status ProgramRun::Run(Stream& stream) {
       if (auto buffer = BufferAt(step.sources, address); buffer != nullptr) return buffer;
     return nullptr;
   };
-  PreparedOperands::Call prepared(store_.prepared(stream.device()), stream, find);
+  // While CountStep opens a buffer, the program may not hold a copy whose memory the buffer needs.
+  const auto opens_buffers = [](const PlannedStep& step) {
+    const auto& destinations = step.destinations;
+    return step.status.ok() && step.result.uncounted &&
+           std::find(destinations.begin(), destinations.end(), Destination::kBuffer) !=
+               destinations.end();
+  };
+  std::optional<PreparedOperands::Call> prepared;
+  if (std::none_of(program_.steps.begin(), program_.steps.end(), opens_buffers))
+    prepared.emplace(store_.prepared(stream.device()), stream, find);
   const auto run = [&](const PlannedStep& step) -> absl::StatusOr<ScalarResult> {
     const auto index = static_cast<std::size_t>(&step - program_.steps.data());
     const Step& own = steps_[index];
@@ -342,7 +357,7 @@ absl::Status ProgramRun::Run(Stream& stream) {
     if (team.has_value()) options.team = &*team;
     if (step.result.uncounted) RETURN_IF_ERROR(CountStep(index, stream));
     absl::StatusOr<ScalarResult> result = RunStep(program_, step, stream, options);
-    const std::uint64_t bytes = prepared.EndOperation(result.ok());
+    const std::uint64_t bytes = prepared.has_value() ? prepared->EndOperation(result.ok()) : 0;
     if (result.ok()) result->stats.prepared_bytes = bytes;
     return result;
   };
@@ -351,7 +366,7 @@ absl::Status ProgramRun::Run(Stream& stream) {
   status.Update(arrived);
   if (!status.ok()) return status;
   if (stream.stopped()) return CallerLeft();
-  prepared.Finish();
+  if (prepared.has_value()) prepared->Finish();
   return absl::OkStatus();
 }
 

@@ -51,7 +51,7 @@ class ProgramRun {
   // the device's memory.
   double LeastMicroseconds(const Device& device);
 
-  // Checks every step, and allocates all device memory.
+  // Checks every step, and allocates all device memory except the buffers of a Select.
   absl::Status Plan(Stream& stream);
   // Returns the host memory that the response needs in addition to memory(), in bytes.
   std::uint64_t answer_memory() const;
@@ -79,10 +79,12 @@ class ProgramRun {
   void FindTypesOnce();
 
   // Opens the buffers of results. Allocates one block for everything else, and the scratch memory
-  // that the steps use one after another. All memory is allocated in advance: if other calls leave
-  // too little, the program fails before its first step and can be sent again.
+  // that the steps use one after another. All memory except the buffers of a Select is allocated in
+  // advance: if other calls leave too little, the program fails before its first step and can be
+  // sent again.
   absl::Status TakeMemory(Stream& stream);
-  // Opens the buffers of a step's results, and adds the size of its inline results to *in_answer.
+  // Opens the buffers of a step's results, or only checks them if the results are not counted yet.
+  // Adds the size of its inline results to *in_answer.
   absl::Status OpenResults(std::size_t index, Device& device, std::uint64_t* in_answer);
   // Counts the results of a step whose length depends on its operands, and opens their buffers.
   absl::Status CountStep(std::size_t index, Stream& stream);

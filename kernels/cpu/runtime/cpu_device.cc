@@ -1,6 +1,7 @@
 #include "kernels/cpu/runtime/cpu_device.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -8,6 +9,7 @@
 #include <functional>
 #include <string>
 
+#include "kernels/cpu/runtime/chunks.h"
 #include "kernels/cpu/runtime/gather.h"
 #include "kernels/cpu/runtime/host_threads.h"
 #include "kernels/device/host_memory.h"
@@ -121,6 +123,23 @@ class CpuStream final : public Stream {
       default:
         return GatherAs<std::uint64_t>(view, out);
     }
+  }
+
+  void Count(const View& view) override {
+    const View merged = Merged(view);
+    result_.integer = FoldChunks(
+        *this, merged.elements(), std::int64_t{0},
+        [&merged](std::int64_t begin, std::int64_t end) {
+          std::array<std::uint8_t, kChunk> copy;
+          const auto* bytes = static_cast<const std::uint8_t*>(merged.data) + begin;
+          if (!merged.contiguous()) {
+            GatherRange(merged, begin, end - begin, copy.data());
+            bytes = copy.data();
+          }
+          return static_cast<std::int64_t>(
+              std::count_if(bytes, bytes + (end - begin), [](auto byte) { return byte != 0; }));
+        },
+        std::plus<std::int64_t>());
   }
 
   void Convert(const void* in, DType from, void* out, DType to, std::int64_t n) override {

@@ -34,10 +34,7 @@ extern constexpr Strategy<SelectProblem> kSelectCpuSerial = {
     .dtypes = ArrayDTypes(),
     .deterministic = true,
     .roundoff = [](const SelectProblem&) { return 0.0; },
-    .cost =
-        [](const SelectProblem& p) {
-          return SelectCost(p, 1, 64, static_cast<std::uint64_t>(p.n));
-        },
+    .cost = [](const SelectProblem& p) { return SelectCost(p, 1, 64, SelectFlops(p)); },
     .launch = [](const SelectProblem& p,
                  Stream& stream) { DispatchSize(p.dtype, [&]<class E>(E) { Run<E>(p, stream); }); },
 };

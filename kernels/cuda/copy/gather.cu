@@ -6,11 +6,11 @@
 // A transposed matrix is worth a separate kernel, because otherwise each of its loads would touch
 // another cache line. Its tiles go through shared memory: they are read along one dimension and
 // written along the other.
-#include <array>
 #include <cstdint>
 #include <limits>
 
 #include "kernels/cuda/common/primitives.cuh"
+#include "kernels/cuda/copy/layout.cuh"
 #include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/runtime/shards.h"
 
@@ -21,60 +21,12 @@ constexpr int kTile = 32;
 constexpr int kTileRows = 8;  // threads along the slow dimension of a tile
 constexpr int kBlock = 256;
 
-// The view after merging. No extent is 1, and no two adjacent dimensions can be walked with a
-// single stride.
-struct Layout {
-  int rank = 0;
-  std::array<std::int64_t, kMaxRank> extents{};
-  std::array<std::int64_t, kMaxRank> strides{};
-};
-
-Layout Merge(const View& view) {
-  Layout layout;
-  for (int i = 0; i < view.shape.rank; ++i) {
-    const std::int64_t extent = view.shape[i];
-    const std::int64_t stride = view.strides[static_cast<std::size_t>(i)];
-    if (extent == 1) continue;
-    const auto next = static_cast<std::size_t>(layout.rank);
-    if (next > 0 && layout.strides[next - 1] == extent * stride) {
-      layout.extents[next - 1] *= extent;
-      layout.strides[next - 1] = stride;
-    } else {
-      layout.extents[next] = extent;
-      layout.strides[next] = stride;
-      ++layout.rank;
-    }
-  }
-  return layout;
-}
-
-// The layout as a kernel argument. Index is std::uint32_t if the number of elements fits in it,
-// because a 64-bit division costs four times as much as a 32-bit one.
-template <class Index>
-struct KernelLayout {
-  int rank;
-  Index extents[kMaxRank];
-  std::int64_t strides[kMaxRank];
-};
-
 template <class E, class Index>
 __global__ void GatherElements(const E* in, KernelLayout<Index> layout, Index first, Index n,
                                E* out) {
   const std::int64_t thread = GridThread();
   if (thread >= static_cast<std::int64_t>(n)) return;
-  Index rest = first + static_cast<Index>(thread);
-  std::int64_t offset = 0;
-#pragma unroll
-  for (int i = kMaxRank - 1; i > 0;
-       --i) {  // unrolled for the largest rank, so that no parameter is indexed at run time
-    if (i < layout.rank) {
-      const Index quotient = rest / layout.extents[i];
-      offset += static_cast<std::int64_t>(rest - quotient * layout.extents[i]) * layout.strides[i];
-      rest = quotient;
-    }
-  }
-  offset += static_cast<std::int64_t>(rest) * layout.strides[0];
-  out[thread] = in[offset];
+  out[thread] = in[layout.Offset(first + static_cast<Index>(thread))];
 }
 
 // Copies `in`, whose element [r, c] is at r + c * pitch, to out[rows, columns].
@@ -99,15 +51,9 @@ __global__ void TransposeTiles(const E* in, std::int64_t rows, std::int64_t colu
 template <class E, class Index>
 void GatherIndexed(const E* in, const Layout& layout, std::int64_t first, std::int64_t n, E* out,
                    cudaStream_t stream) {
-  KernelLayout<Index> argument{};
-  argument.rank = layout.rank;
-  for (std::size_t i = 0; i < kMaxRank; ++i) {
-    argument.extents[i] = static_cast<Index>(layout.extents[i]);
-    argument.strides[i] = layout.strides[i];
-  }
   const auto blocks = static_cast<unsigned>(CeilDiv(n, kBlock));
-  GatherElements<E, Index><<<blocks, kBlock, 0, stream>>>(in, argument, static_cast<Index>(first),
-                                                          static_cast<Index>(n), out);
+  GatherElements<E, Index><<<blocks, kBlock, 0, stream>>>(
+      in, KernelLayout<Index>(layout), static_cast<Index>(first), static_cast<Index>(n), out);
   CUDA_CHECK_LAUNCH(GatherElements);
 }
 
@@ -127,8 +73,8 @@ void GatherElementsOf(const View& view, E* out, cudaStream_t stream) {
   const auto* in = static_cast<const E*>(view.data);
   const std::int64_t n = view.elements();
   if (n == 0) return;
-  const Layout layout = Merge(view);
-  if (layout.rank == 0 || (layout.rank == 1 && layout.strides[0] == 1)) {
+  const Layout layout(view);
+  if (layout.dense()) {
     CopyByShards(out, in, static_cast<std::size_t>(n) * sizeof(E), cudaMemcpyDeviceToDevice,
                  stream);
   } else if (layout.rank == 2 && layout.strides[0] == 1 && layout.extents[0] >= kTile &&
@@ -147,7 +93,7 @@ template <class E>
 void GatherRangeOf(const View& view, std::int64_t first, std::int64_t count, E* out,
                    cudaStream_t stream) {
   if (count > 0)
-    GatherAnyIndexed(static_cast<const E*>(view.data), Merge(view), first, count, out, stream);
+    GatherAnyIndexed(static_cast<const E*>(view.data), Layout(view), first, count, out, stream);
 }
 
 }  // namespace

@@ -156,6 +156,7 @@ class CudaStream final : public Stream {
   void WaitFor(Stream& other) override;
   void Zero(void* device, std::size_t bytes) override;
   void Gather(const View& view, void* out) override;
+  void Count(const View& view) override;
   void Convert(const void* in, DType from, void* out, DType to, std::int64_t n) override;
   void Synchronize() override;
   double Time(const std::function<void()>& work) override;
@@ -216,6 +217,10 @@ void GatherAsync(const View& view, void* out, cudaStream_t stream);
 // Like GatherAsync, for the elements [first, first + count) in row-major order.
 void GatherRangeAsync(const View& view, std::int64_t first, std::int64_t count, void* out,
                       cudaStream_t stream);
+
+// Enqueues the count of a view's bytes that are not 0, which goes to result->integer. `counters`:
+// Tickets of the stream. REQUIRES: the view's device is current.
+void CountAsync(const View& view, std::uint32_t* counters, Scalar* result, cudaStream_t stream);
 
 // Enqueues the conversion of n contiguous elements. REQUIRES: their device is current.
 void ConvertAsync(const void* in, DType from, void* out, DType to, std::int64_t n,

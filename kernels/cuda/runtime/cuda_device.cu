@@ -566,6 +566,11 @@ void CudaStream::Gather(const View& view, void* out) {
   GatherAsync(view, out, handle());
 }
 
+void CudaStream::Count(const View& view) {
+  device_.Use();
+  CountAsync(view, Tickets(), result(), handle());
+}
+
 void CudaStream::Convert(const void* in, DType from, void* out, DType to, std::int64_t n) {
   device_.Use();
   ConvertAsync(in, from, out, to, n, handle());

@@ -25,6 +25,7 @@ from ._manipulation import (
     diff,
     flat,
     index,
+    nonzero,
     stack,
     windows,
 )
@@ -160,8 +161,7 @@ def where(condition: Any, x: Any = MISSING, y: Any = MISSING) -> Any:
     if (x is MISSING) != (y is MISSING):
         raise ValueError("np.where takes a condition, or a condition and two values")
     if x is MISSING:
-        raise Unsupported(
-            "the length of np.where(condition) depends on the elements: use NumPy on x.numpy()")
+        return nonzero(condition)
     return _made(lambda *terms: e.apply("where", *terms), condition, x, y)
 
 

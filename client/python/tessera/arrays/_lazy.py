@@ -161,9 +161,9 @@ class Lazy(Operators):
         If one of the indices is an array or a list of integers, on the server or in this process,
         returns the slices at these indices, as take() does. If it is a boolean array or list,
         returns the elements or slices where it is true. For a mask on the server, this is a call,
-        and the result is an Array, because its shape depends on the mask's elements; ts.aio takes
-        only masks of this process. Raises BadView or BadIndex (both are IndexErrors), or
-        Unsupported for several arrays."""
+        because the shape of the result depends on the mask's elements; ts.aio takes only masks of
+        this process. Raises BadView or BadIndex (both are IndexErrors), or Unsupported for several
+        arrays, and for a mask of several axes beside other indices."""
         return _manipulation.indexed(self, key)  # type: ignore[no-any-return]
 
     def take(

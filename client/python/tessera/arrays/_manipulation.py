@@ -64,7 +64,7 @@ def _selected(a: Any, mask: Any, output: int) -> Any:
             "the length of a selection is known only after a call, which ts.aio would have to"
             " await: use np.where(mask, x, other) or sum(where=mask), or a mask of this process"
         )
-    (found,) = keep(a._make(_ops.select(a._term(), mask._term())[output]))
+    (found,) = keep(a._make(_ops.select(a._term(), a._operand(mask, "a mask"))[output]))
     return found
 
 
@@ -73,11 +73,18 @@ def _truth(a: Any) -> Any:
     return a if a.dtype.kind == "b" else a != 0
 
 
-def _positions(condition: Any) -> Any:
-    """Returns the positions of the nonzero elements, counted in row-major order: an array on the
-    server if the condition is one, otherwise a NumPy array."""
+def _positions(a: Any, condition: Any) -> Any:
+    """Returns the positions of the nonzero elements of a condition for an array, counted in
+    row-major order: an array on the server if the condition is one, otherwise a NumPy array."""
     if not hasattr(condition, "_session"):
-        return np.flatnonzero(condition)
+        positions = np.flatnonzero(condition)
+        if positions.nbytes > e.MAX_INLINE_BYTES:
+            raise Unsupported(
+                f"the mask selects {positions.size} elements, whose positions would be sent with"
+                " every call: put() the mask first"
+            )
+        return positions
+    a._operand(condition, "a mask")  # Raises an error if it belongs to another connection.
     mask = _truth(condition)
     return _selected(mask, mask, 1)
 
@@ -94,7 +101,7 @@ def _masked(a: Any, mask: Any) -> Any:
     if rank == a.ndim and hasattr(mask, "_session"):
         return _selected(a, mask, 0)
     rows = a.reshape((size_of(mask.shape), *a.shape[rank:]))
-    return take(rows, _positions(mask), 0)
+    return take(rows, _positions(a, mask), 0)
 
 
 def _is_mask(index: Any) -> bool:
@@ -111,13 +118,13 @@ def compress(condition: Any, a: Any, axis: Optional[int] = None) -> Any:
     a = _with(condition, a, "np.compress")
     if len(np.shape(condition)) != 1:
         raise ValueError("condition must be a 1-d array")
-    return take(a, _positions(condition), axis)
+    return take(a, _positions(a, condition), axis)
 
 
 def _extract(condition: Any, arr: Any) -> Any:
     arr = _with(condition, arr, "np.extract")
     if np.shape(condition) != arr.shape or not arr.ndim:
-        return take(arr, _positions(condition))
+        return take(arr, _positions(arr, condition))
     if not hasattr(condition, "_session"):
         condition = np.asarray(condition)
     return _masked(arr, _truth(condition))
@@ -126,8 +133,8 @@ def _extract(condition: Any, arr: Any) -> Any:
 def nonzero(a: Any) -> Tuple[Any, ...]:
     """Returns the positions of the nonzero elements, as one array for each axis."""
     if not a.ndim:
-        raise ValueError("nonzero of a number is not defined: use np.flatnonzero(x)")
-    positions, found = _positions(a), []
+        raise ValueError("positions in a number have no axes: use np.flatnonzero(x)")
+    positions, found = _positions(a, a), []
     for axis, extent in enumerate(a.shape):
         inner = size_of(a.shape[axis + 1 :])
         at = positions if inner <= 1 else positions // inner
@@ -148,21 +155,28 @@ def indexed(a: Any, key: Any) -> Any:
         )
     (at,) = arrays
     masks = _is_mask(items[at])
-    if masks and len(items) == 1:
-        return _masked(a, items[0])
     indices, items[at] = items[at], slice(None)
-    seen = a._seen(a._view.at(tuple(items)))
+    rank = np.ndim(indices) if masks else 1
+    if masks and not at and all(item in (Ellipsis, slice(None)) for item in items):
+        if len(items) > 1:
+            a._view.at((*items[:1] * rank, *items[1:]))  # Raises an error for too many axes.
+        return _masked(a, indices)
+    seen = a._seen(a._view.at((*items[:at], *items[at : at + 1] * rank, *items[at + 1 :])))
     # Integers leave no axis behind.
     stays = [item is None or isinstance(item, slice) for item in items]
     dots = [item is Ellipsis for item in items]
-    axis = seen.ndim - sum(stays[at:]) if any(dots[:at]) else sum(stays[:at])
+    axis = seen.ndim - rank - sum(stays[at + 1 :]) if any(dots[:at]) else sum(stays[:at])
     if masks:
-        if np.shape(indices) != seen.shape[axis : axis + 1]:
+        fits = seen.shape[axis : axis + rank]
+        if np.shape(indices) != fits:
             raise BadIndex(
-                f"beside other indices, a mask needs shape {seen.shape[axis : axis + 1]},"
-                f" not {np.shape(indices)}"
+                f"beside other indices, a mask needs shape {fits}, not {np.shape(indices)}")
+        if rank != 1:
+            raise Unsupported(
+                "beside other indices, a mask may have only one axis: index twice, as in"
+                " x[mask][:, 1]"
             )
-        indices = _positions(indices)
+        indices = _positions(a, indices)
     made = take(seen, indices, axis)
     # As in NumPy, the new axes come first if integers are apart from the array.
     place = [i == at or not (stays[i] or dots[i]) for i in range(len(items))]
@@ -567,7 +581,7 @@ add(
         "compress": compress,
         "extract": _extract,
         "nonzero": nonzero,
-        "flatnonzero": lambda a: _positions(a),
+        "flatnonzero": lambda a: _positions(a, a),
         "argwhere": lambda a: stack(nonzero(a), -1),
         "take_along_axis": _take_along_axis,
         "roll": _roll,

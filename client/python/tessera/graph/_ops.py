@@ -368,7 +368,8 @@ def select(a: Term, mask: Term) -> Tuple[Term, Term]:
     one step, which computes only those that are used."""
     a, mask = (copy(x) if getattr(x[0], "gives_integers", False) else array(x) for x in (a, mask))
     if a[1].shape != mask[1].shape:
-        raise BadShape(f"a mask of shape {mask[1].shape} does not fit an array of {a[1].shape}")
+        raise BadShape(
+            f"a mask of shape {mask[1].shape} does not fit an array of shape {a[1].shape}")
     longest = (size_of(mask[1].shape),)
     values, positions = (
         _term(Node("select", (a, mask), longest, dtype, output=output))

@@ -103,8 +103,7 @@ class View(NamedTuple):
             except TypeError:
                 raise Unsupported(
                     f"an index cannot be of type {type(item).__name__}: an index has integers,"
-                    " slices, None, Ellipsis (`...`) and an array of integers; use np.where or"
-                    " sum(where=mask) for masked elements"
+                    " slices, None, Ellipsis (`...`) and an array of integers or booleans"
                 ) from None
             if not -extent <= i < extent:
                 raise BadView(f"index {i} is out of range for axis {axis - 1} of extent {extent}")
