@@ -1,4 +1,5 @@
 // Checks the list in strategies.cc against the files next to it and against itself.
+#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <fstream>

@@ -21,7 +21,7 @@ inline ReduceAxesProblem Rest(const ReduceAxesProblem& p) {
   return rest;
 }
 
-// Enqueues the fold of p. shares: the shares of its slabs, or empty if the stream folds all of them.
+// Enqueues the fold of p. shares: the shares of its slabs, or empty if the stream folds them all.
 template <class T>
 void Launch(const ReduceAxesProblem& p, std::span<const TeamShare> shares, CudaStream& stream);
 
