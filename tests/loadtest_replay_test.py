@@ -28,8 +28,8 @@ GHZ_KEYS = set(
     "timeout data metadata format load-schedule load-start load-end load-step load-step-duration"
     .split()
 )
-# A repeated call must succeed again, except that these calls can only be made once, or need a second
-# server or a data folder.
+# A repeated call must succeed again, except that these calls can only be made once, or need a
+# second server or a data folder.
 ONCE = {"CreateBuffer", "SealBuffer", "DeleteBuffer", "ImportBuffer", "Snapshot"}
 
 CLI = outsider.Program.cli
