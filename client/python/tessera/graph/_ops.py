@@ -349,10 +349,10 @@ def take(
     if mode != "raise":
         params["mode"] = mode
     elif isinstance(indices[0], Inline):
-        source, view = indices
+        view = indices[1]
         # Along an axis of stride 0, the same indices are repeated.
         once = (n if step else min(n, 1) for n, step in zip(view.shape, view.strides))
-        known = window(source.array, view._replace(shape=tuple(once)))
+        known = window(indices[0].array, view._replace(shape=tuple(once)))
         bad = known[(known < -length) | (known >= length)]
         if bad.size:
             raise BadIndex(f"index {bad[0]} is out of range for an axis of extent {length}")
