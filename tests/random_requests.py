@@ -1174,8 +1174,9 @@ class ThroughPrograms(o.Client):
                     raise Wrong(f"step {places[key]} of {len(steps)}, {case}: {error}") from error
         if steps[-1].reduce.x.HasField("step") and steps[-1].reduce.x.step == mine:
             failed = results[-1].reason == "STEP_FAILED"
-            # No step can use the result of a Select.
-            refused = rpc == "Select" and results[-1].reason == "BAD_OPERAND"
+            # No step can use the result of a Select, or values that are not computed.
+            unusable = rpc == "Select" or fields.get("values") == dict(none=True)
+            refused = unusable and results[-1].reason == "BAD_OPERAND"
             check(refused or failed != results[mine].ok, results[-1], "after step", mine,
                   results[mine])
         return results[mine]

@@ -1,21 +1,36 @@
 # shellcheck shell=bash disable=SC2034,SC2154
 # ./dev gpu-test and gpu-sanitize: the device suites on a GPU. Sourced by ./dev.
 
+# The tests that take much of a GPU's memory, as a GoogleTest filter.
+readonly large_tests='*LargeTest.*:*LargestTest.*'
+
 # gpu_shard FOLDER SUITE SHARD SHARDS TURN [ARG...]: runs the tests of a suite that belong to SHARD
-# of SHARDS, with the devices in a different order for each TURN. Adds "SUITE.SHARD run" or "...
-# fail" to FOLDER/outcomes.
+# of SHARDS, with the devices in a different order for each TURN. The large tests belong to the
+# shard "large" and to no other. Adds "SUITE.SHARD run" or "... fail" to FOLDER/outcomes.
 gpu_shard() {
   local folder=$1 suite=$2 shard=$3 shards=$4 turn=$5 devices verdict=run start=$SECONDS
+  local index=$shard filter=-$large_tests
+  if [[ $shard == large ]]; then index=0 filter=$large_tests; fi
   IFS=, read -r -a devices <<<"$visible_devices"
   turn=$((turn % ${#devices[@]}))
   devices=("${devices[@]:turn}" "${devices[@]:0:turn}")
   CUDA_VISIBLE_DEVICES=$(IFS=, && echo "${devices[*]}") TESSERA_REQUIRE_GPU=1 GTEST_BRIEF=1 \
-    GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard \
+    GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$index GTEST_FILTER=$filter \
     GTEST_OUTPUT="xml:$folder/$suite.$shard.xml" \
     "$built/bin/$suite" "${@:6}" >"$folder/$suite.$shard.log" 2>&1 </dev/null || verdict=fail
   echo "$suite.$shard $verdict" >>"$folder/outcomes"
-  say "$suite, part $((shard + 1)) of $shards: $verdict, $((SECONDS - start)) s"
+  say "$suite, part $shard of $shards: $verdict, $((SECONDS - start)) s"
   if [[ $verdict == fail ]]; then tail -n 60 "$folder/$suite.$shard.log"; fi
+}
+
+# gpu_large FOLDER [ARG...]: runs the large tests of all suites, one after another.
+gpu_large() {
+  local folder=$1 suite
+  while read -r suite; do
+    if "$built/bin/$suite" --gtest_list_tests | grep -qE 'Larg(e|est)Test\.'; then
+      gpu_shard "$folder" "$suite" large 1 0 "${@:2}"
+    fi
+  done <"$built/gpu_tests.txt"
 }
 
 # Most of a suite's time is spent on references that the host computes, so parts of all suites run
@@ -31,6 +46,8 @@ gpu_test() {
   if [[ -z $visible_devices ]]; then visible_devices=$(seq -s , 0 $((${#gpus[@]} - 1))); fi
   lanes=$((10 * ${#gpus[@]} < jobs ? 10 * ${#gpus[@]} : jobs))
   if ((jobs < 8)); then shards=1 lanes=1; fi
+  gpu_large "$folder" "$@" &
+  if ((lanes == 1)); then wait; fi
   while read -r suite; do
     for ((shard = 0; shard < shards; shard++)); do
       while (($(jobs -pr | wc -l) >= lanes)); do wait -n; done
