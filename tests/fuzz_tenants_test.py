@@ -70,7 +70,10 @@ class Member(r.ThroughPrograms):
         self.caller = Caller(self.server, self.token)
         self.channel, self.b, self.c = self.caller.channel, self.caller.b, self.caller.c
 
-    def note(self, rpc, result=None, spec=None):
+    def note(self, rpc, fields):
+        spec, result = fields.get("spec"), fields.get("result")
+        if rpc in ("Sort", "Select") and not isinstance(fields.get("indices"), dict):
+            result = fields.get("indices")
         stored = result is not None and result.HasField("buffer")
         self.writes = "method" if rpc in WRITES else "result" if stored else ""
         self.wanted = None
@@ -88,7 +91,7 @@ class Member(r.ThroughPrograms):
         return outcome
 
     def attempt(self, rpc, **fields):
-        self.note(rpc, fields.get("result"), fields.get("spec"))
+        self.note(rpc, fields)
         attempt = super().attempt
         return self.twice(lambda: attempt(rpc, **fields))
 
@@ -97,12 +100,12 @@ class Member(r.ThroughPrograms):
         return o.Client.attempt(self, rpc, **fields)
 
     def try_upload(self, messages, **more):
-        self.note("Upload", spec=messages[0].get("spec"))
+        self.note("Upload", messages[0])
         attempt = super().try_upload
         return self.twice(lambda: attempt(messages, **more))
 
     def shared(self, rpc, **fields):
-        self.note(rpc, spec=fields.get("spec"))
+        self.note(rpc, fields)
         return self.twice(lambda: self.caller.shared(rpc, **fields))
 
 
@@ -386,14 +389,14 @@ class TenantFuzzer(f.Fuzzer):
         return outcome.ok
 
     def break_call(self, rpc, **fields):
-        self.client.note(rpc, fields.get("result"), fields.get("spec"))
+        self.client.note(rpc, fields)
         return self.break_off(lambda timeout: self.client.future(rpc, timeout, **fields))
 
     def break_upload(self, messages, spec, *reasons):
         """Uploads with a stream that is broken off. messages: a function of an event, which is set
         when the call is over."""
         let_go = threading.Event()
-        self.client.note("Upload", spec=spec)
+        self.client.note("Upload", dict(spec=spec))
         upload = self.client.b.Upload
         ok = self.break_off(
             lambda timeout: upload.future(messages(let_go), timeout=timeout), *reasons
@@ -508,7 +511,7 @@ class TenantFuzzer(f.Fuzzer):
         self.region.memory[: len(data)] = data
         spec, source = self.spec(U8, [len(data)], replace=True), self.region.range(len(data))
         request = o.shared.UploadSharedRequest(name=name, spec=spec, source=source)
-        self.client.note("UploadShared", spec=spec)
+        self.client.note("UploadShared", dict(spec=spec))
         upload = self.client.caller.s.UploadShared
         ok = self.break_off(lambda timeout: upload.future(request, timeout=timeout))
         self.adopt_newer(ok, "shared", name, U8, (len(data),), data)
