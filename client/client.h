@@ -80,9 +80,9 @@ struct ClientOptions {
   absl::Duration connect_timeout = absl::Seconds(10);
   // How long a transfer may go without progress. Its total time is not limited. A TCP connection
   // whose other end accepts no bytes for this long (at least 1 s) is closed. Over a Unix socket, or
-  // if this is infinite, an upload to a process that hangs may never end, even when it is cancelled.
-  // After a transfer has stalled, the destructor of the process's last client may wait up to 10 s
-  // for gRPC's threads.
+  // if this is infinite, an upload to a process that hangs may never end, not even when it is
+  // cancelled. After a transfer has stalled, the destructor of the process's last client may wait
+  // up to 10 s for gRPC's threads.
   absl::Duration stall_timeout = absl::Seconds(60);
   // Whether a call that the server refuses for lack of memory or queue space (QUEUE_FULL,
   // HOST_MEMORY_EXHAUSTED, SCRATCH_EXHAUSTED with a RetryInfo) is repeated until its deadline, each
