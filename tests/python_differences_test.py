@@ -117,7 +117,7 @@ CASES = {
         (ts.topk(put(TOP), 3)[0], [np.nan, 3, 3], "f8"), (ts.topk(put(TOP), 3)[1], [2, 1, 3], "i8"),
         refused(lambda: np.partition(put(TOP), 2), "topk"),
     ],
-    "a mask of several axes beside other indices, as in `x[mask, 1]`": lambda put: [
+    "a mask of several axes next to other indices, as in `x[mask, 1]`": lambda put: [
         refused(lambda: put(F.reshape(1, 1, 3))[put(F[:1].reshape(1, 1)) > 0, 1], "index twice"),
         (put(F.reshape(1, 1, 3))[put(F[:1].reshape(1, 1)) > 0][:, 1], F[1:2], "f4"),
     ],

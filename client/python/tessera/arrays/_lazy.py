@@ -163,7 +163,7 @@ class Lazy(Operators):
         returns the elements or slices where it is true. For a mask on the server, this is a call,
         because the shape of the result depends on the mask's elements; ts.aio takes only masks of
         this process. Raises BadView or BadIndex (both are IndexErrors), or Unsupported for several
-        arrays, and for a mask of several axes beside other indices."""
+        arrays, and for a mask of several axes next to other indices."""
         return _manipulation.indexed(self, key)  # type: ignore[no-any-return]
 
     def take(

@@ -170,10 +170,10 @@ def indexed(a: Any, key: Any) -> Any:
         fits = seen.shape[axis : axis + rank]
         if np.shape(indices) != fits:
             raise BadIndex(
-                f"beside other indices, a mask needs shape {fits}, not {np.shape(indices)}")
+                f"next to other indices, a mask needs shape {fits}, not {np.shape(indices)}")
         if rank != 1:
             raise Unsupported(
-                "beside other indices, a mask may have only one axis: index twice, as in"
+                "next to other indices, a mask may have only one axis: index twice, as in"
                 " x[mask][:, 1]"
             )
         indices = _positions(a, indices)
