@@ -503,7 +503,7 @@ def test_import_ends_with_its_caller(server, client):
         assert eventually(relay.silent.is_set, 30)
         call.cancel()  # The dead connection is noticed after 30 s.
         assert eventually(lambda: imports(there) == 0, 10)
-        assert there.names() == [] and eventually(lambda: used(there) == 0, 10)
+        assert eventually(lambda: there.names() == [] and used(there) == 0, 10)
         # The name is deleted during the import.
         relay.close()
         relay = Relay(server.address, hold=3 * MIB)

@@ -10,6 +10,7 @@
 #include <future>
 #include <memory>
 #include <stdexcept>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <utility>
@@ -60,7 +61,7 @@ class SharedClientTest : public ::testing::Test {
   }
   // Uploads an array while the server is still copying into a slot that the client has given up.
   // That copy ends after the upload has filled its own slot.
-  void ExpectIntactUpload(Client& client) {
+  void ExpectIntactUpload() {
     const std::string data(kSlot, 'd');
     const auto source = [&](std::uint64_t offset, absl::Span<char> to) {
       std::memcpy(to.data(), data.data() + offset, to.size());
@@ -68,9 +69,23 @@ class SharedClientTest : public ::testing::Test {
       AwaitQuiet();
       return absl::OkStatus();
     };
-    const auto buffer = client.Upload("new", DType::kI32, {kSlot / 4}, source);
+    const auto buffer = client_.Upload("new", DType::kI32, {kSlot / 4}, source);
     ASSERT_TRUE(buffer.ok()) << buffer.status();
     EXPECT_TRUE(Get(client_, "new") == data);
+  }
+  // Cancels a download while the server is copying into the client's slot. The copy goes on until
+  // the device is opened.
+  void GiveUpDownload(const std::string& name, std::size_t size) {
+    device_->Close(FakeDevice::Step::kCopyToHost);
+    std::stop_source stop;
+    std::string got(size, '\0');
+    const std::jthread caller([&] {
+      const DownloadOptions options{.cancel = stop.get_token()};
+      const auto buffer = client_.Download(name, absl::MakeSpan(got), options);
+      EXPECT_TRUE(absl::IsCancelled(buffer.status())) << buffer.status();
+    });
+    device_->WaitForBlocked(1);
+    stop.request_stop();
   }
   // Returns the number of bytes that gRPC messages have carried since the last call.
   std::uint64_t Wire() {
@@ -131,17 +146,17 @@ TEST_F(SharedClientTest, SourcesAreAskedInOrderByOneThreadAtATime) {
 }
 
 TEST_F(SharedClientTest, AFailedUploadLeavesNothing) {
-  const auto source = [](std::uint64_t offset, absl::Span<char>) {
-    return offset >= 2 * kSlot ? absl::AbortedError("enough") : absl::OkStatus();
-  };
-  const auto failed = client_.Upload("x", DType::kI32, {kSlot}, source);
-  EXPECT_EQ(failed.status().message(), "enough");
   const std::string data = Pattern(2 * kSlot);
   for (const std::size_t size : {kSlot, 2 * kSlot}) {
     device_->Fail(FakeDevice::Step::kCopyToDevice, DeviceError::Kind::kFailed);
     const auto broken = Put("x", data.substr(0, size));
     EXPECT_EQ(ErrorReason(broken.status()), "CUDA_ERROR") << broken.status();
   }
+  const auto source = [](std::uint64_t offset, absl::Span<char>) {
+    return offset >= 2 * kSlot ? absl::AbortedError("enough") : absl::OkStatus();
+  };
+  const auto failed = client_.Upload("x", DType::kI32, {kSlot}, source);
+  EXPECT_EQ(failed.status().message(), "enough");
   EXPECT_TRUE(client_.ListBuffers()->empty());
   EXPECT_TRUE(Eventually([&] { return server_.used_bytes() == 0; }));
   EXPECT_TRUE(Put("x", data).ok());
@@ -227,12 +242,12 @@ TEST_F(SharedClientTest, ErrorsAreThoseOfStreams) {
   EXPECT_EQ(ErrorReason(client_.Download("y", none).status()), "BUFFER_NOT_FOUND");
   EXPECT_EQ(ErrorReason(client_.Download("x", none, {.offset = data.size() + 1}).status()),
             "BAD_RANGE");
+  device_->Fail(FakeDevice::Step::kCopyToHost, DeviceError::Kind::kFailed);
+  EXPECT_EQ(ErrorReason(client_.Download("x", none).status()), "CUDA_ERROR");
   const auto stop = [](const v1::Buffer&, std::string_view bytes) {
     return bytes.empty() ? absl::OkStatus() : absl::AbortedError("enough");
   };
   EXPECT_EQ(client_.Download("x", stop).status().message(), "enough");
-  device_->Fail(FakeDevice::Step::kCopyToHost, DeviceError::Kind::kFailed);
-  EXPECT_EQ(ErrorReason(client_.Download("x", none).status()), "CUDA_ERROR");
   EXPECT_TRUE(Get(client_, "x") == data);
 }
 
@@ -334,36 +349,31 @@ TEST_F(SharedClientTest, ACallerThatLeavesEndsTheTransferBetweenPieces) {
 }
 
 TEST_F(SharedClientTest, ASlotIsNotUsedAgainWhileTheServerMayWriteToIt) {
-  const std::string old = Pattern(kSlot);
-  Client hasty({.server = server_.address(), .stall_timeout = absl::Milliseconds(300)});
-  ASSERT_TRUE(Put("old", old).ok());
-  device_->Close(FakeDevice::Step::kCopyToHost);
-  std::string got(kSlot, '\0');
-  EXPECT_FALSE(hasty.Download("old", absl::MakeSpan(got)).ok());
-  device_->WaitForBlocked(1);
+  ASSERT_TRUE(Put("old", Pattern(kSlot)).ok());
+  GiveUpDownload("old", kSlot);
   // The server is still working on the abandoned download when the next array is in its slot.
-  ExpectIntactUpload(hasty);
+  ExpectIntactUpload();
 }
 
 // A slot into which a part is being prefetched when the caller stops reading is not used again.
 TEST_F(SharedClientTest, ASlotThatIsFetchedAheadIsNotUsedAgainEither) {
-  const std::string old = Pattern(2 * kSlot);
-  Client hasty({.server = server_.address(), .stall_timeout = absl::Milliseconds(300)});
-  ASSERT_TRUE(Put("old", old).ok());
+  ASSERT_TRUE(Put("old", Pattern(2 * kSlot)).ok());
+  std::stop_source stop;
   const auto sink = [&](const v1::Buffer&, std::string_view bytes) {
     if (bytes.empty()) {
       device_->Close(FakeDevice::Step::kCopyToHost);  // The first part has arrived.
       return absl::OkStatus();
     }
     device_->WaitForBlocked(1);
+    stop.request_stop();
     return absl::AbortedError("enough");
   };
-  EXPECT_TRUE(absl::IsAborted(hasty.Download("old", sink).status()));
-  ExpectIntactUpload(hasty);
+  const DownloadOptions options{.cancel = stop.get_token()};
+  EXPECT_TRUE(absl::IsAborted(client_.Download("old", sink, options).status()));
+  ExpectIntactUpload();
 }
 
 TEST_F(SharedClientTest, ASlotGoesBackToItsOwnMemory) {
-  Client hasty({.server = server_.address(), .stall_timeout = absl::Milliseconds(300)});
   // An upload whose source has filled a slot, and then waits for permission to continue.
   struct Held {
     std::promise<void> filled, go_on;
@@ -377,7 +387,7 @@ TEST_F(SharedClientTest, ASlotGoesBackToItsOwnMemory) {
         held.go_on.get_future().wait();
         return absl::OkStatus();
       };
-      const auto buffer = hasty.Upload(std::string(1, fill), DType::kI32, {kLeast / 4}, source);
+      const auto buffer = client_.Upload(std::string(1, fill), DType::kI32, {kLeast / 4}, source);
       EXPECT_TRUE(buffer.ok()) << buffer.status();
     });
     held.filled.get_future().wait();
@@ -385,16 +395,14 @@ TEST_F(SharedClientTest, ASlotGoesBackToItsOwnMemory) {
   ASSERT_TRUE(Put("x", Pattern(kLeast)).ok());
   Held old;
   hold(old, 'o');
-  device_->Close(FakeDevice::Step::kCopyToHost);
-  std::string got(kLeast, '\0');
-  EXPECT_FALSE(hasty.Download("x", absl::MakeSpan(got)).ok()) << "it gives up the memory";
+  GiveUpDownload("x", kLeast);  // The client gives up the memory.
   device_->Open();
   std::vector<Held> all(4);
   for (std::size_t i = 0; i < all.size(); ++i) hold(all[i], "abcd"[i]);
   old.go_on.set_value();
   old.thread.join();
   const std::string last(kLeast, 'z');
-  EXPECT_TRUE(hasty.Upload("last", DType::kI32, {kLeast / 4}, FromMemory(last)).ok());
+  EXPECT_TRUE(client_.Upload("last", DType::kI32, {kLeast / 4}, FromMemory(last)).ok());
   for (Held& held : all) {
     held.go_on.set_value();
     held.thread.join();

@@ -162,7 +162,6 @@ absl::Status DownloadCall::Open() {
   end_ = position_ + (request_.limit() == 0 ? rest : std::min(request_.limit(), rest));
   SetBuffer(info, header_.mutable_buffer());
   executor_ = &devices_.transfers(buffer_->device());
-  fetched_.reserve(kSlots);
   return absl::OkStatus();
 }
 
