@@ -50,6 +50,8 @@ int Roundings(MapOp op) {
     case MapOp::kLog:
     case MapOp::kTanh:
       return 4;
+    case MapOp::kNdtri:
+      return 20;
     default:
       return 0;
   }
@@ -84,7 +86,7 @@ const MapProgram& MultiplyAdd(DType dtype) {
 
 std::uint64_t OperandBytes(const MapProblem& p) {
   std::uint64_t bytes = 0;
-  for (int i = 0; i < p.program->operands; ++i) {
+  for (int i = 0; i < p.program->inputs; ++i) {
     const View& view = p.operands[static_cast<std::size_t>(i)];
     bytes += static_cast<std::uint64_t>(Distinct(view, p.n)) * SizeOf(view.dtype);
   }

@@ -48,6 +48,10 @@ absl::StatusOr<ExpressionNode> ToNode(const v1::Expression::Node& node, int inde
       out.kind = Kind::kOperand;
       out.operand = node.operand();
       break;
+    case v1::Expression::Node::kCoordinate:
+      out.kind = Kind::kCoordinate;
+      out.axis = node.coordinate();
+      break;
     case v1::Expression::Node::kReal:
       out.kind = Kind::kReal;
       out.real = node.real();

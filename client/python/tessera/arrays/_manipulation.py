@@ -312,13 +312,13 @@ def repeat(a: Any, repeats: Any, axis: Optional[int] = None) -> Any:
 
 def index(a: Any, extent: int) -> Any:
     """Returns the vector 0, 1, 2..., which the server computes, for the array's connection."""
-    ones = _ops.full(1, (extent,), np.dtype("<i8"))
-    return a._make(_ops.scan("sum", ones, exclusive=True))
+    return a._make(_ops.coordinate((extent,), 0))
 
 
 def _along(a: Any, extent: int, axis: int) -> Any:
     """Returns 0, 1, 2... along an axis of the array."""
-    return index(a, extent).reshape([-1 if i == axis else 1 for i in range(a.ndim)])
+    shape = [extent if i == axis else 1 for i in range(a.ndim)]
+    return a._make(_ops.coordinate(shape, axis))
 
 
 def _where(mask: Any, a: Any, rest: Any) -> Any:

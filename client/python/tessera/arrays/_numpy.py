@@ -16,6 +16,7 @@ from ..graph import _elementwise as e
 from ..graph._graph import Constant, Term
 from ..wire._errors import NoAttribute, Unsupported
 from . import _functions
+from ._creation import Creation
 from ._ufuncs import PAIRS, REDUCTIONS, UFUNCS
 
 _WAY_OUT = "bring the operands to the host with .numpy()"
@@ -302,7 +303,8 @@ def function(function: Any, args: Tuple[Any, ...], options: Dict[str, Any]) -> A
     call = _functions.FUNCTIONS.get(function)
     if call is None:
         if function in _FROM_NOTHING:
-            raise Unsupported(f"the server does not compute {name}: put() NumPy's result")
+            client = f"use the client's {own}(), or " if hasattr(Creation, own) else ""
+            raise Unsupported(f"{name} makes no array on the server: {client}put() NumPy's result")
         first = f"{_INSTEAD_OF[own]}, or " if own in _INSTEAD_OF else ""
         raise Unsupported(f"the server does not compute {name}: {first}{_WAY_OUT}")
     rest = _signature(function).rest

@@ -398,3 +398,11 @@ def full(value: Any, shape: Sequence[int], dtype: "np.dtype[Any]") -> Term:
     return values, View.whole(values.shape).broadcast_to(shape)
 
 
+def coordinate(shape: Sequence[int], axis: int) -> Term:
+    """The i64 coordinate of each element along an axis of an array of this shape."""
+    shape = tuple(shape)
+    axis = normalize_axis(axis, len(shape)) - len(shape)
+    zeros = full(0, shape, _I64)
+    if shape[axis] == 1:  # In an expression of a larger shape, it would be another coordinate.
+        return zeros
+    return _term(Node("map", (zeros,), shape, _I64, {"fn": "coordinate", "axis": axis}))
