@@ -55,16 +55,27 @@ def _is_array(index: Any) -> bool:
 # --- masks
 
 
-def _selected(a: Any, mask: Any, output: int) -> Any:
-    """Returns the elements of an array where a mask on the server is true, or their positions. This
-    is a call, because the shape of the result depends on the elements of the mask."""
-    keep = a._session.keep
+def kept(*arrays: Any) -> Any:
+    """Returns arrays whose shapes depend on elements. This is a call."""
+    keep = arrays[0]._session.keep
     if inspect.iscoroutinefunction(keep):
         raise Unsupported(
             "the length of a selection is known only after a call, which ts.aio would have to"
             " await: use np.where(mask, x, other) or sum(where=mask), or a mask of this process"
         )
-    (found,) = keep(a._make(_ops.select(a._term(), a._operand(mask, "a mask"))[output]))
+    return keep(*arrays)
+
+
+def selection(a: Any, mask: Any, output: int) -> Any:
+    """Returns the elements of an array where a mask on the server is true, or their positions. The
+    result is only good for kept()."""
+    return a._make(_ops.select(a._term(), a._operand(mask, "a mask"))[output])
+
+
+def _selected(a: Any, mask: Any, output: int) -> Any:
+    """Returns the elements of an array where a mask on the server is true, or their positions. This
+    is a call, because the shape of the result depends on the elements of the mask."""
+    (found,) = kept(selection(a, mask, output))
     return found
 
 

@@ -44,7 +44,6 @@ _INSTEAD_OF = {
     **dict.fromkeys("nanmedian nanquantile nanpercentile".split(), "use ts.sort"),
     **dict.fromkeys("choose delete".split(), _ROWS),
     "piecewise": "use np.select",
-    "bincount": "use (x[:, None] == np.arange(k)).sum(0)",
     "copysign": "use np.where(y < 0, -abs(x), abs(x)), which takes -0.0 as positive",
     "signbit": "use (x < 0) | (1 / x == -np.inf), which is false for NaN",
 }
@@ -108,6 +107,7 @@ _OF_C: Dict[Any, Callable[..., Any]] = {
     np.empty_like: lambda prototype, dtype=None, order="K", subok=True, shape=None, *, device=None:
         None,
     np.concatenate: lambda arrays, axis=0, out=None, *, dtype=None, casting="same_kind": None,
+    np.bincount: lambda x, weights=None, minlength=0: None,
     np.compress: lambda condition, a, axis=None, out=None: None,
     np.where: lambda condition, x=_functions.MISSING, y=_functions.MISSING: None,
     np.can_cast: lambda from_, to, casting="safe": None,
