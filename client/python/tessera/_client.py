@@ -2,6 +2,7 @@
 
 import atexit
 import functools
+import threading
 import weakref
 from typing import Any, List, Optional, Tuple
 
@@ -17,7 +18,15 @@ from .graph._graph import Leaf
 from .graph._views import View
 from .transfers._progress import Progress
 from .wire._connect import Options, Placement, Ttl
-from .wire._errors import BufferNotFound, BufferNotReady, Error, Unreachable, Unsupported, closed
+from .wire._errors import (
+    BufferNotFound,
+    BufferNotReady,
+    Error,
+    Unreachable,
+    Unsupported,
+    VersionMismatch,
+    closed,
+)
 
 
 _open: "weakref.WeakSet[Client]" = weakref.WeakSet()
@@ -206,12 +215,46 @@ class Array(Expr):
         leaf = session._run(session._core.link(self._source, name, replace, ttl))
         return session._wrap(leaf, leaf.whole)  # type: ignore[return-value]
 
+    def __reduce__(self) -> Any:
+        if self._source.dead is not None:
+            raise TypeError(
+                "an unnamed array cannot be pickled, because it is deleted with the last reference"
+                " to it: save it with save(name), or pickle .numpy()"
+            )
+        options: Options = self._session._core.options
+        sent = {name: getattr(options, name) for name in _SENT}
+        return _reopened, (sent, self.name, self.version, self._view)
+
     def delete(self) -> None:
         """Unlinks the buffer, and only this version of it. Views of it become invalid too. Raises
         BufferNotFound if no buffer has the name, and VersionMismatch if another array has taken
         it."""
         session: Client = self._session
         session._run(session._core.delete(self.name, self.version))
+
+
+# The options of connect() in a pickle. Secrets are not among them.
+_SENT = ("target", "route", "tls", "tls_ca", "tls_cert", "tls_key", "tls_server_name")
+_reopening = threading.Lock()
+_connected: "List[Client]" = []  # The clients of arrays from pickles.
+
+
+def _reopened(options: Any, name: str, version: int, view: View) -> Expr:
+    """Returns the array of a pickle. It belongs to an open client of this process with the same
+    options, if there is one, otherwise to a new one."""
+    with _reopening:
+        for client in [*_connected, *_open]:
+            core = client._core
+            if core.own and not core.closed:
+                if all(getattr(core.options, key) == value for key, value in options.items()):
+                    break
+        else:
+            client = connect(**options)
+            _connected.append(client)
+    array = client[name]
+    if array.version != version:
+        raise VersionMismatch(f"{name!r} on {options['target']} has been replaced")
+    return client._wrap(array._source, view)
 
 
 class Scope:

@@ -13,9 +13,10 @@ import numpy as np
 from ..graph import _dtypes, _ops
 from ..graph import _elementwise as e
 from ..graph._graph import Constant, Term
-from ..graph._views import View, index_of, normalize_axis
+from ..graph._views import View, index_of, normalize_axis, several
 from ..wire._errors import BadShape, Unsupported
 from . import _ufuncs
+from ._composed import COMPOSED
 from ._einsum import einsum
 from ._manipulation import (
     MANIPULATIONS,
@@ -253,6 +254,13 @@ def _array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Any:
         return found
 
     return _made(equal, a1, a2).all()
+
+
+def _array_equiv(a1: Any, a2: Any) -> Any:
+    try:
+        return _made(lambda x, y: e.apply("equal", x, y), a1, a2).all()
+    except BadShape:
+        return False
 
 
 def nan_to_num(x: Any, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -> Any:
@@ -598,63 +606,127 @@ def _in_order(which: int) -> Callable[..., Any]:
     return call
 
 
-def _of_sorted(a: Any, axis: Any, keepdims: bool, pick: Callable[..., Any]) -> Any:
+def _partitioned(which: int) -> Callable[..., Any]:
+    """Returns np.partition or np.argpartition. Sorted elements are partitioned everywhere."""
+
+    def call(a: Any, kth: Any, axis: Any = -1) -> Any:
+        extent = a.size if axis is None else a.shape[normalize_axis(axis, a.ndim)]
+        if any(not -extent <= index_of(one, "kth") < extent for one in several(kth)):
+            raise ValueError(f"kth={kth} is out of bounds for {extent} elements")
+        return _in_order(which)(a, axis)
+
+    return call
+
+
+def _either(test: Any, a: Any, b: Any) -> Any:
+    """np.where, whose test may be known to this process."""
+    return where(test, a, b) if hasattr(test, "_session") else a if test else b
+
+
+def _of_sorted(
+    a: Any, axis: Any, keepdims: bool, pick: Callable[..., Any], skip: bool = False
+) -> Any:
     """Returns pick(at, n) for the n elements along axes in order, where at(i) is the element with
-    index i. The result is NaN where an element is NaN, or where there are no elements."""
+    index i. The result is NaN where there are no elements or, unless NaN is skipped, where an
+    element is NaN. If NaN is skipped, n and i are arrays."""
     axes = _ops.axes_of(axis, a.ndim)
     kept = tuple(i for i in range(a.ndim) if i not in axes)
-    n = math.prod(a.shape[i] for i in axes)
+    n: Any = math.prod(a.shape[i] for i in axes)
     if not n:
         return a.mean(axis, keepdims=keepdims)
     lines = a.transpose(kept + axes).reshape((*(a.shape[i] for i in kept), n))
     ordered = sort(lines)
-    if not _dtypes.is_float(a.dtype):
-        ordered = ordered.astype("f8")
 
-    def at(i: int) -> Any:
-        return ordered[..., i]
+    def at(i: Any) -> Any:
+        if hasattr(i, "_session"):
+            return np.take_along_axis(ordered, i.astype("i8")[..., None], -1)[..., 0]
+        return ordered[..., int(i)]
 
-    last = at(n - 1)
-    found = where(last == last, pick(at, n), last)
+    if skip and _dtypes.is_float(a.dtype):
+        found = pick(at, np.maximum((lines == lines).sum(-1), 1))
+    else:
+        last = at(n - 1)
+        found = where(last == last, pick(at, n), last)
     return found.reshape(_ops.folded(a.shape, axes, keepdims))
 
 
-def _median(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
-    def middle(at: Any, n: int) -> Any:
-        upper = at(n // 2)
-        if n % 2:
-            return upper
+def _real_of(a: Any) -> Any:
+    return a if _dtypes.is_float(a.dtype) else a.astype("f8")
+
+
+# The methods of np.quantile that interpolate, by the numbers alpha and beta of the index
+# n * q + alpha + q * (1 - alpha - beta) - 1, and those that round this index for "linear".
+_CONTINUOUS = {
+    "linear": (1.0, 1.0),
+    "hazen": (0.5, 0.5),
+    "weibull": (0.0, 0.0),
+    "interpolated_inverted_cdf": (0.0, 1.0),
+    "median_unbiased": (1 / 3, 1 / 3),
+    "normal_unbiased": (3 / 8, 3 / 8),
+}
+_ROUNDED: Dict[str, Callable[..., Any]] = {
+    "lower": np.floor,
+    "higher": np.ceil,
+    "nearest": np.rint,
+    "midpoint": lambda place: (np.floor(place) + np.ceil(place)) / 2,
+}
+
+
+def _median_of(skip: bool) -> Callable[..., Any]:
+    """Returns np.median or np.nanmedian."""
+
+    def middle(at: Any, n: Any) -> Any:
+        lower, upper = (_real_of(at(i)) for i in ((n - 1) // 2, n // 2))
         wide = "f4" if upper.dtype.itemsize == 2 else upper.dtype  # The sum may be out of range.
-        return ((at(n // 2 - 1).astype(wide) + upper.astype(wide)) / 2).astype(upper.dtype)
+        mean = ((lower.astype(wide) + upper.astype(wide)) / 2).astype(upper.dtype)
+        return _either(n % 2 == 1, upper, mean)
 
-    return _of_sorted(a, axis, keepdims, middle)
+    return lambda a, axis=None, keepdims=False: _of_sorted(a, axis, keepdims, middle, skip)
 
 
-def _quantile(a: Any, q: Any, axis: Any = None, keepdims: bool = False) -> Any:
-    if a.dtype.kind == "b":
-        raise Unsupported("booleans have no differences: use the quantiles of x.astype(int)")
-    parts = np.asarray(q, float)
-    if parts.ndim > 1 or not np.all((parts >= 0) & (parts <= 1)):
-        raise ValueError("quantiles are numbers from 0 to 1, or a list of them")
+def _quantile_of(scale: int, skip: bool) -> Callable[..., Any]:
+    """Returns np.quantile (scale 1), np.percentile (100), or their kind that skips NaN."""
 
-    def pick(part: float) -> Callable[..., Any]:
-        def between(at: Any, n: int) -> Any:
-            low = int(part * (n - 1))
-            share = part * (n - 1) - low
-            first, second = at(low), at(min(low + 1, n - 1))
-            if share == 0:
-                return first
+    def place_of(method: str, n: Any, part: float) -> Any:
+        if method in _ROUNDED or method == "linear":
+            return _ROUNDED.get(method, np.positive)((n - 1) * part)
+        alpha, beta = _CONTINUOUS[method]
+        return n * part + (alpha + part * (1 - alpha - beta)) - 1
+
+    def pick(method: str, part: float) -> Callable[..., Any]:
+        def between(at: Any, n: Any) -> Any:
+            place = np.minimum(np.maximum(place_of(method, n, part), 0.0), n - 1.0)
+            low = np.floor(place)
+            if method in _ROUNDED and method != "midpoint":
+                return at(low)
+            first, second = (_real_of(at(i)) for i in (low, np.minimum(low + 1, n - 1.0)))
+            share: Any = place - low
+            # A Python number leaves the type of the elements unchanged.
+            share = share.astype(first.dtype) if hasattr(share, "_session") else float(share)
             step = second - first
-            return first + step * share if share < 0.5 else second - step * (1 - share)
+            found = _either(share < 0.5, first + step * share, second - step * (1 - share))
+            return _either(share == 0, first, found)
 
         return between
 
-    found = [_of_sorted(a, axis, keepdims, pick(part)) for part in parts.reshape(-1).tolist()]
-    return stack(found) if parts.ndim else found[0]
+    def call(
+        a: Any, q: Any, axis: Any = None, method: str = "linear", keepdims: bool = False
+    ) -> Any:
+        if a.dtype.kind == "b":
+            raise Unsupported("booleans have no differences: use the quantiles of x.astype(int)")
+        parts = np.asarray(q, float) / scale
+        if parts.ndim > 1 or not np.all((parts >= 0) & (parts <= 1)):
+            raise ValueError(f"quantiles are numbers from 0 to {scale}, or a list of them")
+        if method not in _CONTINUOUS and method not in _ROUNDED:
+            known = ", ".join((*_CONTINUOUS, *_ROUNDED))
+            raise Unsupported(f"method={method!r} is not supported: use {known}, or np.sort(x)")
+        found = [
+            _of_sorted(a, axis, keepdims, pick(method, part), skip)
+            for part in parts.reshape(-1).tolist()
+        ]
+        return stack(found) if parts.ndim else found[0]
 
-
-def _percentile(a: Any, q: Any, axis: Any = None, keepdims: bool = False) -> Any:
-    return _quantile(a, np.asarray(q, float) / 100, axis, keepdims)
+    return call
 
 
 # --- scans
@@ -676,9 +748,17 @@ def _cumulative(name: str) -> Callable[..., Any]:
     return call
 
 
-def _ediff1d(ary: Any) -> Any:
+def _ediff1d(ary: Any, to_end: Any = None, to_begin: Any = None) -> Any:
     ary = flat(ary)
-    return ary[1:] - ary[:-1]
+    found = ary[1:] - ary[:-1]
+    parts: Any = [to_begin, found, to_end]
+    for i in (0, 2):
+        if parts[i] is not None:
+            parts[i] = flat(ary._lifted(parts[i], "np.ediff1d"))
+            if not np.can_cast(parts[i].dtype, ary.dtype, "same_kind"):
+                raise TypeError("dtype of `to_begin`, `to_end` must be compatible with input `ary`")
+    parts = [part for part in parts if part is not None]
+    return concatenate(parts)._typed(ary.dtype) if len(parts) > 1 else found
 
 
 def _trapezoid(y: Any, x: Any = None, dx: float = 1.0, axis: int = -1) -> Any:
@@ -833,11 +913,12 @@ def _vector_norm(x: Any, axis: Any = None, keepdims: bool = False, ord: Any = 2)
     return _vectors(x, ord, axis, keepdims)
 
 
-FUNCTIONS: Dict[Any, Callable[..., Any]] = {**MANIPULATIONS}
+FUNCTIONS: Dict[Any, Callable[..., Any]] = {**MANIPULATIONS, **COMPOSED}
 # Functions whose first argument need not be an array.
 OF_TYPES = {
     np.can_cast, np.result_type, np.select, np.linalg.multi_dot, np.concatenate, np.stack,
-    np.hstack, np.vstack, np.dstack, np.column_stack, np.compress, np.extract,
+    np.hstack, np.vstack, np.dstack, np.column_stack, np.compress, np.extract, np.lexsort, np.block,
+    np.polyval, np.union1d,
 }
 
 
@@ -848,6 +929,11 @@ add(
     FUNCTIONS,
     np,
     {
+        "product": _method("prod"),
+        "cumproduct": _method("cumprod"),
+        "alltrue": _method("all"),
+        "sometrue": _method("any"),
+        "msort": lambda a: _in_order(0)(a, 0),
         "amin": _method("min"),
         "amax": _method("max"),
         "ptp": ptp,
@@ -859,9 +945,14 @@ add(
         "nancumprod": lambda a, axis=None, dtype=None: _without_nan(a, 1).cumprod(axis, dtype),
         "sort": _in_order(0),
         "argsort": _in_order(1),
-        "median": _median,
-        "quantile": _quantile,
-        "percentile": _percentile,
+        "partition": _partitioned(0),
+        "argpartition": _partitioned(1),
+        "median": _median_of(False),
+        "nanmedian": _median_of(True),
+        "quantile": _quantile_of(1, False),
+        "nanquantile": _quantile_of(1, True),
+        "percentile": _quantile_of(100, False),
+        "nanpercentile": _quantile_of(100, True),
         "ediff1d": _ediff1d,
         "trapz": _trapezoid,
         "trapezoid": _trapezoid,
@@ -892,7 +983,11 @@ add(
         "allclose": _allclose,
         "array_equal": _array_equal,
         "nan_to_num": nan_to_num,
+        "array_equiv": _array_equiv,
         "real": lambda val: val,
+        "imag": lambda val: np.zeros_like(val),
+        "isreal": lambda x: np.ones_like(x, bool),
+        "iscomplex": lambda x: np.zeros_like(x, bool),
         "dot": dot,
         "vdot": lambda a, b: dot(flat(a), flat(a._lifted(b, "np.vdot"))),
         "inner": _inner,

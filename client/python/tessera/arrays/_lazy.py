@@ -316,6 +316,11 @@ class Lazy(Operators):
     conjugate = conj
 
     @property
+    def imag(self: Self) -> Self:
+        """Zeros, because no elements are complex."""
+        return np.zeros_like(self)  # type: ignore[return-value]
+
+    @property
     def real(self: Self) -> Self:
         """The elements themselves, because none are complex."""
         return self
@@ -581,6 +586,16 @@ class Lazy(Operators):
         _no_out(out)
         return self._scan("product", axis, dtype)
 
+    def argsort(self: Self, axis: Optional[int] = -1, kind: Any = None, order: None = None) -> Self:
+        """Returns the i64 indices that sort the elements along an axis, or all elements if axis is
+        None. Equal elements stay in index order, whatever kind is."""
+        return np.argsort(self, axis, kind, order)  # type: ignore[return-value]
+
+    def searchsorted(self: Self, v: Any, side: str = "left", sorter: Any = None) -> Self:
+        """Returns the positions at which values can be inserted into this sorted vector: before the
+        elements that are equal to them, or, with side="right", after them."""
+        return np.searchsorted(self, v, side, sorter)  # type: ignore
+
     def topk(self: Self, k: int, axis: int = -1, largest: bool = True) -> Tuple[Self, Self]:
         """Returns (values, indices) of the k largest or smallest elements along an axis, as ts.topk
         does."""
@@ -626,8 +641,8 @@ class Lazy(Operators):
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "an array of a connection cannot be pickled: save it with save(name), send the name,"
-            " and open it in the other process with connect(...)[name]; or send .numpy()"
+            "only a named array of a blocking client can be pickled: save it with save(name), or"
+            " send the name, and open it in the other process with connect(...)[name]"
         )
 
     def __repr__(self) -> str:

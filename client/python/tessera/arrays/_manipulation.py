@@ -436,17 +436,31 @@ def _append(arr: Any, values: Any, axis: Optional[int] = None) -> Any:
     return concatenate((arr, values), axis)
 
 
+def _mirrored(place: Any, extent: int, mode: str) -> Any:
+    """Returns the positions of the elements that np.pad places at these positions, which may be
+    beyond the ends."""
+    last = extent - 1
+    if mode == "edge" or not last and mode == "reflect":
+        return np.minimum(np.maximum(place, 0), last)
+    whole = 2 * extent if mode == "symmetric" else 2 * last
+    place = place % whole
+    return np.minimum(place, whole - (mode == "symmetric") - place)
+
+
 def _pad(array: Any, pad_width: Any, mode: str = "constant", constant_values: Any = 0) -> Any:
-    if mode not in ("constant", "wrap"):
+    if mode not in ("constant", "wrap", "edge", "reflect", "symmetric"):
         raise Unsupported(f"mode={mode!r} is not supported: use .numpy(), or np.concatenate")
     pairs = np.broadcast_to(pad_width, (array.ndim, 2))
     own_type = "f4" if array.dtype == _dtypes.bfloat16 else array.dtype
     values = np.broadcast_to(constant_values, pairs.shape).astype(own_type).tolist()
     for axis, (before, after) in enumerate(pairs.tolist()):
         extent, own = index_of(before) + index_of(after) + array.shape[axis], array.shape[axis]
-        if min(before, after) < 0 or mode == "wrap" and extent > own == 0:
+        if min(before, after) < 0 or mode != "constant" and extent > own == 0:
             raise ValueError(f"axis {axis} of {array.shape} cannot be padded by {before}, {after}")
         if extent == own:
+            continue
+        if mode not in ("constant", "wrap"):
+            array = take(array, _mirrored(index(array, extent) - before, own, mode), axis)
             continue
         place = _along(array, extent, axis)
         array = cycled(array, extent, before, axis)

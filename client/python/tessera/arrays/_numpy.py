@@ -20,15 +20,13 @@ from ._creation import Creation
 from ._ufuncs import PAIRS, REDUCTIONS, UFUNCS
 
 _WAY_OUT = "bring the operands to the host with .numpy()"
-_LARGEST = "use ts.topk for the largest or smallest elements, or ts.sort"
 _ROWS = "use x[rows] with an array of the positions, or a slice as in x[2:5]"
 
 
 # What to use instead of an attribute of NumPy arrays. Without an entry, it is .numpy() alone.
 _INSTEAD = {
-    **dict.fromkeys(("partition", "argpartition"), _LARGEST),
-    "sort": "use ts.sort(x), which returns the sorted array",
-    "argsort": "use ts.argsort(x)",
+    "argpartition": "use np.argpartition(x, kth)",
+    **dict.fromkeys(("partition", "sort"), "use np.sort(x), which returns the sorted array"),
     **dict.fromkeys(
         ("fill", "put", "itemset", "setfield", "resize", "setflags", "byteswap"),
         "they are immutable, so upload a new one with the client's put(..., replace=True)",
@@ -36,16 +34,19 @@ _INSTEAD = {
     "choose": _ROWS,
     "view": "use .astype() to convert elements",
     "flat": "use .ravel()",
-    "searchsorted": "use np.searchsorted(x, v)",
 }
 # What to use instead of a function or ufunc of NumPy.
 _INSTEAD_OF = {
-    **dict.fromkeys("partition argpartition".split(), _LARGEST),
-    **dict.fromkeys("nanmedian nanquantile nanpercentile".split(), "use ts.sort"),
-    **dict.fromkeys("choose delete".split(), _ROWS),
-    "piecewise": "use np.select",
-    "copysign": "use np.where(y < 0, -abs(x), abs(x)), which takes -0.0 as positive",
-    "signbit": "use (x < 0) | (1 / x == -np.inf), which is false for NaN",
+    **dict.fromkeys("choose piecewise".split(), "use np.select"),
+    **dict.fromkeys(
+        "copyto fill_diagonal place put put_along_axis putmask".split(),
+        "arrays are immutable, so use np.where(mask, values, x)",
+    ),
+    **dict.fromkeys("apply_along_axis apply_over_axes".split(), "use axis= of other functions"),
+    "trim_zeros": "use np.flatnonzero(x) and a slice",
+    "ix_": "use x[rows][:, columns]",
+    "ravel_multi_index": "use rows * columns + column",
+    "vander": "use x[:, None] ** np.arange(n)[::-1]",
 }
 # Functions that create arrays and take none. NumPy passes calls with like=x to function().
 _FROM_NOTHING = {
@@ -110,6 +111,8 @@ _OF_C: Dict[Any, Callable[..., Any]] = {
     np.bincount: lambda x, weights=None, minlength=0: None,
     np.compress: lambda condition, a, axis=None, out=None: None,
     np.where: lambda condition, x=_functions.MISSING, y=_functions.MISSING: None,
+    np.lexsort: lambda keys, axis=-1: None,
+    np.unravel_index: lambda indices, shape, order="C": None,
     np.can_cast: lambda from_, to, casting="safe": None,
     np.result_type: lambda *arrays_and_dtypes: None,
 }
@@ -178,6 +181,9 @@ _MEANINGLESS: Dict[str, Tuple[Any, ...]] = {
     "copy": (True, False, None),
     "like": (None,),
     "device": (None, "cpu"),
+    "overwrite_input": (True, False),
+    "assume_unique": (True, False),
+    "kind": (None, "sort", "introselect"),
 }
 
 
@@ -307,7 +313,7 @@ def function(function: Any, args: Tuple[Any, ...], options: Dict[str, Any]) -> A
             raise Unsupported(f"{name} makes no array on the server: {client}put() NumPy's result")
         first = f"{_INSTEAD_OF[own]}, or " if own in _INSTEAD_OF else ""
         raise Unsupported(f"the server does not compute {name}: {first}{_WAY_OUT}")
-    rest = _signature(function).rest
+    taken = _signature(function)
     names = _names(call)
     given = {}
     for key, value in _bound(function, args, options).items():
@@ -316,7 +322,9 @@ def function(function: Any, args: Tuple[Any, ...], options: Dict[str, Any]) -> A
             given[key] = value
         else:
             _refused(name, key, value)
-    if rest is not None:
+    if taken.rest is not None:
+        for key in taken.positional[: len(args)]:
+            given.pop(key, None)
         return call(*args, **given)
     if function not in _functions.OF_TYPES:
         first = next(iter(_signature(function).defaults))

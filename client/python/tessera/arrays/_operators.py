@@ -7,7 +7,7 @@ from typing import Any, Callable, Optional, TypeVar
 from ..graph import _dtypes, _ops
 from ..graph import _elementwise as e
 from ..graph._graph import Term
-from ..wire._errors import Unsupported
+from ._bits import bitwise, invert, shift
 
 Self = TypeVar("Self", bound="Operators")
 
@@ -39,16 +39,6 @@ class Operators:
 
     def _elementwise(self: Self, name: str, other: Any, swap: bool = False) -> Self:
         return self._binary(lambda a, b: e.apply(name, a, b), other, swap)
-
-    def _logic(self: Self, name: str, other: Any) -> Self:
-        def op(a: Term, b: Term) -> Term:
-            if e.common_dtype([a, b]).kind != "b":
-                raise Unsupported(
-                    f"`{name}` takes only booleans: use .numpy() for bitwise operations"
-                )
-            return e.apply(name, a, b)
-
-        return self._binary(op, other)
 
     # --- arithmetic
 
@@ -135,27 +125,34 @@ class Operators:
     __hash__ = object.__hash__
 
     def __and__(self: Self, other: Any) -> Self:
-        return self._logic("and", other)
+        return self._binary(bitwise("and"), other)
 
     __rand__ = __and__
 
     def __or__(self: Self, other: Any) -> Self:
-        return self._logic("or", other)
+        return self._binary(bitwise("or"), other)
 
     __ror__ = __or__
 
     def __xor__(self: Self, other: Any) -> Self:
-        return self._logic("xor", other)
+        return self._binary(bitwise("xor"), other)
 
     __rxor__ = __xor__
 
     def __invert__(self: Self) -> Self:
         return self._make(invert(self._term()))
 
-    def __lshift__(self, other: Any) -> Any:
-        raise Unsupported("the server has no bit shifts: multiply by 2**n, or use .numpy()")
+    def __lshift__(self: Self, other: Any) -> Self:
+        return self._binary(shift(True), other)
 
-    __rlshift__ = __rshift__ = __rrshift__ = __lshift__
+    def __rlshift__(self: Self, other: Any) -> Self:
+        return self._binary(shift(True), other, swap=True)
+
+    def __rshift__(self: Self, other: Any) -> Self:
+        return self._binary(shift(False), other)
+
+    def __rrshift__(self: Self, other: Any) -> Self:
+        return self._binary(shift(False), other, swap=True)
 
     # --- linear algebra
 
@@ -181,9 +178,3 @@ def power(a: Term, b: Term) -> Term:
         if dtype.kind in "biu" and exponent < 0:
             raise ValueError("Integers to negative integer powers are not allowed.")
     return e.apply("power", a, b)
-
-
-def invert(a: Term) -> Term:
-    if a[0].dtype.kind != "b":
-        raise Unsupported("`not` takes only booleans: use .numpy() for bitwise operations")
-    return e.apply("not", a)

@@ -12,7 +12,8 @@ from ..graph import _dtypes, _ops
 from ..graph import _elementwise as e
 from ..graph._graph import Term
 from ..wire._errors import Unsupported
-from ._operators import invert, power
+from ._bits import bitwise, invert, shift
+from ._operators import power
 
 Function = Callable[..., Any]
 
@@ -24,15 +25,6 @@ def _named(name: str) -> Function:
 def _of_truth(name: str) -> Function:
     """Returns a logical operation that treats each nonzero element as true."""
     return lambda *terms: e.apply(name, *(e.cast(term, e.BOOL) for term in terms))
-
-
-def _bits(name: str) -> Function:
-    def apply(a: Term, b: Term) -> Term:
-        if e.common_dtype([a, b]).kind != "b":
-            raise Unsupported(f"`{name}` takes only booleans: use .numpy() for bitwise operations")
-        return e.apply(name, a, b)
-
-    return apply
 
 
 def isnan(a: Term) -> Term:
@@ -155,6 +147,61 @@ def _heaviside(a: Term, b: Term) -> Term:
     return e.apply("where", e.apply("equal", a, e.constant(0)), b, sign)
 
 
+def _signbit(a: Term) -> Term:
+    """Returns whether numbers are negative or -0.0. NaN counts as positive."""
+    minus = e.apply("less", a, e.constant(0))
+    if not _dtypes.is_float(e.common_dtype([a])):
+        return minus
+    below = e.apply("less", e.apply("divide", e.constant(1), a), e.constant(0))
+    return e.apply("or", minus, e.apply("and", e.apply("equal", a, e.constant(0)), below))
+
+
+def _copysign(a: Term, b: Term) -> Term:
+    a, b = _reals(a, b)
+    size = e.apply("abs", a)
+    return e.apply("where", _signbit(b), e.apply("negate", size), size)
+
+
+def _modf(a: Term) -> Any:
+    a = _real(a)
+    whole = e.apply("trunc", a)
+    rest = e.apply("where", isinf(a), e.constant(0), e.apply("subtract", a, whole))
+    return _copysign(rest, a), whole
+
+
+def _next(a: Term) -> Term:
+    """Returns the next larger numbers (Rump, Zimmermann, Boldo and Melquiond: Computing predecessor
+    and successor in rounding to nearest, 2009). Numbers are scaled where the step would be
+    subnormal."""
+    dtype = a[0].dtype
+    bits, least = (8, -133) if dtype == _dtypes.bfloat16 else _PRECISION[dtype.itemsize]
+    unit, size = 2.0**-bits, e.apply("abs", a)
+
+    def step(x: Term) -> Term:
+        by = e.apply("multiply", e.apply("abs", x), e.constant(unit * (1 + 2 * unit)))
+        return e.apply("add", x, by)
+
+    scaled = e.apply("multiply", step(e.apply("multiply", a, e.constant(1 / unit))), e.constant(unit))
+    tiny = e.apply("less", size, e.constant(2.0 ** (bits + least)))
+    small = e.apply("less", size, e.constant(2.0 ** (2 * bits + least - 1)))
+    near = e.apply("where", tiny, e.apply("add", a, e.constant(2.0**least)), scaled)
+    most = e.cast(e.constant(-(2 - 2 * unit) * 2.0 ** (2 - least - bits)), dtype)
+    found = e.apply("where", small, near, step(a))
+    return e.apply("where", e.apply("equal", a, e.constant(-np.inf)), most, found)
+
+
+_PRECISION = {2: (11, -24), 4: (24, -149), 8: (53, -1074)}  # Significant bits, smallest power of 2.
+
+
+def _nextafter(a: Term, b: Term) -> Term:
+    a, b = _reals(a, b)
+    minus = e.apply("negate", _next(e.apply("negate", a)))
+    found = e.apply("where", e.apply("less", a, b), _next(a), minus)
+    found = e.apply("where", e.apply("equal", a, b), b, found)
+    nan = e.apply("or", isnan(a), isnan(b))
+    return e.apply("where", nan, e.apply("add", a, b), found)
+
+
 def _hypot(a: Term, b: Term) -> Term:
     """Computes in f64. If necessary, powers of 2 keep the squares in range."""
     own = e.common_dtype(_reals(a, b))
@@ -210,6 +257,12 @@ def _logaddexp(a: Term, b: Term) -> Term:
     return e.apply("add", e.apply("maximum", a, b), more)
 
 
+def _logaddexp2(a: Term, b: Term) -> Term:
+    two = e.constant(np.log(2.0))
+    a, b = e.apply("multiply", a, two), e.apply("multiply", b, two)
+    return e.apply("divide", _logaddexp(a, b), two)
+
+
 def _by_log(base: float) -> Function:
     return lambda a: e.apply("divide", e.apply("log", a), e.constant(np.log(base)))
 
@@ -240,6 +293,7 @@ _SHORT: Dict[str, Tuple[Function, str]] = {
     "cosh": (_cosh, _EXP),
     "sinh": (lambda a: e.apply("multiply", e.apply("tanh", a), _cosh(a)), _EXP),
     "logaddexp": (_logaddexp, "use np.log(np.exp(x) + np.exp(y))"),
+    "logaddexp2": (_logaddexp2, "use np.log2(np.exp2(x) + np.exp2(y))"),
 }
 
 
@@ -263,9 +317,14 @@ UFUNCS: Dict[Any, Function] = {
     np.rint: _rint,
     np.positive: _positive,
     np.invert: invert,
-    np.bitwise_and: _bits("and"),
-    np.bitwise_or: _bits("or"),
-    np.bitwise_xor: _bits("xor"),
+    np.bitwise_and: bitwise("and"),
+    np.bitwise_or: bitwise("or"),
+    np.bitwise_xor: bitwise("xor"),
+    np.left_shift: shift(True),
+    np.right_shift: shift(False),
+    np.signbit: _signbit,
+    np.copysign: _copysign,
+    np.nextafter: _nextafter,
     np.logical_and: _of_truth("and"),
     np.logical_or: _of_truth("or"),
     np.logical_xor: _of_truth("xor"),
@@ -299,7 +358,7 @@ def _divmod(a: Term, b: Term) -> Any:
 
 
 # Ufuncs with two results.
-PAIRS: Dict[Any, Callable[..., Any]] = {np.divmod: _divmod}
+PAIRS: Dict[Any, Callable[..., Any]] = {np.divmod: _divmod, np.modf: _modf}
 REDUCTIONS: Dict[Any, str] = {
     np.add: "sum",
     np.multiply: "prod",
