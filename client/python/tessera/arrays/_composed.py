@@ -37,14 +37,18 @@ def _union(ar1: Any, ar2: Any) -> Any:
     return np.unique(np.concatenate((ar1, ar2), axis=None))
 
 
-def _of_sets(inside: bool) -> Callable[..., Any]:
-    """Returns np.intersect1d or np.setdiff1d."""
+def _intersect(ar1: Any, ar2: Any, return_indices: bool = False) -> Any:
+    values = np.unique(ar1, return_indices)
+    if not return_indices:
+        return values[_isin(values, ar2)]
+    (values, first), (others, second) = values, np.unique(ar1._lifted(ar2, "np.intersect1d"), True)
+    common = _isin(values, others)
+    return values[common], first[common], second[_isin(others, values)]
 
-    def call(ar1: Any, ar2: Any) -> Any:
-        values = np.unique(ar1)
-        return values[_isin(values, ar2, not inside)]
 
-    return call
+def _setdiff(ar1: Any, ar2: Any) -> Any:
+    values = np.unique(ar1)
+    return values[_isin(values, ar2, True)]
 
 
 def _setxor(ar1: Any, ar2: Any) -> Any:
@@ -276,8 +280,8 @@ add(
         "isin": _isin,
         "in1d": _in1d,
         "union1d": _union,
-        "intersect1d": _of_sets(True),
-        "setdiff1d": _of_sets(False),
+        "intersect1d": _intersect,
+        "setdiff1d": _setdiff,
         "setxor1d": _setxor,
         "lexsort": _lexsort,
         "interp": _interp,

@@ -470,7 +470,15 @@ def _even(
     return (count, low, high) if np.array_equal(mine, edges) else None
 
 
-def _histogram(a: Any, bins: Any = 10, range: Any = None, density: bool = False) -> Any:
+def _weighted(places: Any, count: int, weights: Any) -> Any:
+    """Returns the sum of the weights at each place from 0 on. Each sum reads all elements."""
+    return weights.broadcast_to((count, weights.size)).sum(
+        1, where=places == index(places, count)[:, None])
+
+
+def _histogram(
+    a: Any, bins: Any = 10, range: Any = None, density: bool = False, weights: Any = None
+) -> Any:
     if isinstance(bins, str):
         raise Unsupported("the number of bins must be known: pass it, or edges")
     a = flat(a)
@@ -488,7 +496,16 @@ def _histogram(a: Any, bins: Any = 10, range: Any = None, density: bool = False)
         if np.ndim(bins) == 0:
             low, high = edges[[0, -1]] if range is None or range[0] == range[1] else range
             even = _even(edges, a.dtype, float(low), float(high))
-    if even is None:
+    if weights is not None:
+        weights = a._lifted(weights, "np.histogram")
+        if weights.size != a.size:
+            raise ValueError("weights should have the same shape as a.")
+        limits = a._lifted(edges, "np.histogram")
+        count = len(limits) - 1
+        places = _searchsorted(limits, a, "right") - 1
+        places = where(a == limits[-1], count - 1, places)
+        found = _weighted(places, count, flat(weights))._typed(weights.dtype)
+    elif even is None:
         found = a._make(_ops.histogram(a._term(), a._operand(edges, "np.histogram")))
     else:
         found = a._make(_ops.histogram(a._term(), even=even))
@@ -497,8 +514,8 @@ def _histogram(a: Any, bins: Any = 10, range: Any = None, density: bool = False)
     return found, edges
 
 
-def _bincount(x: Any, minlength: int = 0) -> Any:
-    """Counts each integer. This is a call, because the shape of the result depends on them."""
+def _bincount(x: Any, weights: Any = None, minlength: int = 0) -> Any:
+    """Counts each integer, or sums its weights. This is a call, because the shape of the result depends on them."""
     if x.ndim != 1:
         raise ValueError("object too deep for desired array")
     if x.dtype.kind not in "biu":
@@ -513,7 +530,12 @@ def _bincount(x: Any, minlength: int = 0) -> Any:
         count = max(count, high + 1)
     if not count:
         return x._like(np.empty(0, "<i8"))
-    return x._make(_ops.histogram(x._term(), integers=count))
+    if weights is None:
+        return x._make(_ops.histogram(x._term(), integers=count))
+    weights = x._lifted(weights, "np.bincount")
+    if weights.shape != x.shape:
+        raise ValueError("The weights and list don't have the same length.")
+    return _weighted(x, count, weights.astype("f8"))
 
 
 # --- sets

@@ -246,8 +246,12 @@ def _expm1(a: Term) -> Term:
 
 
 def _cosh(a: Term) -> Term:
-    both = e.apply("add", e.apply("exp", a), e.apply("exp", e.apply("negate", a)))
-    return e.apply("multiply", both, e.constant(0.5))
+    """Computes half of e^|a| + e^-|a|. The first factor keeps e^|a| in range."""
+    size = e.apply("abs", a)
+    far = e.apply("less", e.constant(700), size)
+    size = e.apply("where", far, e.apply("subtract", size, e.constant(1)), size)
+    both = e.apply("add", e.apply("exp", size), e.apply("exp", e.apply("negate", size)))
+    return e.apply("multiply", both, e.apply("where", far, e.constant(np.e / 2), e.constant(0.5)))
 
 
 def _logaddexp(a: Term, b: Term) -> Term:
@@ -264,36 +268,63 @@ def _logaddexp2(a: Term, b: Term) -> Term:
 
 
 def _by_log(base: float) -> Function:
-    return lambda a: e.apply("divide", e.apply("log", a), e.constant(np.log(base)))
+    def apply(a: Term) -> Term:
+        log = e.apply("divide", e.apply("log", a), e.constant(np.log(base)))
+        whole = e.apply("round", log)  # The logarithms of whole powers are exact.
+        same = e.apply("equal", e.apply("power", e.constant(base), whole), a)
+        exact = e.apply("and", same, e.apply("less", e.constant(1e-300), a))
+        return e.apply("where", exact, whole, log)
+
+    return apply
 
 
-def _short(name: str, call: Function, instead: str) -> Function:
-    """Computes in f64 and rounds to a shorter type. In f64 itself, the result would be some units
-    in the last place from NumPy's."""
+def _asinh(a: Term) -> Term:
+    size = e.apply("abs", a)
+    root = e.apply("sqrt", e.apply("fma", a, a, e.constant(1)))
+    part = e.apply("divide", e.apply("multiply", a, a), e.apply("add", root, e.constant(1)))
+    far = e.apply("less", e.constant(1e8), size)
+    large = e.apply("add", e.apply("log", size), e.constant(np.log(2.0)))
+    return _copysign(e.apply("where", far, large, _log1p(e.apply("add", size, part))), a)
+
+
+def _acosh(a: Term) -> Term:
+    more = e.apply("subtract", a, e.constant(1))
+    root = e.apply("sqrt", e.apply("multiply", more, e.apply("add", a, e.constant(1))))
+    far = e.apply("less", e.constant(1e8), a)
+    large = e.apply("add", e.apply("log", a), e.constant(np.log(2.0)))
+    return e.apply("where", far, large, _log1p(e.apply("add", more, root)))
+
+
+def _atanh(a: Term) -> Term:
+    size = e.apply("abs", a)
+    ratio = e.apply("divide", size, e.apply("subtract", e.constant(1), size))
+    half = _log1p(e.apply("multiply", ratio, e.constant(2)))
+    return _copysign(e.apply("multiply", half, e.constant(0.5)), a)
+
+
+def _in_f64(call: Function) -> Function:
+    """Computes in f64 and rounds to the type."""
 
     def apply(*terms: Term) -> Term:
         terms = tuple(_reals(*terms))
         own = e.common_dtype([*terms])
-        if own == e.F64:
-            raise Unsupported(
-                f"the server computes np.{name} of floats of up to 32 bits: use .astype('f4'),"
-                f" {instead}, or bring the operands to the host with .numpy()"
-            )
         return e.cast(call(*(e.cast(one, e.F64) for one in terms)), own)
 
     return apply
 
 
-_LOG, _EXP = "divide np.log(x) by the logarithm of the base", "compute it from np.exp"
-_SHORT: Dict[str, Tuple[Function, str]] = {
-    "log2": (_by_log(2.0), _LOG),
-    "log10": (_by_log(10.0), _LOG),
-    "log1p": (_log1p, "use np.log(1 + x), which is less exact near 0"),
-    "expm1": (_expm1, "use np.exp(x) - 1, which is less exact near 0"),
-    "cosh": (_cosh, _EXP),
-    "sinh": (lambda a: e.apply("multiply", e.apply("tanh", a), _cosh(a)), _EXP),
-    "logaddexp": (_logaddexp, "use np.log(np.exp(x) + np.exp(y))"),
-    "logaddexp2": (_logaddexp2, "use np.log2(np.exp2(x) + np.exp2(y))"),
+_IN_F64: Dict[str, Function] = {
+    "log2": _by_log(2.0),
+    "log10": _by_log(10.0),
+    "log1p": _log1p,
+    "expm1": _expm1,
+    "cosh": _cosh,
+    "sinh": lambda a: e.apply("multiply", e.apply("tanh", a), _cosh(a)),
+    "logaddexp": _logaddexp,
+    "logaddexp2": _logaddexp2,
+    "arcsinh": _asinh,
+    "arccosh": _acosh,
+    "arctanh": _atanh,
 }
 
 
@@ -342,7 +373,7 @@ UFUNCS: Dict[Any, Function] = {
     np.cbrt: _cbrt,
     **dict.fromkeys((np.radians, np.deg2rad), _scaled(np.pi, 180)),
     **dict.fromkeys((np.degrees, np.rad2deg), _scaled(180, np.pi)),
-    **{getattr(np, name): _short(name, *how) for name, how in _SHORT.items()},
+    **{getattr(np, name): _in_f64(call) for name, call in _IN_F64.items()},
     **{
         getattr(np, name): _named(name)
         for name in (

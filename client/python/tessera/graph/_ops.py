@@ -9,7 +9,7 @@ import numpy as np
 
 from ..wire._errors import BadDtype, BadIndex, BadK, BadOperation, BadRadius, BadShape, Unsupported
 from . import _dtypes
-from ._elementwise import apply, cast, common_dtype, copy
+from ._elementwise import apply, cast, common_dtype, converted, copy
 from ._graph import Constant, Inline, Leaf, Node, Term
 from ._plan import window
 from ._views import View, index_of, is_true, normalize_axes, normalize_axis, size_of
@@ -82,13 +82,13 @@ def dot(a: Term, b: Term) -> Term:
 
 
 def matmul(a: Term, b: Term, out_dtype: "Optional[np.dtype[Any]]" = None) -> Term:
-    """The product of two vectors or matrices, or of one of these and a stack of matrices. With
-    out_dtype, f16 and bf16 are computed in f32, and i32 in i64."""
+    """The product of vectors, matrices and stacks of matrices. With out_dtype, f16 and bf16 are
+    computed in f32, and i32 in i64."""
     ranks = len(a[1].shape), len(b[1].shape)
     if 0 in ranks:
         raise BadShape("matmul takes no scalars: use *")
     if min(ranks) > 2:
-        raise Unsupported("the server does not multiply two stacks: multiply pairs, x[i] @ y[i]")
+        return _stacks(a, b, out_dtype)
     if ranks[0] > 2:
         return tensordot(a, b, (-1, -ranks[1]), out_dtype)
     if ranks[1] > 2:
@@ -110,15 +110,33 @@ def matmul(a: Term, b: Term, out_dtype: "Optional[np.dtype[Any]]" = None) -> Ter
         raise BadShape(f"matmul does not take shapes {a[1].shape}, {b[1].shape}: {k} is not {k2}")
     shape = ((m,) if ranks[0] == 2 else ()) + ((n,) if ranks[1] == 2 else ())
     if a[0].dtype == _I64:  # Matmul lacks i64. Sums of products wrap as in NumPy.
-        rows = left[0], left[1].at((slice(None), None))
-        columns = right[0], right[1].transpose().at(None)
-        return reshaped(reduce("sum", apply("multiply", rows, columns), -1), shape)
+        return reshaped(_products(left, right), shape)
     params = {} if out_dtype is None else {"out_dtype": _dtypes.to_wire(out_dtype)}
     node = Node("matmul", (left, right), (m, n), out_dtype or a[0].dtype, params)
     product = cast(_term(node), _BOOL) if truth else _term(node)
     view = product[1].reshape(shape)
     assert view is not None
     return product[0], view
+
+
+def _products(a: Term, b: Term) -> Term:
+    """The products of matrices or stacks of them, as sums of products of elements."""
+    order = [*range(len(b[1].shape) - 2), -1, -2]
+    rows = a[0], a[1].at((..., slice(None), None, slice(None)))
+    columns = b[0], b[1].transpose(order).at((..., None, slice(None), slice(None)))
+    return reduce("sum", apply("multiply", rows, columns), -1)
+
+
+def _stacks(a: Term, b: Term, out_dtype: "Optional[np.dtype[Any]]") -> Term:
+    """The products of two stacks of matrices."""
+    truth = out_dtype is None and _are_truth(a, b)
+    a, b = _numbers(a, b)
+    own = out_dtype or a[0].dtype
+    if a[1].shape[-1] != b[1].shape[-2]:
+        raise BadShape(f"matmul does not take shapes {a[1].shape}, {b[1].shape}")
+    if out_dtype is not None:
+        a, b = cast(a, own), cast(b, own)
+    return converted(_products(a, b), _BOOL if truth else own)
 
 
 def tensordot(
