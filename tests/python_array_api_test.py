@@ -50,10 +50,7 @@ STANDARD = {
 }
 
 REFUSED = {
-    "elementwise": (
-        "acos acosh asin asinh atan atan2 atanh bitwise_left_shift bitwise_right_shift copysign cos"
-        " cosh expm1 imag log10 log1p log2 logaddexp nextafter signbit sin sinh tan"
-    ),
+    "elementwise": "acos asin atan atan2 cos sin tan",
     "linalg": (
         "cholesky det eigh eigvalsh inv matrix_rank pinv qr slogdet solve svd svdvals"
     ),
@@ -66,7 +63,9 @@ WORKS = {
 # For functions that work, the tables of tests/python_signatures_test.py have the NumPy functions of
 # the same names, or of these names. CASES has the others.
 OTHERWISE = {
-    "bitwise_invert": "invert", "conj": "conjugate", "pow": "power", "permute_dims": "transpose",
+    "acosh": "arccosh", "asinh": "arcsinh", "atanh": "arctanh", "bitwise_left_shift": "left_shift",
+    "bitwise_right_shift": "right_shift", "bitwise_invert": "invert", "conj": "conjugate",
+    "pow": "power", "permute_dims": "transpose",
     "matrix_transpose": "transpose", "matrix_power": "linalg.matrix_power",
     "matrix_norm": "linalg.norm", "vector_norm": "linalg.norm",
     "cumulative_prod": "cumprod", "cumulative_sum": "cumsum", "concat": "concatenate",
@@ -113,7 +112,7 @@ class ArrayApiTest(python_outsider.Case):
                 arguments = (x,) * getattr(call, "nin", 1)
                 with self.subTest(name), self.assertRaisesRegex(ts.Unsupported, r"server|\.numpy"):
                     call(*arguments, *more.get(name, ()))
-        for call in (lambda: x << 1, lambda: np.arccos(x), lambda: np.gradient(x)):
+        for call in (lambda: np.arccos(x), lambda: np.trim_zeros(x[0]), lambda: np.put(x, 1, 2)):
             self.assertRaisesRegex(ts.Unsupported, r"server|\.numpy", call)
 
     def test_arrays_from_nothing_are_put(self):

@@ -83,10 +83,15 @@ CASES = {
         (abs(call(put(LINE)) - call(LINE)) <= 4 * np.spacing(abs(call(LINE))), [True] * 101, bool)
         for call in FUNCTIONS
     ],
+    "`log2`, `log10`, `log1p`, `expm1`, `logaddexp`, hyperbolic functions of f64": lambda put: [
+        (abs(call(put(LINE[1:-1] / 4 + 1)) - call(LINE[1:-1] / 4 + 1))
+         <= 8 * np.spacing(abs(call(LINE[1:-1] / 4 + 1))), [True] * 99, bool)
+        for call in (np.log2, np.log10, np.log1p, np.expm1, np.sinh, np.cosh, np.arcsinh)
+    ],
     "`//` of floats": lambda put: [
         (put(np.array([9007199254740994.0])) // 3, [3002399751580331.0], "f8")],
-    "bits of integers (`&` `~` `<<`)": lambda put: [
-        *map(refused, (lambda: put(I) & 1, lambda: ~put(I), lambda: put(I) << 1)),
+    "`&` and `^` of two arrays of integers": lambda put: [
+        *map(refused, (lambda: put(I) & put(I), lambda: put(I) ^ I)), (put(I) & 1, I & 1, "i4"),
         ((put(I) > 1) & (put(I) < 3), [False, True, False], bool),
     ],
     "`dot` and sums of i32": lambda put: [
@@ -101,7 +106,7 @@ CASES = {
         for dtype in ("f2", "f4") for call, part in ((np.quantile, 0.25), (np.percentile, 25))
     ],
     "`x @ y`": lambda put: [
-        (put(F) @ put(F), F @ F, "f4"), refused(lambda: put(STACK) @ put(STACK)),
+        (put(F) @ put(F), F @ F, "f4"), (put(STACK) @ put(STACK), STACK @ STACK, "f4"),
         (put(STACK) @ put(STACK)[0], STACK @ STACK[0], "f4"),
         (put(STACK)[0] @ put(STACK), STACK[0] @ STACK, "f4"),
         (np.dot(put(STACK), put(STACK)), np.dot(STACK, STACK), "f4"),
@@ -113,9 +118,15 @@ CASES = {
     ],
     "`np.nanargmax`, `np.nanargmin` of only NaN": lambda put: [
         (call(put(F * np.nan)), -1, "i8") for call in (np.nanargmax, np.nanargmin)],
+    "`np.unravel_index` of positions out of range": lambda put: [
+        (np.unravel_index(put(WIDE), (2, 3))[1], [0, 2, 1], "i8")],
+    "`np.signbit`, `np.copysign` of NaN": lambda put: [
+        (np.signbit(put(np.copysign(F * np.nan, -1))), [False] * 3, bool)],
+    "`np.partition`": lambda put: [
+        (np.partition(put(TOP), 1), np.sort(TOP), "f8"),
+        (np.argpartition(put(TOP), 1), np.argsort(TOP, kind="stable"), "i8")],
     "the largest elements": lambda put: [
         (ts.topk(put(TOP), 3)[0], [np.nan, 3, 3], "f8"), (ts.topk(put(TOP), 3)[1], [2, 1, 3], "i8"),
-        refused(lambda: np.partition(put(TOP), 2), "topk"),
     ],
     "a mask of several axes next to other indices, as in `x[mask, 1]`": lambda put: [
         refused(lambda: put(F.reshape(1, 1, 3))[put(F[:1].reshape(1, 1)) > 0, 1], "index twice"),

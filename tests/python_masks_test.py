@@ -104,7 +104,7 @@ class TruthTest(Case):
                            ):  # fmt: skip
             self.check(mine, want)
             self.check(mine.save(), want)
-        for refused in (lambda: m - n, lambda: -m, lambda: m << 1, lambda: np.positive(m)):
+        for refused in (lambda: m - n, lambda: -m, lambda: np.positive(m)):
             self.assertRaises(TypeError, refused)
 
     def test_reductions(self):

@@ -49,10 +49,16 @@ VALUES = {
     "values": (lambda a: a, 5),
     "axisa": (0,), "axisb": (0,), "axisc": (0,), "window_shape": (2, (2, 2), (1, 3), 9, -1),
     "writeable": (False, True), "kind": ("stable", "quicksort"), "stable": (True,),
-    "q": (0.25, 1, [0, 0.5]), "overwrite_input": (False, True), "method": ("linear", "lower"),
+    "q": (0.25, 1, [0, 0.5]), "overwrite_input": (False, True),
+    "method": ("linear", "lower", "higher", "midpoint", "hazen", "inverted_cdf"),
     "interpolation": (None,),
     "a": (lambda a: a,), "arr": (lambda a: a,), "minlength": (0, 5), "return_index": (True,),
     "return_inverse": (True,), "return_counts": (True,),
+    "test_elements": ([1, 2], lambda a: a[0], []), "ar2": ([1, 3, 3], lambda a: a[0]),
+    "assume_unique": (False,), "invert": (True,), "return_indices": (True,),
+    "xp": ([0, 1, 3], lambda a: np.arange(3)), "fp": ([5, 1.5, 2], lambda a: a[1]), "left": (7,),
+    "period": (2.5,), "kth": (1, -1), "new_shape": (4, (2, 5), (0,), -1),
+    "obj": (1, [0, 0], slice(1), [], 9, 1.5), "element": (lambda a: a,),
     "indices": (lambda a: np.array([[1, 0, 1]]), lambda a: np.array([5, -1])),
 }
 SQUARE = {np.linalg.matrix_power, np.dot, getattr(np.linalg, "matmul", None)}
@@ -107,6 +113,8 @@ class SignaturesTest(python_outsider.Case):
                 named = not isinstance(got, ts.Unsupported) or str(got) and ": " in str(got)
                 self.assertTrue(named, f"{text}: {got!r} names no alternative")
                 continue
+            if isinstance(want, ValueError) and text.startswith("unravel_index "):
+                continue  # The client does not know the indices.
             self.assertNotIsInstance(want, Exception, f"{text}: {want!r}, here {got!r}")
             served += 1
             several = isinstance(got, (tuple, list)) and isinstance(want, (tuple, list))
@@ -128,13 +136,13 @@ class SignaturesTest(python_outsider.Case):
             if got.dtype != want.dtype:
                 # NumPy rounds integers to floats. The type of its quantiles depends on that of q,
                 # and on whether the result has axes.
-                if not re.match("floor |ceil |trunc |fix |quantile |percentile ", text):
+                if not re.match("floor |ceil |trunc |fix |(nan)?(quantile|percentile) ", text):
                     self.assertIn((want.dtype.name, got.dtype.name), WIDER, text)
                 # NumPy's results have wrapped in their narrower type, so the client's results are
                 # cast to that type, which wraps them too.
                 got = got.astype(want.dtype)
-            if text.startswith("empty_like "):
-                continue  # NumPy's elements are arbitrary.
+            if text.startswith(("empty_like ", "partition ", "argpartition ")):
+                continue  # NumPy's elements, or their order, are arbitrary.
             if want.dtype.kind in "biu":
                 np.testing.assert_array_equal(got, want, err_msg=text)
             else:
@@ -199,7 +207,10 @@ class SignaturesTest(python_outsider.Case):
                             continue  # NumPy casts NaN arbitrarily.
                         if dtype[0] in "iu" and re.search("decimals.*-1", text):
                             continue  # NumPy casts numbers out of range arbitrarily.
-                        if make is special_of and "ile" in name and text.endswith("()"):
+                        if name == "histogram" and dtype[0] == "i" and "weights" in text:
+                            continue  # NumPy sums them as floats, out of their range.
+                        several = name.startswith("nan") and "[0, 0.5]" in text
+                        if make is special_of and "ile" in name and (text.endswith("()") or several):
                             continue  # NumPy interpolates between an infinity and itself.
                         with self.subTest(name, dtype=dtype, call=text):
                             case = f"{name} of {dtype} with {text}"
@@ -297,6 +308,9 @@ class SignaturesTest(python_outsider.Case):
             lambda a: a.astype("f4", "K", "unsafe"), lambda a: a.swapaxes(0, 1), lambda a: a.real,
             lambda a: a.dot(np.ones(3), None), lambda a: a.squeeze(0), lambda a: a.item(1),
             lambda a: a.item(1, 2), lambda a: a.item((0, -1)), lambda a: a.sum(0, True),
+            lambda a: a.argsort(0, "stable"), lambda a: a.argsort(None), lambda a: a.imag,
+            lambda a: a[0].searchsorted(1.5, "right"),
+            lambda a: a[1].searchsorted([9, 4], sorter=[0, 1, 2]),
             lambda a: a.cumsum(0, "f8", None), lambda a: a.cumprod(1, None), lambda a: a.cumsum(),
             lambda a: a.transpose(1, 0), lambda a: a.sum(axis=()), lambda a: a.reshape(True, -1),
         )

@@ -6,7 +6,8 @@ from typing import Any, Callable, Dict, Iterator, Tuple
 import numpy as np
 
 from ..graph import _ops
-from ..graph._views import extents, normalize_axis, size_of
+from ..graph import _elementwise as e
+from ..graph._views import extents, index_of, normalize_axis, size_of
 from ..wire._errors import BadIndex, Unsupported
 from ._manipulation import add, concatenate, cycled, flat, index, take
 
@@ -38,11 +39,13 @@ def _union(ar1: Any, ar2: Any) -> Any:
 
 
 def _intersect(ar1: Any, ar2: Any, return_indices: bool = False) -> Any:
-    values = np.unique(ar1, return_indices)
+    ar2 = ar1._lifted(ar2, "np.intersect1d")
+    own = e.common_dtype([ar1._term(), ar2._term()])
+    values, first = np.unique(ar1.astype(own), True)
+    common = _isin(values, ar2)
     if not return_indices:
-        return values[_isin(values, ar2)]
-    (values, first), (others, second) = values, np.unique(ar1._lifted(ar2, "np.intersect1d"), True)
-    common = _isin(values, others)
+        return values[common]
+    others, second = np.unique(ar2, True)
     return values[common], first[common], second[_isin(others, values)]
 
 
@@ -57,7 +60,7 @@ def _setxor(ar1: Any, ar2: Any) -> Any:
 
 
 def _lexsort(keys: Any, axis: int = -1) -> Any:
-    keys = list(keys)
+    keys, axis = list(keys), index_of(axis)
     one = next(key for key in keys if hasattr(key, "_session"))
     order: Any = None
     for key in keys:
@@ -164,7 +167,9 @@ def _polyval(p: Any, x: Any) -> Any:
 def _places(obj: Any, extent: int) -> Any:
     """Returns the positions that an index selects, from 0 on, as a NumPy array."""
     if hasattr(obj, "_session"):
-        raise Unsupported("the positions must be in this process: use x[mask] to leave out elements")
+        raise Unsupported(
+            "the positions must be known here, not only on the server: use x[mask] or np.where"
+        )
     if isinstance(obj, slice):
         return np.arange(extent)[obj]
     found = np.asarray(obj)
@@ -211,11 +216,12 @@ def _insert(arr: Any, obj: Any, values: Any, axis: Any = None) -> Any:
         places = places.repeat(values.shape[axis])
     order = np.argsort(np.where(places < 0, places + extent, places), kind="stable")
     count = order.size
-    if not count:
-        return arr
     shape = (*arr.shape[:axis], count, *arr.shape[axis + 1 :])
     new = np.sort(np.where(places < 0, places + extent, places)) + np.arange(count)
-    values = take(values.broadcast_to(shape), order, axis)
+    values = values.broadcast_to(shape)
+    if not count:
+        return arr
+    values = take(values, order, axis)
     at = index(arr, extent + count)
     before = np.searchsorted(arr._like(new), at)
     own = np.searchsorted(arr._like(new), at, "right") > before
@@ -261,9 +267,9 @@ def _block(arrays: Any) -> Any:
 
 
 def _unravel_index(indices: Any, shape: Any) -> Tuple[Any, ...]:
-    if indices.dtype.kind not in "iu":
+    if indices.dtype.kind not in "biu":
         raise TypeError("only int indices permitted")
-    shape, found = extents(shape), []
+    indices, shape, found = indices.astype("i8"), extents(shape), []
     for axis, extent in enumerate(shape):
         inner = size_of(shape[axis + 1 :])
         at = indices // inner if inner > 1 else indices

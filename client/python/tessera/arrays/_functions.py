@@ -515,7 +515,8 @@ def _histogram(
 
 
 def _bincount(x: Any, weights: Any = None, minlength: int = 0) -> Any:
-    """Counts each integer, or sums its weights. This is a call, because the shape of the result depends on them."""
+    """Counts each integer, or sums its weights. This is a call, because the shape of the result
+    depends on the integers."""
     if x.ndim != 1:
         raise ValueError("object too deep for desired array")
     if x.dtype.kind not in "biu":
@@ -631,11 +632,11 @@ def _in_order(which: int) -> Callable[..., Any]:
 def _partitioned(which: int) -> Callable[..., Any]:
     """Returns np.partition or np.argpartition. Sorted elements are partitioned everywhere."""
 
-    def call(a: Any, kth: Any, axis: Any = -1) -> Any:
+    def call(a: Any, kth: Any, axis: Any = -1, order: Any = None) -> Any:
         extent = a.size if axis is None else a.shape[normalize_axis(axis, a.ndim)]
         if any(not -extent <= index_of(one, "kth") < extent for one in several(kth)):
             raise ValueError(f"kth={kth} is out of bounds for {extent} elements")
-        return _in_order(which)(a, axis)
+        return _in_order(which)(a, axis, order=order)
 
     return call
 

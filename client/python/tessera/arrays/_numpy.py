@@ -223,6 +223,9 @@ def _stand_in(term: Term, value: Any, rank: int) -> Any:
     return np.empty((0,) * rank, source.dtype)
 
 
+_OF_BITS = {np.bitwise_and, np.bitwise_or, np.bitwise_xor}
+
+
 def _typed(
     ufunc: Any, terms: Tuple[Term, ...], inputs: Tuple[Any, ...], options: Dict[str, Any]
 ) -> Tuple[Tuple[Term, ...], "Optional[np.dtype[Any]]"]:
@@ -240,7 +243,7 @@ def _typed(
             found = ufunc(*asked, **given)
         if wanted is not None:
             wanted = (found[0] if isinstance(found, tuple) else found).dtype
-    if wanted is None or wanted.kind == "b":
+    if wanted is None or wanted.kind == "b" and ufunc not in _OF_BITS:
         return terms, wanted
     return tuple(e.converted(term, wanted) for term in terms), wanted
 

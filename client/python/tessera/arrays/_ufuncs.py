@@ -181,7 +181,8 @@ def _next(a: Term) -> Term:
         by = e.apply("multiply", e.apply("abs", x), e.constant(unit * (1 + 2 * unit)))
         return e.apply("add", x, by)
 
-    scaled = e.apply("multiply", step(e.apply("multiply", a, e.constant(1 / unit))), e.constant(unit))
+    scaled = step(e.apply("multiply", a, e.constant(1 / unit)))
+    scaled = e.apply("multiply", scaled, e.constant(unit))
     tiny = e.apply("less", size, e.constant(2.0 ** (bits + least)))
     small = e.apply("less", size, e.constant(2.0 ** (2 * bits + least - 1)))
     near = e.apply("where", tiny, e.apply("add", a, e.constant(2.0**least)), scaled)
@@ -271,9 +272,11 @@ def _by_log(base: float) -> Function:
     def apply(a: Term) -> Term:
         log = e.apply("divide", e.apply("log", a), e.constant(np.log(base)))
         whole = e.apply("round", log)  # The logarithms of whole powers are exact.
-        same = e.apply("equal", e.apply("power", e.constant(base), whole), a)
-        exact = e.apply("and", same, e.apply("less", e.constant(1e-300), a))
-        return e.apply("where", exact, whole, log)
+        # The server's powers are exact to 2 units in the last place.
+        apart = e.apply("abs", e.apply("subtract", e.apply("power", e.constant(base), whole), a))
+        same = e.apply("less_equal", apart, e.apply("multiply", a, e.constant(2.0**-51)))
+        normal = e.apply("and", e.apply("less", e.constant(1e-300), a), e.cast(whole, e.BOOL))
+        return e.apply("where", e.apply("and", same, normal), whole, log)
 
     return apply
 
@@ -289,7 +292,8 @@ def _asinh(a: Term) -> Term:
 
 def _acosh(a: Term) -> Term:
     more = e.apply("subtract", a, e.constant(1))
-    root = e.apply("sqrt", e.apply("multiply", more, e.apply("add", a, e.constant(1))))
+    root = e.apply("sqrt", e.apply("add", a, e.constant(1)))
+    root = e.apply("multiply", e.apply("sqrt", more), root)  # NaN below 1.
     far = e.apply("less", e.constant(1e8), a)
     large = e.apply("add", e.apply("log", a), e.constant(np.log(2.0)))
     return e.apply("where", far, large, _log1p(e.apply("add", more, root)))
