@@ -154,10 +154,12 @@ class HistogramTest : public testing::TestWithParam<StrategyCase> {
 };
 
 constexpr HistogramSpec kRanges[] = {
-    {.low = 0, .high = 1},           {.low = -3, .high = 7.25},     {.low = 0, .high = 100},
-    {.low = 1000, .high = 1000.5},   {.low = -1, .high = 1e-9},     {.low = 1e-40, .high = 3e-40},
-    {.low = -1e30, .high = 1e30},    {.low = 0, .high = 0x1p-1002}, {.low = -60000, .high = 60000},
-    {.low = -1e300, .high = 1.7e300}};
+    {.low = 0, .high = 1},          {.low = -3, .high = 7.25},
+    {.low = 0, .high = 100},        {.low = 1000, .high = 1000.5},
+    {.low = -1, .high = 1e-9},      {.low = 1e-40, .high = 3e-40},
+    {.low = -1e30, .high = 1e30},   {.low = 0, .high = 0x1p-1002},
+    {.low = -60000, .high = 60000}, {.low = -1e300, .high = 1.7e300},
+    {.low = 0, .high = 0x1p-20}};
 
 TEST_P(HistogramTest, EvenBins) {
   ForType([]<class E>(E) {
