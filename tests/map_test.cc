@@ -769,6 +769,27 @@ TEST_P(MapTest, RandomBitsArePhilox) {
              array(want), "random bits");
 }
 
+// The exact quantiles were computed with 200 bits, and rounded to the nearest double.
+TEST_P(MapTest, NdtriIsTheNormalQuantile) {
+  const std::vector<double> a = {0x1p-1074, 0x1p-1022, 1e-300, 1e-100,    1e-20, 1.5e-12,
+                                 1e-8,      0.001,     0.075,  0.1,       0.3,   0.5625,
+                                 0.9,       0.925,     0.999,  0.99999999};
+  const std::vector<double> want = {
+      -0x1.33bd3f27fcd03p+5, -0x1.2c27b05bf1a0bp+5, -0x1.286074064c26ep+5, -0x1.546010d755221p+4,
+      -0x1.2865170b43a4cp+3, -0x1.be930837a25c7p+2, -0x1.672b074435e3dp+2, -0x1.8b8cbb7204471p+1,
+      -0x1.7085226d3e524p+0, -0x1.4813c36e26d32p+0, -0x1.0c7e39582c5fbp-1, 0x1.422c1aadb2493p-3,
+      0x1.4813c36e26d33p+0,  0x1.7085226d3e525p+0,  0x1.8b8cbb7204470p+1,  0x1.672b074346f16p+2};
+  DeviceArray<double> x(stream(), a, 1);
+  const std::vector<double> got = Run<double>({x.view()}, Alone(MapOp::kNdtri));
+  for (std::size_t i = 0; i < a.size(); ++i)
+    EXPECT_NEAR(got[i], want[i], 10 * std::ldexp(1.0, std::ilogb(want[i]) - 52)) << a[i];
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  const std::vector<double> ends = {0, -0.0, 1, 0.5, -0x1p-1074, 1 + 0x1p-52, kInfinity, kNan};
+  DeviceArray<double> y(stream(), ends);
+  ExpectSame(Run<double>({y.view()}, Alone(MapOp::kNdtri)),
+             {-kInfinity, -kInfinity, kInfinity, 0, kNan, kNan, kNan, kNan}, "ends");
+}
+
 TEST(ExpressionTest, CoordinatesTakeThePlacesOfOperands) {
   const std::vector<DType> seven(7, DType::kF32);
   EXPECT_EQ(Get(CompileExpression({Axis(0), Axis(0)}, seven)).operands, 8);
