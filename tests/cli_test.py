@@ -849,7 +849,7 @@ class CliTest(CliCase):
                 "window-sum x", "bench", "topk x", "topk x --k all", "search x --k 3",
                 "topk x --k 1 --out y -o y.npy", "scan mean x", "scan x",
                 "take x", "take x i --mode raise", "select x", "histogram x --range 3",
-                "search-sorted x",
+                "histogram x e --bins 3", "search-sorted x",
                 "search x --queries q --k 3 --metric cosine",
                 "bench order x", "sort x --only both", "bench dot x", "bench reduce magic x",
                 "bench dot x x --repeat 0"):
