@@ -110,6 +110,7 @@ class CreationTest(python_outsider.Case):
         np.testing.assert_allclose((x @ x.T * t.tri(6)).numpy(), np.tril(a @ a.T))
         # An operand of the result's shape is the only one.
         self.assertNotIn("inline", (x > t.arange(5)).explain())
+        self.assertNotIn("inline", np.tril(x).explain())
         # Coordinates take the places of operands, so such an expression has several steps.
         places = sum(t.indices((2, 1, 3, 2, 2, 2, 2, 2), sparse=True))
         self.same(places, sum(np.indices((2, 1, 3, 2, 2, 2, 2, 2), sparse=True)))
