@@ -1280,6 +1280,10 @@ class ErrorTest(Case):
                 ("Take", "indices", dict(x=good, indices=operand)),
                 ("Select", "x", dict(x=operand, mask=inline(np.ones(1, bool)))),
                 ("Select", "mask", dict(x=good, mask=operand)),
+                ("Histogram", "x", dict(x=operand, even=dict(count=1, low=0, high=1))),
+                ("Histogram", "edges", dict(x=good, edges=operand)),
+                ("SearchSorted", "x", dict(x=operand, keys=good)),
+                ("SearchSorted", "keys", dict(x=good, keys=operand)),
             ):
                 outcome = client.attempt(rpc, **fields)
                 self.assertEqual((outcome.reason, outcome.metadata.get("operand")), (reason, which))
@@ -1323,6 +1327,13 @@ class ErrorTest(Case):
                 ("BAD_OPERATION", "99", "Take", dict(x=good, indices=good, mode=99)),
                 ("BAD_DTYPE", "f32", "Select", dict(x=good, mask=good)),
                 ("BAD_SHAPE", "[1, 1]", "Select", dict(x=good, mask=inline(np.ones((1, 1), bool)))),
+                ("BAD_BINS", "bins", "Histogram", dict(x=good)),
+                ("BAD_BINS", "-1", "Histogram", dict(x=good, even=dict(count=-1, high=1))),
+                ("BAD_BINS", "0 to 0", "Histogram", dict(x=good, even=dict(count=1))),
+                ("BAD_DTYPE", "f32", "Histogram", dict(x=good, integers=5)),
+                ("BAD_DTYPE", "f32", "Histogram", dict(x=good, edges=good)),
+                ("BAD_DTYPE", "i64", "SearchSorted", dict(x=good, keys=inline(np.array([1])))),
+                ("BAD_SHAPE", "[]", "SearchSorted", dict(x=inline(np.float32(1)), keys=good)),
                 ("BAD_OPERAND", "3", "Dot", dict(a=short, b=good)),
                 ("BAD_MESSAGE", str(limit), "Reduce", dict(sum_of, x=large)),
             )

@@ -113,6 +113,8 @@ class AccessTest(o.FreshCase):
             ("Sort", dict(x=x, indices=out)),
             ("Take", dict(x=x, indices=o.inline(np.zeros(1, np.int64)), result=out)),
             ("Select", dict(x=x, mask=o.inline(np.ones(PIECE.shape, bool)), indices=out)),
+            ("Histogram", dict(x=x, even=dict(count=1, high=1), result=out)),
+            ("SearchSorted", dict(x=o.inline(np.ones(1, PIECE.dtype)), keys=x, result=out)),
             ("Execute", dict(steps=[plain, step])),
         ):
             with self.subTest(rpc):
@@ -360,6 +362,8 @@ class AccessTest(o.FreshCase):
                 bert.attempt("Sort", x=operand),
                 bert.attempt("Take", x=operand, indices=operand),
                 bert.attempt("Select", x=operand, mask=operand),
+                bert.attempt("Histogram", x=operand, edges=operand),
+                bert.attempt("SearchSorted", x=operand, keys=operand),
                 bert.attempt("Map", operands=[operand], expression=same),
                 bert.attempt("Reduce", op=o.compute.REDUCE_OP_SUM, x=operand),
                 bert.try_upload([dict(name=name, data=b"1234")]),

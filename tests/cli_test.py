@@ -333,6 +333,11 @@ class CliTest(CliCase):
             {"take": {"x": "x", "indices": "step:5.indices@0:3:1", "mode": "clip"}},
             {"map": {"operands": ["x"], "expression": "a > 5", "result": "scratch"}},
             {"select": {"x": "x", "mask": "step:12", "values": {"none": True}}},
+            {"histogram": {"x": "step:11", "even": {"count": 2, "low": -9, "high": 9}}},
+            {"map": {"operands": ["x[0, :3]"], "expression": "f64(a)", "result": "scratch"}},
+            {"histogram": {"x": "x", "edges": "step:15"}},
+            {"sort": {"x": "x[0]", "values": "scratch", "indices": {"none": True}}},
+            {"search_sorted": {"x": "step:17", "keys": "x[1]"}},
         )
         answer = self.json("run", path)
         steps = answer["steps"]
@@ -352,6 +357,10 @@ class CliTest(CliCase):
         self.assertEqual(steps[10]["values"]["data"], np.sort(x[0])[::-1].tolist())
         self.assertEqual(steps[11]["data"], x.ravel()[[5, 4, 3]].tolist())
         self.assertEqual(steps[13]["indices"]["data"], np.flatnonzero(x > 5).tolist())
+        self.assertEqual(steps[14]["data"],
+                         np.histogram(x.ravel()[[5, 4, 3]], 2, (-9, 9))[0].tolist())
+        self.assertEqual(len(steps[16]["data"]), 2)
+        self.assertEqual(steps[18]["data"], np.searchsorted(np.sort(x[0]), x[1]).tolist())
         self.assertTrue(all(step["stats"]["strategy"] for step in steps))
         self.assertGreater(answer["wall_us"], 0)
         self.cli("rm", "sum", "i")
@@ -471,6 +480,33 @@ class CliTest(CliCase):
         np.testing.assert_array_equal(self.get("s"), x[x > 7])
         self.all_fail(4, ("BAD_DTYPE", "tessera info", "select", "x", "x"),
                       ("BAD_SHAPE", "tessera info", "select", "x[0]", "mask"))
+
+    def test_histogram(self):
+        x = np.random.default_rng(11).integers(-9, 9, (30, 40)).astype("<i4")
+        self.put("x", x)
+        self.put("edges", np.array([-5, 0, 0.5, 9]))
+        answer = self.json("histogram", "x", "--bins", 7, "--range", "-3,8")
+        self.assertEqual((answer["dtype"], answer["data"]),
+                         ("i64", np.histogram(x, 7, (-3, 8))[0].tolist()))
+        self.assertEqual(self.json("histogram", "x", "--bins", 5)["data"],
+                         [int((x == i).sum()) for i in range(5)])
+        self.assertEqual(self.cli("histogram", "x", "edges", "--out", "h"),
+                         f"h: i64 [3], 24 B on {o.Program.device}\n")
+        np.testing.assert_array_equal(self.get("h"), np.histogram(x, [-5, 0, 0.5, 9])[0])
+        self.all_fail(4, ("BAD_BINS", "--bins", "histogram", "x"),
+                      ("BAD_BINS", "--range", "histogram", "x", "--bins", 3, "--range", "1,1"),
+                      ("BAD_DTYPE", "tessera info", "histogram", "x", "x"))
+
+    def test_search_sorted(self):
+        x = np.arange(0, 90, 3).astype("<f4")
+        keys = np.array([[-1, 0, 3], [4, 87, 99]], "<f4")
+        self.put("x", x)
+        self.put("keys", keys)
+        for flags, side in (((), "left"), (("--right",), "right")):
+            answer = self.json("search-sorted", "x", "keys", *flags)
+            self.assertEqual((answer["dtype"], answer["data"]),
+                             ("i64", np.searchsorted(x, keys, side).tolist()))
+        self.all_fail(4, ("BAD_SHAPE", "tessera info", "search-sorted", "keys", "x"))
 
     def test_scan(self):
         x = np.random.default_rng(8).integers(-9, 9, (30, 40)).astype("<f4")
@@ -812,7 +848,8 @@ class CliTest(CliCase):
                 "reduce sum x --axes a", "reduce sum x --out y", "cp x", "cp x y --dtype f8",
                 "window-sum x", "bench", "topk x", "topk x --k all", "search x --k 3",
                 "topk x --k 1 --out y -o y.npy", "scan mean x", "scan x",
-                "take x", "take x i --mode raise", "select x",
+                "take x", "take x i --mode raise", "select x", "histogram x --range 3",
+                "histogram x e --bins 3", "search-sorted x",
                 "search x --queries q --k 3 --metric cosine",
                 "bench order x", "sort x --only both", "bench dot x", "bench reduce magic x",
                 "bench dot x x --repeat 0"):
@@ -1128,6 +1165,8 @@ class BenchTest(CliCase):
                 self.cli("cp", name, name, "--replace", "--dtype", dtype)
             self.put("rows", random.integers(-side, side, 7))
             self.put("all", np.ones((side, side), bool))
+            self.put("ordered", np.arange(n) // 9)
+            self.cli("cp", "ordered", "ordered", "--replace", "--dtype", dtype)
             for operation, arguments, unit, work in (
                     ("dot", ("dot", "x", "y"), "B/s", 2 * n * size),
                     ("dot", ("dot", "x", "x"), "B/s", n * size),
@@ -1148,7 +1187,11 @@ class BenchTest(CliCase):
                     ("sort", ("sort", "m", "--axis", 0), "B/s", side * side * (2 * size + 8)),
                     ("take", ("take", "m", "rows", "--axis", 0), "B/s",
                      7 * (8 + 2 * side * size)),
-                    ("select", ("select", "m", "all"), "B/s", side * side * (1 + 2 * size + 8))):
+                    ("select", ("select", "m", "all"), "B/s", side * side * (1 + 2 * size + 8)),
+                    ("histogram", ("histogram", "x", "--bins", 3, "--range", "-9,9"), "B/s",
+                     n * size + 3 * 8),
+                    ("search_sorted", ("search-sorted", "ordered", "y"), "B/s",
+                     n * (2 * size + 8))):
                 with self.subTest(dtype=dtype, operation=operation):
                     report = self.bench(*arguments, "--repeat", 3)
                     self.assertEqual(report["operation"], operation)

@@ -48,6 +48,8 @@ TEST_F(AsyncTest, EveryCallAnswersInBothForms) {
   mask.set_shape(0, 3);
   mask.set_data(std::string("\0\1\1", 3));
   Future<v1::SelectResponse> selected = client_.Async().Select("x", mask);
+  Future<v1::HistogramResponse> counted = client_.Async().Histogram("x", EvenBins{2, 1, 3});
+  Future<v1::SearchSortedResponse> places = client_.Async().SearchSorted("x", "x");
   Future<v1::MatmulResponse> product = client_.Async().Matmul("x", "x");
   Future<v1::MapResponse> squares = client_.Async().Map({"x"}, Element(0) * Element(0));
   Future<v1::GetBufferResponse> buffer = client_.Async().GetBuffer("x");
@@ -67,6 +69,8 @@ TEST_F(AsyncTest, EveryCallAnswersInBothForms) {
   EXPECT_EQ(sorted.Get()->values().data(), Floats({3, 2, 1}).data());
   EXPECT_EQ(taken.Get()->tensor().data(), Floats({3, 1}).data());
   EXPECT_EQ(selected.Get()->values().data(), Floats({2, 3}).data());
+  EXPECT_EQ(counted.Get()->tensor().data(), Integers({1, 2}).data());
+  EXPECT_EQ(places.Get()->tensor().data(), Integers({0, 1, 2}).data());
   EXPECT_EQ(ErrorReason(product.Get().status()), "BAD_SHAPE");
   EXPECT_EQ(squares.Get()->tensor().data(), Floats({1, 4, 9}).data());
   EXPECT_EQ(buffer.Get()->buffer().name(), "x");

@@ -487,6 +487,40 @@ TEST_F(ClientTest, ElementsOfAMask) {
   EXPECT_EQ(answers->results(3).error().reason(), "BAD_OPERAND");
 }
 
+TEST_F(ClientTest, ElementsInBins) {
+  Put("x", {3, 9, 2, 1, 5, 7}, {2, 3});
+  const auto counts = [](const absl::StatusOr<v1::HistogramResponse>& response) {
+    EXPECT_TRUE(response.ok()) << response.status();
+    return Values<std::int64_t>(response->tensor());
+  };
+  EXPECT_THAT(counts(client_.Histogram("x", EvenBins{4, 1, 9})), ElementsAre(2, 1, 1, 2));
+  EXPECT_THAT(counts(client_.Histogram(Integers({0, 2, 2, 5, -1}), IntegerBins{3})),
+              ElementsAre(1, 0, 2));
+  const auto edges =
+      client_.Map({"x"}, Cast(Element(0) * 2, DType::kF64), {.target = ResultBuffer{.name = "e"}});
+  ASSERT_TRUE(edges.ok()) << edges.status();
+  Operand ends("e");
+  ends.view.emplace();
+  ends.view->add_shape(2);
+  ends.view->add_strides(-1);
+  ends.view->set_offset(3);
+  EXPECT_THAT(counts(client_.Histogram("x", ends)), ElementsAre(2));
+  EXPECT_EQ(ErrorReason(client_.Histogram("x", IntegerBins{3}).status()), "BAD_DTYPE");
+  EXPECT_EQ(ErrorReason(client_.Histogram("x", EvenBins{}).status()), "BAD_BINS");
+}
+
+TEST_F(ClientTest, PositionsOfKeys) {
+  Put("x", {1, 3, 3, 7}, {4});
+  Put("k", {3, 0, 8, 7}, {2, 2});
+  const auto places = [](const absl::StatusOr<v1::SearchSortedResponse>& response) {
+    EXPECT_TRUE(response.ok()) << response.status();
+    return Values<std::int64_t>(response->tensor());
+  };
+  EXPECT_THAT(places(client_.SearchSorted("x", "k")), ElementsAre(1, 0, 4, 3));
+  EXPECT_THAT(places(client_.SearchSorted("x", "k", /*right=*/true)), ElementsAre(3, 0, 4, 4));
+  EXPECT_EQ(ErrorReason(client_.SearchSorted("k", "x").status()), "BAD_SHAPE");
+}
+
 TEST_F(ClientTest, ElementsAtIndices) {
   Put("x", {3, 9, 2, 1, 5, 7}, {2, 3});
   const auto values = [](const absl::StatusOr<v1::TakeResponse>& response) {

@@ -287,7 +287,7 @@ TEST_F(ComputeServiceTest, ListStrategiesFilters) {
     EXPECT_NE(row.available(), !row.needs().empty()) << row.name();
     defaults += row.default_();
   }
-  EXPECT_EQ(defaults, 12) << "one for each operation";
+  EXPECT_EQ(defaults, 14) << "one for each operation";
   const v1::ListStrategiesResponse some = list("operation: 'dot' backend: 'cpu'");
   EXPECT_GT(some.strategies_size(), 0);
   EXPECT_LT(some.strategies_size(), all.strategies_size());

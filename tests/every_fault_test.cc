@@ -257,6 +257,12 @@ TEST_F(EveryFaultTest, Operations) {
       "DTYPE_BOOL shape: 2 shape: 1 data: '\\001\\001' } } "
       "values { buffer { name: 'y' } } indices { buffer { name: 'z' } }",
       {"y", "z"});
+  TryTimed<v1::HistogramRequest>("x " + turned + " even { count: 9 low: 0 high: 1 }" + into_y,
+                                 {"y"});
+  TryTimed<v1::SearchSortedRequest>(
+      "x { tensor { dtype: DTYPE_F32 shape: 1 data: '\\000\\000\\000\\000' } } keys " + turned +
+          into_y,
+      {"y"});
   TryTimed<v1::TopKRequest>("x " + turned +
                                 " k: 3 axis: 0 values { buffer { name: 'y' } } "
                                 "indices { buffer { name: 'z' } }",

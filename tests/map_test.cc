@@ -8,6 +8,9 @@
 #ifdef TESSERA_WITH_CUDA
 #include "kernels/cuda/compile/compiler.h"
 #endif
+#include "kernels/choose/map_range.h"
+#include "kernels/run/stage.h"
+#include "kernels/team/share_out.h"
 #include "tests/expressions.h"
 
 namespace tessera::test {
@@ -16,6 +19,11 @@ namespace {
 using Kind = ExpressionNode::Kind;
 
 ExpressionNode Integer(std::int64_t value) { return {.kind = Kind::kInteger, .integer = value}; }
+std::vector<std::int64_t> Iota(std::int64_t n) {
+  std::vector<std::int64_t> values(static_cast<std::size_t>(n));
+  std::iota(values.begin(), values.end(), 0);
+  return values;
+}
 // Returns the operation on as many operands as it takes.
 Nodes Alone(MapOp op) {
   Nodes nodes;
@@ -646,7 +654,8 @@ TEST(MapDevices, SameBits) {
         const bool differs = info.op == MapOp::kExp || info.op == MapOp::kLog ||
                              info.op == MapOp::kTanh ||
                              (info.op == MapOp::kPower && !std::is_integral_v<T>);
-        if (differs || info.rule == MapRule::kCast) continue;
+        const bool lacks = info.rule == MapRule::kBits && !std::is_integral_v<T>;
+        if (differs || lacks || info.rule == MapRule::kCast) continue;
         Nodes nodes = {In(0), In(1), Op(MapOp::kLess, {0, 1}), Op(MapOp::kEqual, {0, 1})};
         std::vector<std::uint32_t> args = {0, 1, 1};
         if (info.rule == MapRule::kLogic) args = {2, 3};
@@ -659,6 +668,132 @@ TEST(MapDevices, SameBits) {
         check({In(0), Op(MapOp::kCast, {0}, to)}, absl::StrCat("cast to ", Absl(Name(to))));
     });
   }
+}
+
+// Coordinates are those of the whole result, for all strategies, also where the axes of an operand
+// are merged, reversed or broadcast, and where the result has other axes.
+TEST_P(MapTest, Coordinates) {
+  const std::vector<std::int64_t> values = Iota(4 * 1000);
+  DeviceArray<std::int64_t> x(stream(), values, 1);
+  View view = x.view();
+  view.shape = {.rank = 3, .dims = {4, 1, 1000}};
+  view.strides = {1000, 0, 1};
+  View tall{.data = view.data, .dtype = DType::kI64, .shape = {.rank = 3, .dims = {1, 3, 1}}};
+  // ((first * 10 + middle) * 1000 + last) * 4000 + x.
+  const Nodes nodes = {In(0),
+                       In(1),
+                       Axis(0),
+                       Axis(-2),
+                       Axis(2),
+                       Integer(10),
+                       Integer(1000),
+                       Integer(4000),
+                       Op(MapOp::kFma, {2, 5, 3}),
+                       Op(MapOp::kFma, {8, 6, 4}),
+                       Op(MapOp::kFma, {9, 7, 0})};
+  for (std::int64_t step : {1, -1}) {
+    View other = view;
+    other.strides[2] = step;
+    if (step < 0) other.data = static_cast<const std::int64_t*>(view.data) + 999;
+    std::vector<std::int64_t> want;
+    for (std::int64_t i = 0; i < 4; ++i)
+      for (std::int64_t j = 0; j < 3; ++j)
+        for (std::int64_t k = 0; k < 1000; ++k)
+          want.push_back(((i * 10 + j) * 1000 + k) * 4000 + i * 1000 + (step < 0 ? 999 - k : k));
+    ExpectSame(Run<std::int64_t>({other, tall}, nodes), want, "coordinates");
+  }
+  // One axis, and an axis of one element.
+  const View one{.data = view.data, .dtype = DType::kI64, .shape = {.rank = 2, .dims = {777, 1}}};
+  ExpectSame(Run<std::int64_t>({one}, {Axis(0)}), Iota(777), "one axis");
+  ExpectSame(Run<std::int64_t>({one}, {Axis(1)}), std::vector<std::int64_t>(777), "one element");
+  for (int axis : {2, -3}) {
+    const absl::Status status = MapType(std::vector<View>{one}, Nodes{Axis(axis)}).status();
+    EXPECT_EQ(ErrorReason(status), "BAD_AXES");
+  }
+}
+
+// Parts of a result of 2^50 elements.
+TEST_P(MapTest, CoordinatesOfParts) {
+  constexpr std::int64_t kRows = std::int64_t{1} << 15, kColumns = std::int64_t{1} << 35;
+  const std::vector<std::int64_t> zero = {0};
+  DeviceArray<std::int64_t> x(stream(), zero, 0);
+  const Nodes nodes = {In(0),
+                       Axis(0),
+                       Axis(1),
+                       Integer(kColumns),
+                       Op(MapOp::kFma, {1, 3, 2}),
+                       Op(MapOp::kAdd, {4, 0})};
+  const MapProgram program = Get(CompileExpression(nodes, {DType::kI64}));
+  MapProblem problem{.dtype = DType::kI64, .n = kRows * kColumns, .program = &program};
+  const View operand{.data = x.data(), .dtype = DType::kI64, .shape = MakeShape({kRows, kColumns})};
+  ASSERT_TRUE(SetOperands({&operand, 1}, operand.shape, problem).ok());
+  constexpr std::int64_t kCount = 3000;
+  for (std::int64_t first :
+       {std::int64_t{0}, kColumns - 1000, 7 * kColumns + (kColumns >> 1), problem.n - kCount}) {
+    DeviceArray<std::int64_t> out(stream(), kCount);
+    LaunchMapRange(problem, first, kCount, out.data(), stream());
+    std::vector<std::int64_t> want = Iota(kCount);
+    for (std::int64_t& value : want) value += first;
+    ExpectSame(out.Values(), want, "a range");
+  }
+  // The shares of a team begin at an index of the first axis.
+  MapProblem narrow = problem;
+  for (int i = 0; i < program.operands; ++i)
+    narrow.operands[static_cast<std::size_t>(i)].shape = MakeShape({kRows, 100});
+  narrow.n = kRows * 100;
+  DeviceArray<std::int64_t> out(stream(), 20 * 100);
+  MapProblem part =
+      PartOf(narrow, TeamShare{.stream = &stream(), .first = kRows - 20, .end = kRows});
+  part.out = out.data();
+  strategy().launch(part, stream());
+  stream().Synchronize();
+  std::vector<std::int64_t> want;
+  for (std::int64_t i = kRows - 20; i < kRows; ++i)
+    for (std::int64_t j = 0; j < 100; ++j) want.push_back(i * kColumns + j);
+  ExpectSame(out.Values(), want, "a share");
+}
+
+// The vectors that Random123 publishes for Philox 4x32-10, of which the first two words are used.
+TEST_P(MapTest, RandomBitsArePhilox) {
+  const std::vector<std::uint64_t> seeds = {0, ~0ull, 0x299f31d0a4093822},
+                                   counters = {0, ~0ull, 0x85a308d3243f6a88},
+                                   streams = {0, ~0ull, 0x0370734413198a2e},
+                                   want = {0xe169c58d6627e8d5, 0x41c83b0e408f276d,
+                                           0x94fdccebd16cfe09};
+  const auto array = [&](const std::vector<std::uint64_t>& of) {
+    return std::vector<std::int64_t>(of.begin(), of.end());
+  };
+  DeviceArray<std::int64_t> a(stream(), array(seeds), 0), b(stream(), array(counters), 1),
+      c(stream(), array(streams), 0);
+  ExpectSame(Run<std::int64_t>({a.view(), b.view(), c.view()}, Alone(MapOp::kRandomBits)),
+             array(want), "random bits");
+}
+
+// The exact quantiles were computed with 200 bits, and rounded to the nearest double.
+TEST_P(MapTest, NdtriIsTheNormalQuantile) {
+  const std::vector<double> a = {0x1p-1074, 0x1p-1022, 1e-300, 1e-100,    1e-20, 1.5e-12,
+                                 1e-8,      0.001,     0.075,  0.1,       0.3,   0.5625,
+                                 0.9,       0.925,     0.999,  0.99999999};
+  const std::vector<double> want = {
+      -0x1.33bd3f27fcd03p+5, -0x1.2c27b05bf1a0bp+5, -0x1.286074064c26ep+5, -0x1.546010d755221p+4,
+      -0x1.2865170b43a4cp+3, -0x1.be930837a25c7p+2, -0x1.672b074435e3dp+2, -0x1.8b8cbb7204471p+1,
+      -0x1.7085226d3e524p+0, -0x1.4813c36e26d32p+0, -0x1.0c7e39582c5fbp-1, 0x1.422c1aadb2493p-3,
+      0x1.4813c36e26d33p+0,  0x1.7085226d3e525p+0,  0x1.8b8cbb7204470p+1,  0x1.672b074346f16p+2};
+  DeviceArray<double> x(stream(), a, 1);
+  const std::vector<double> got = Run<double>({x.view()}, Alone(MapOp::kNdtri));
+  for (std::size_t i = 0; i < a.size(); ++i)
+    EXPECT_NEAR(got[i], want[i], 10 * std::ldexp(1.0, std::ilogb(want[i]) - 52)) << a[i];
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  const std::vector<double> ends = {0, -0.0, 1, 0.5, -0x1p-1074, 1 + 0x1p-52, kInfinity, kNan};
+  DeviceArray<double> y(stream(), ends);
+  ExpectSame(Run<double>({y.view()}, Alone(MapOp::kNdtri)),
+             {-kInfinity, -kInfinity, kInfinity, 0, kNan, kNan, kNan, kNan}, "ends");
+}
+
+TEST(ExpressionTest, CoordinatesTakeThePlacesOfOperands) {
+  const std::vector<DType> seven(7, DType::kF32);
+  EXPECT_EQ(Get(CompileExpression({Axis(0), Axis(0)}, seven)).operands, 8);
+  EXPECT_EQ(ErrorMetadata(CompileExpression({Axis(0), Axis(1)}, seven).status())["node"], "1");
 }
 
 TEST(ExpressionTest, TypesThatMeet) {

@@ -87,6 +87,12 @@ TEST(PaceTest, RefusesBeforeMemoryIsTouched) {
       30, "cpu_parallel");
   OperationSpec uncounted = SelectSpec{};
   l.ExpectRefused(CountResults(uncounted, *l.stream, {x, mask}, l.options), 30, "");
+  l.ExpectRefused(
+      tessera::Run(HistogramSpec{.bins = 5}, *l.stream, {x}, {nullptr}, l.options).status(), 30,
+      "cpu_parallel");
+  l.ExpectRefused(
+      tessera::Run(SearchSortedSpec{}, *l.stream, {x, half}, {nullptr}, l.options).status(), 30,
+      "cpu_parallel");
   l.ExpectRefused(RunCopy(*l.stream, x, DType::kF32, nullptr, l.options), 30, "");
   l.ExpectRefused(RunCopy(*l.stream, x, DType::kF64, nullptr, l.options), 30, "");
   const View cube = Broadcast(&l.one, DType::kF32, {1 << 20, 1 << 20, 1 << 20});
@@ -212,6 +218,12 @@ TEST(PaceTest, FiguresStayFigures) {
                                 {.n = kMost, .count = kMost},
                                 {.wants_values = false, .n = kMost, .count = 1},
                                 {.wants_indices = false, .n = 1000003, .count = 7}});
+  ExpectFigures<HistogramProblem>({{},
+                                   {.n = kMost, .bins = kMostBins},
+                                   {.kind = BinKind::kEdges, .n = 1000003, .bins = 7},
+                                   {.kind = BinKind::kIntegers, .n = 0, .bins = kMostBins}});
+  ExpectFigures<SearchSortedProblem>(
+      {{}, {.length = kMost, .n = kMost}, {.length = kMost, .n = 1}, {.length = 0, .n = 1000003}});
   ExpectFigures<ReduceAxesProblem>({{},
                                     {.outer = kMost, .length = 1, .inner = 1},
                                     {.outer = 1, .length = kMost, .inner = 1},
@@ -274,6 +286,10 @@ TEST(PaceTest, EstimatesGrowWithTheProblem) {
                             {.length = 1 << 20, .count = std::int64_t{1} << 36});
   ExpectGrowth<SelectProblem>({.n = 1 << 26, .count = 1 << 20},
                               {.n = std::int64_t{1} << 36, .count = 1 << 20});
+  ExpectGrowth<HistogramProblem>({.n = 1 << 26, .bins = 256},
+                                 {.n = std::int64_t{1} << 36, .bins = 256});
+  ExpectGrowth<SearchSortedProblem>({.length = 1 << 20, .n = 1 << 26},
+                                    {.length = 1 << 20, .n = std::int64_t{1} << 36});
   ExpectGrowth<ReduceAxesProblem>({.outer = 4096, .length = 4096, .inner = 16},
                                   {.outer = 4096, .length = 4096, .inner = 16384});
   ExpectGrowth<MatmulProblem>(Product(4096, 4096, 4096), Product(32768, 32768, 65536));

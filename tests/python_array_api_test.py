@@ -57,7 +57,6 @@ REFUSED = {
     "linalg": (
         "cholesky det eigh eigvalsh inv matrix_rank pinv qr slogdet solve svd svdvals"
     ),
-    "sets": "unique_all unique_counts unique_inverse unique_values",
     "fft": "fft fftn hfft ifft ifftn ihfft irfft irfftn rfft rfftn",
 }
 WORKS = {
@@ -72,6 +71,7 @@ OTHERWISE = {
     "matrix_norm": "linalg.norm", "vector_norm": "linalg.norm",
     "cumulative_prod": "cumprod", "cumulative_sum": "cumsum", "concat": "concatenate",
     "fftshift": "fft.fftshift", "ifftshift": "fft.ifftshift",
+    **dict.fromkeys(STANDARD["sets"].split(), "unique"),
 }
 # Functions that return NumPy arrays, without any array of the client.
 FROM_NOTHING = "arange asarray empty eye full linspace ones zeros fftfreq rfftfreq".split()
@@ -113,7 +113,7 @@ class ArrayApiTest(python_outsider.Case):
                 arguments = (x,) * getattr(call, "nin", 1)
                 with self.subTest(name), self.assertRaisesRegex(ts.Unsupported, r"server|\.numpy"):
                     call(*arguments, *more.get(name, ()))
-        for call in (lambda: x << 1, lambda: np.arccos(x), lambda: np.unique(x)):
+        for call in (lambda: x << 1, lambda: np.arccos(x), lambda: np.gradient(x)):
             self.assertRaisesRegex(ts.Unsupported, r"server|\.numpy", call)
 
     def test_arrays_from_nothing_are_put(self):

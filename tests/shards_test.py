@@ -228,6 +228,9 @@ def test_every_operation(server, client):
         yield "Take", dict(x=at("x"), indices=picked, axis=0), 1
         mask = o.inline(np.array([True, False, True]), o.view([3, columns], [1, 0]))
         yield "Select", dict(x=at("x", o.view([3, columns])), mask=mask), 1
+        yield "Histogram", dict(x=at("x"), even=dict(count=9, low=-1, high=1)), 1
+        sought = o.inline(np.arange(-2, 3).astype(np.float32))
+        yield "SearchSorted", dict(x=sought, keys=at("x")), 1
         yield "Dot", dict(a=at("long"), b=at("long")), every
         yield "Reduce", dict(op="REDUCE_OP_VARIANCE", x=at("long")), every
         yield "Reduce", dict(op="REDUCE_OP_SUM", x=at("bytes")), every

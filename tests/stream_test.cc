@@ -289,6 +289,8 @@ TEST_P(StreamTest, ResultsAreAskedForOnceAndWhenEverythingHasBeenChecked) {
     EXPECT_FALSE(tessera::Run(TakeSpec{}, stream, {vector, places}, {give}, bad).ok());
     EXPECT_FALSE(
         tessera::Run(SelectSpec{.count = 2}, stream, {places, mask}, {give, give}, bad).ok());
+    EXPECT_FALSE(tessera::Run(HistogramSpec{.bins = 2}, stream, {vector}, {give}, bad).ok());
+    EXPECT_FALSE(tessera::Run(SearchSortedSpec{}, stream, {vector, vector}, {give}, bad).ok());
     EXPECT_FALSE(RunMatmul(stream, matrix, matrix, false, false, DType::kF32, give, bad).ok());
     EXPECT_FALSE(RunReduceAxes(stream, matrix, ReduceOp::kSum, {1}, give, bad).ok());
   }
@@ -400,6 +402,14 @@ TEST_F(StopTest, EveryCpuRowLooksAtTheFlag) {
                         .mask = mask.data(),
                         .values = out_.data()},
           nothing_written);
+  std::int64_t count = 0;
+  ForRows(HistogramProblem{.n = kN, .bins = 1, .x = ones_.data(), .counts = &count},
+          [&] { return count == 0; });
+  std::vector<std::int64_t> places(kN, -1);
+  ForRows(
+      SearchSortedProblem{
+          .length = 1, .n = kN, .x = ones_.data(), .keys = ones_.data(), .out = places.data()},
+      [&] { return places.back() == -1; });
   std::vector<std::int64_t> indices(16, -1);
   ForRows(
       TopKProblem{.rows = 4,

@@ -322,7 +322,9 @@ TEST(ChoiceTest, OnTheCpu) {
   EXPECT_EQ(Chosen(Matmul(DType::kI32, 4, 4, 4), cpu), "cpu_cache_tiled");
   for (DType dtype : kArrayDTypes)
     for (std::string_view chosen :
-         {Chosen<TakeProblem>({.dtype = dtype}, cpu), Chosen<SelectProblem>({.dtype = dtype}, cpu)})
+         {Chosen<TakeProblem>({.dtype = dtype}, cpu), Chosen<SelectProblem>({.dtype = dtype}, cpu),
+          Chosen<HistogramProblem>({.dtype = dtype}, cpu),
+          Chosen<SearchSortedProblem>({.dtype = dtype}, cpu)})
       EXPECT_EQ(chosen, "cpu_parallel");
 }
 
@@ -389,6 +391,8 @@ TEST(ChoiceTest, OnWhatIsNotHopper) {
       for (const char* hopper : {"tensor_f32x3", "tensor_bf16", "tensor_f16", "ozaki_f64"})
         EXPECT_NE(name, hopper);
     }
+    EXPECT_EQ(Chosen<HistogramProblem>({.bins = 12288}, other), "privatized");
+    EXPECT_EQ(Chosen<HistogramProblem>({.bins = 12289}, other), "global_atomics");
     EXPECT_EQ(Chosen<TopKProblem>({.rows = 3, .n = 5000, .k = 10}, other),
               compute_capability < 80 ? "radix_select" : "threshold");
   }

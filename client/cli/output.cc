@@ -450,6 +450,7 @@ std::string_view AdviceFor(std::string_view reason) {
       {"BAD_BOOL", "a bool is a byte, 0 or 1; NumPy's astype(bool) makes such bytes"},
       {"BAD_K",
        "--k takes whole numbers from 1 to 4096, up to the number of elements along the axis"},
+      {"BAD_BINS", "--bins takes 1 to 2^30, and --range two finite numbers, the lower one first"},
       {"BAD_INDEX", "--mode wrap or --mode clip accepts any index"},
       {"RESULTS_DISAGREE",
        "one of the two strategies is wrong; 'tessera strategies' describes both"},

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from . import _core, _sweep
 from ._blocking import Blocking
 from ._core import Core
+from .arrays._creation import Creation
 from .arrays._lazy import Lazy, picked, terms_of
 from .graph import _dtypes
 from .graph._graph import Leaf
@@ -254,7 +255,7 @@ class Scope:
                 raise
 
 
-class Client:
+class Client(Creation):
     """A connection, returned by connect(). Any number of threads may use it. It is a context
     manager."""
 

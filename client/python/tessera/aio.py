@@ -17,6 +17,7 @@ from . import _core, _sweep
 from ._async import Async
 from ._blocking import Blocking
 from ._core import Core
+from .arrays._creation import Creation
 from .arrays._lazy import Lazy, picked, terms_of
 from .graph import _dtypes
 from .graph._graph import Leaf
@@ -191,7 +192,7 @@ async def _fetch(array: Array, progress: Progress, out: Any) -> npt.NDArray[Any]
     return _dtypes.to_host(found) if out is None else found
 
 
-class Client:
+class Client(Creation):
     """Like ts.Client, for the event loop in which it was created."""
 
     def __init__(self, options: Options) -> None:
