@@ -263,6 +263,9 @@ TEST_F(DurableTest, ADamagedArrayIsFound) {
   fs::create_symlink("2.safetensors", file);
   message();
   fs::remove(file);
+  ASSERT_EQ(mkfifo(file.c_str(), 0600), 0);
+  EXPECT_THAT(message(), HasSubstr("does not have the size"));
+  fs::remove(file);
   SetContent(file, good);
   EXPECT_EQ(*ReadBack(folder, manifest.files.at(1)), Bytes(2500, 'a'));
 }
@@ -273,6 +276,9 @@ TEST_F(DurableTest, ADamagedManifestIsRefused) {
   const fs::path file = File("manifest.json");
   const std::string good = Content(file);
   std::vector<std::string> bad = {"", "{", "[]", "{}", R"({"manifest":{"format":1},"crc32c":1})"};
+  constexpr std::size_t kDeep = 1 << 20;
+  bad.push_back(R"({"crc32c":1,"manifest":)" + std::string(kDeep, '[') + std::string(kDeep, ']') +
+                "}");
   for (std::size_t size = 0; size + 3 < good.size(); size += 13)
     bad.push_back(good.substr(0, size));
   for (std::size_t at = 0; at + 3 < good.size(); at += 7) {
