@@ -11,6 +11,7 @@ import numpy.typing as npt
 from . import _core, _files, _sweep
 from ._blocking import Blocking
 from ._core import Core
+from ._files import Path
 from .arrays._creation import Creation
 from .arrays._lazy import Lazy, picked, terms_of
 from .graph import _dtypes
@@ -304,7 +305,7 @@ class Client(Creation):
 
     def load(
         self,
-        path: _files.Path,
+        path: Path,
         name: Optional[str] = None,
         *,
         prefix: Optional[str] = None,
@@ -347,7 +348,7 @@ class Client(Creation):
             raise
         return made.get("", made)
 
-    def save(self, path: _files.Path, arrays: Any) -> None:
+    def save(self, path: Path, arrays: Any) -> None:
         """Downloads an array or expression into a .npy file, or a mapping of names to these into a
         .npz or .safetensors file, one after another. A file of this name is replaced at the end.
         Raises OSError if the file cannot be written, and the errors of numpy()."""

@@ -207,6 +207,7 @@ def _columns(path: Path, only: Optional[Collection[str]], wanted: Any) -> _Array
         from pyarrow import feather, ipc, memory_map, parquet, types
     except ImportError:
         raise Unsupported(f"{path}: install pyarrow to load columns") from None
+    table: Any
     if _suffix(path) == ".parquet":
         file = parquet.ParquetFile(path, memory_map=True)
         schema, table = file.schema_arrow, lambda name: file.read([name])
@@ -239,6 +240,10 @@ def _columns(path: Path, only: Optional[Collection[str]], wanted: Any) -> _Array
 
 
 # --- loading --------------------------------------------------------------------------------------
+
+
+def _as_name(text: str) -> str:
+    return re.sub("[^a-zA-Z0-9._/-]", "_", text)
 
 
 def _suffix(path: Path) -> str:
@@ -274,6 +279,8 @@ def _of_file(path: Path, only: Optional[Collection[str]], wanted: Any) -> Dict[s
                 found = dict(_safetensors(data, only))
             else:
                 return {"": _npy(data)}
+        if "" in found:
+            raise ValueError("one of its arrays has no name")
         if only is not None:
             if missing := set(only) - set(found):
                 raise ValueError(f"it has no array {sorted(missing)[0]!r}")
@@ -307,8 +314,7 @@ def arrays_of(
             if dtype is None:
                 with _explained(f"{file}: {key}" if key else file):
                     _dtypes.dtype_of(found.dtype)
-            to = (prefix or "") + (name or stem) + (key and "/" + key)
-            to = re.sub("[^a-zA-Z0-9._/-]", "_", to)
+            to = (prefix or "") + (name or _as_name(stem)) + (key and "/" + _as_name(key))
             if to in names:
                 raise BadFile(f"two arrays of {path} would have the name {to}")
             names.add(to)

@@ -18,6 +18,7 @@ from . import _core, _files, _sweep
 from ._async import Async
 from ._blocking import Blocking
 from ._core import Core
+from ._files import Path
 from .arrays._creation import Creation
 from .arrays._lazy import Lazy, picked, terms_of
 from .graph import _dtypes
@@ -242,7 +243,7 @@ class Client(Creation):
 
     async def load(
         self,
-        path: _files.Path,
+        path: Path,
         name: Optional[str] = None,
         *,
         prefix: Optional[str] = None,
@@ -276,7 +277,7 @@ class Client(Creation):
             raise
         return made.get("", made)
 
-    async def save(self, path: _files.Path, arrays: Any) -> None:
+    async def save(self, path: Path, arrays: Any) -> None:
         """Like ts.Client.save."""
         with contextlib.closing(_files.write(path, arrays)) as writer:
             wanted = next(writer, None)
