@@ -123,28 +123,28 @@ std::vector<ArrayInFile> FindMembers(const File& file) {
       }
       extra += size;
     }
-    if ((field(8, 2) & 1) != 0) file.Refuse(absl::StrCat("its member ", name, " is encrypted"));
-    if (field(10, 2) != 0) {
-      file.Refuse(absl::StrCat("its member ", name,
-                               " is compressed; write it with numpy.savez, or load it in Python"));
+    const std::string shown = absl::StrCat("its member ", name.substr(0, 128));
+    if ((field(8, 2) & 1) != 0 || field(10, 2) != 0 || !absl::EndsWith(name, ".npy") ||
+        name.size() == 4) {
+      file.Refuse(absl::StrCat(shown,
+                               " is encrypted, compressed or not a .npy file; write it with "
+                               "numpy.savez, or load it in Python"));
     }
-    if (!absl::EndsWith(name, ".npy") || name.size() == 4)
-      file.Refuse(absl::StrCat("its member ", name, " is not a .npy file"));
     name.resize(name.size() - 4);
     const std::string head = file.Read(local, kLocal);
     const std::uint64_t begin = local + kLocal + Number(head, 26, 2) + Number(head, 28, 2);
     if (head.compare(0, 4, "PK\3\4"sv) != 0 || bytes != packed || begin > directory_begin ||
         packed > directory_begin - begin)
-      file.Refuse(absl::StrCat("its member ", name, " is damaged"));
+      file.Refuse(absl::StrCat(shown, " is damaged"));
     constexpr std::uint64_t kMost = (1 << 20) + 16;  // bytes of a .npy header
     absl::StatusOr<NpyHeader> header = ParseNpyHeader(file.Read(begin, std::min(packed, kMost)));
     if (!header.ok()) {
       absl::Status status = header.status();
-      SetErrorMetadata(status, "path", absl::StrCat(file.path(), ":", name));
+      SetErrorMetadata(status, "path", absl::StrCat(file.path(), ", ", shown));
       throw CommandError(status);
     }
     if (header->data_bytes > packed - header->data_offset)
-      file.Refuse(absl::StrCat("its member ", name, " is truncated"));
+      file.Refuse(absl::StrCat(shown, " is truncated"));
     header->data_offset += begin;
     found.push_back({file.path(), std::move(name), *std::move(header)});
     ranges.emplace_back(local, begin + packed);
@@ -184,9 +184,8 @@ std::vector<ArrayInFile> FindTensors(const File& file) {
   const std::uint64_t begin = kLength + length;
   std::vector<ArrayInFile> found;
   for (const auto& [name, tensor] : header.items()) {
-    const auto refuse = [&file, tensor_name = name](std::string_view what) {
-      file.Refuse(absl::StrCat("tensor '", tensor_name, "' ", Absl(what)));
-    };
+    const std::string shown = absl::StrCat("tensor '", name.substr(0, 128), "' ");
+    const auto refuse = [&](std::string_view what) { file.Refuse(shown + std::string(what)); };
     const auto dtype = tensor.find("dtype"), shape = tensor.find("shape"),
                offsets = tensor.find("data_offsets");
     const auto are_sizes = [](const nlohmann::json& list) {
@@ -202,7 +201,7 @@ std::vector<ArrayInFile> FindTensors(const File& file) {
       return absl::AsciiStrToUpper(Absl(Name(one))) == type;
     });
     if (known == kArrayDTypes.end()) {
-      ThrowInvalid("BAD_DTYPE", absl::StrCat(file.path(), ": tensor '", name, "' has the type ",
+      ThrowInvalid("BAD_DTYPE", absl::StrCat(file.path(), ": ", shown, "has the type ",
                                              type.substr(0, 32), ", which the service lacks"));
     }
     NpyHeader array{.dtype = *known, .shape = shape->get<std::vector<std::int64_t>>()};
@@ -227,7 +226,8 @@ std::vector<ArrayInFile> FindTensors(const File& file) {
   return found;
 }
 
-// Returns the header of a .safetensors file, padded to a multiple of 8 bytes. Names need no escapes.
+// Returns the header of a .safetensors file, padded to a multiple of 8 bytes. Names of buffers need
+// no escapes.
 std::string TensorHeader(const std::vector<std::pair<std::string, v1::Buffer>>& arrays) {
   std::vector<std::string> tensors;
   std::uint64_t at = 0;
