@@ -250,7 +250,7 @@ class FilesTest(python_outsider.Case):
     def test_a_file_is_replaced_at_the_end(self):
         path, link = self.folder / "x.npz", self.folder / "link.npz"
         path.write_bytes(b"before")
-        path.chmod(0o640)
+        path.chmod(0o660)
         link.symlink_to(path)
         x = self.t.put(RAW)
         gone = self.t.put(RAW, "gone")
@@ -262,7 +262,7 @@ class FilesTest(python_outsider.Case):
         self.assertEqual({one.name for one in self.folder.iterdir()}, {"x.npz", "link.npz"})
         self.t.save(link, {"x": x})
         self.assertTrue(link.is_symlink())
-        self.assertEqual(path.stat().st_mode & 0o777, 0o640)
+        self.assertEqual(path.stat().st_mode & 0o777, 0o660)
         with np.load(path) as found:
             np.testing.assert_array_equal(found["x"], RAW)
         for name, what, error in (("x.bin", x, ValueError), ("x.npy", {"x": x}, TypeError),
