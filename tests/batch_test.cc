@@ -16,8 +16,10 @@ constexpr std::int64_t kLengths[] = {0,    1,    2,    3,    7,     8,    9,    
 
 constexpr std::int64_t kElements = 70000;
 
-class BatchTest : public BackendDTypeTest {
+class BatchTest : public StrategyTest<ReduceProblem> {
  protected:
+  static DType dtype() { return GetParam().dtype; }
+
   using Operands = std::vector<std::array<View, 2>>;
 
   // Returns vectors of the lengths that fit a batch, at every alignment, in the array at data.
@@ -87,14 +89,14 @@ class BatchTest : public BackendDTypeTest {
 };
 
 TEST_P(BatchTest, HasTheBitsOfEachProblemAlone) {
-  DispatchDType(dtype(), [&]<class T>(T) {
+  ForType([&]<class T>(T) {
     CheckAll(NormalVector<T>(kElements, 1, 0.25), NormalVector<T>(kElements, 2));
   });
 }
 
 // NaN, infinities, and values whose sums and products exceed the range of f32.
 TEST_P(BatchTest, HasThemForExtremesToo) {
-  DispatchDType(dtype(), [&]<class T>(T) {
+  ForType([&]<class T>(T) {
     std::vector<T> x(kElements);
     Random random(3);
     if constexpr (std::is_integral_v<T>) {
@@ -114,7 +116,7 @@ TEST_P(BatchTest, HasThemForExtremesToo) {
 }
 
 TEST_P(BatchTest, TakesThousandsOfProblems) {
-  DispatchDType(dtype(), [&]<class T>(T) {
+  ForType([&]<class T>(T) {
     DeviceArray<T> x(stream(), NormalVector<T>(kElements, 5, 0.25)),
         y(stream(), NormalVector<T>(kElements, 6), 1);
     Random random(7);
@@ -135,7 +137,7 @@ TEST_P(BatchTest, TakesThousandsOfProblems) {
 // Tests operands that are equally spaced slices of an array, and operands of which one has another
 // offset or is shorter.
 TEST_P(BatchTest, TakesSlicesAtOneDistance) {
-  DispatchDType(dtype(), [&]<class T>(T) {
+  ForType([&]<class T>(T) {
     DeviceArray<T> x(stream(), NormalVector<T>(kElements, 8, 0.25)),
         y(stream(), NormalVector<T>(kElements, 9), 1);
     for (const std::int64_t n : {1, 9, 300, 2100}) {
@@ -191,7 +193,9 @@ TEST_P(BatchTest, FitsWhatIsShortAndContiguous) {
   EXPECT_FALSE(FitsBatch(WholeView({dtype(), MakeShape({most + 1})}, nullptr)));
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, BatchTest, BackendDTypes(), BackendDTypeName);
+// The default strategy of both devices.
+TESSERA_STRATEGIES(BatchTest,
+                   [](const auto& strategy, DType) { return strategy.name == "fixed_tree"; });
 
 }  // namespace
 }  // namespace tessera::test

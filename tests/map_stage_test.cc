@@ -31,6 +31,26 @@ std::vector<char> BytesOf(Stream& stream, const void* data, std::uint64_t size) 
   return bytes;
 }
 
+// Returns the types and the bytes of an operation's results, or the reason of its error.
+std::string OutcomeOf(const OperationSpec& spec, Stream& stream, const std::vector<View>& x) {
+  const absl::StatusOr<ResultType> type = TypeOf(spec, x);
+  if (!type.ok()) return ErrorReason(type.status());
+  std::vector<Memory> memory;
+  std::vector<Output> outputs;
+  for (const ArrayType& array : type->arrays) {
+    memory.push_back(*Allocate(stream.device(), array.bytes()));
+    outputs.emplace_back(memory.back().data());
+  }
+  Get(tessera::Run(spec, stream, x, outputs, {}));
+  std::string outcome;
+  for (std::size_t i = 0; i < memory.size(); ++i) {
+    const std::vector<char> bytes = BytesOf(stream, memory[i].data(), type->arrays[i].bytes());
+    absl::StrAppend(&outcome, Absl(Name(type->arrays[i].dtype)), ToString(type->arrays[i].shape),
+                    std::string(bytes.begin(), bytes.end()));
+  }
+  return outcome;
+}
+
 class ReduceStageTest : public StrategyTest<ReduceProblem> {
  protected:
   // Checks that both forms have the same bits or fail in the same way.
@@ -449,6 +469,73 @@ TEST_P(StageTest, RefusesWhatDoesNotGoTogether) {
   const View narrow = WholeView({DType::kF32, MakeShape({4, 1})}, nullptr);
   const MapStage fits{both, {&narrow, 1}};
   EXPECT_TRUE(MatmulType(x, x, false, true, DType::kF32, &fits).ok());
+}
+
+TEST_P(StageTest, ScansAndSortsHaveTheBitsOfTwoSteps) {
+  for (DType dtype : kAllDTypes) {
+    DispatchDType(dtype, [&]<class T>(T) {
+      const std::int64_t rows = WatchedClosely() ? 3 : 101, columns = 53;
+      const DeviceArray<T> a(stream(), NormalVector<T>(rows * columns, 1), 3),
+          b(stream(), NormalVector<T>(rows + columns, 2), 1);
+      const View x = a.view({rows, columns}), row = b.view({columns}), column = b.view({rows, 1});
+      const View turned = StridedView(a.data(), dtype, {columns, rows}, {1, columns});
+      // Some operands are read again and again, among them x itself.
+      for (const std::vector<View>& operands : {std::vector<View>{x, row},
+                                                {x, column},
+                                                {x, b.view({1})},
+                                                {turned, b.view({rows})},
+                                                {row, column}}) {
+        for (const Nodes& nodes : {kWeighted, kGreater}) {
+          const Mapped mapped = Map(stream(), operands, nodes);
+          const auto compare = [&](const OperationSpec& second, const OperationSpec& both) {
+            EXPECT_TRUE(OutcomeOf(both, stream(), operands) ==
+                        OutcomeOf(second, stream(), {mapped.view}));
+          };
+          for (int axis : {0, 1}) {
+            SCOPED_TRACE(testing::Message() << Name(dtype) << ToString(mapped.view.shape)
+                                            << " axis " << axis << " nodes " << nodes.size());
+            for (ReduceOp op : kAllReduceOps) {
+              const bool exclusive = op == ReduceOp::kMin;
+              compare(
+                  ScanSpec{.op = op, .axis = axis, .exclusive = exclusive},
+                  ScanSpec{.op = op, .axis = axis, .exclusive = exclusive, .expression = nodes});
+            }
+            for (bool descending : {false, true})
+              compare(SortSpec{.axis = axis, .descending = descending},
+                      SortSpec{.axis = axis, .descending = descending, .expression = nodes});
+          }
+        }
+      }
+    });
+  }
+}
+
+// sort_test checks sorted bytes, which keep their type.
+TEST_P(StageTest, ScansOfBytesAreThoseOfI32) {
+  using R = ReduceOp;
+  constexpr std::int64_t kRows = 17, kColumns = 59, n = kRows * kColumns;
+  std::vector<std::uint8_t> bytes(n);
+  Random random(4);
+  for (DType dtype : {DType::kBool, DType::kU8, DType::kI8}) {
+    SCOPED_TRACE(Name(dtype));
+    for (std::uint8_t& byte : bytes)
+      byte = static_cast<std::uint8_t>(random.Bits() & (dtype == DType::kBool ? 1 : 255));
+    const DeviceArray<std::uint8_t> array(stream(), bytes, 1);
+    const View x = StridedView(array.data(), dtype, {kRows, kColumns}, {kColumns, 1});
+    const DeviceArray<std::int32_t> wide(stream(), n);
+    ASSERT_TRUE(RunCopy(stream(), x, DType::kI32, wide.data()).ok());
+    for (R op : {R::kSum, R::kProduct, R::kMin, R::kMax, R::kAll, R::kAny}) {
+      const bool refused =
+          dtype == DType::kBool && (op == R::kProduct || op == R::kMin || op == R::kMax);
+      for (bool exclusive : {false, true}) {
+        const OperationSpec spec =
+            ScanSpec{.op = op, .axis = 0, .exclusive = exclusive, .reverse = !exclusive};
+        const std::string want =
+            refused ? "BAD_DTYPE" : OutcomeOf(spec, stream(), {wide.view({kRows, kColumns})});
+        EXPECT_TRUE(OutcomeOf(spec, stream(), {x}) == want) << Name(op);
+      }
+    }
+  }
 }
 
 TEST_P(StageTest, OtherOperationsRefuseElementsOfAByte) {

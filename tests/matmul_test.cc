@@ -259,26 +259,20 @@ TEST_P(MatmulTest, Launches) {
 
 TEST_P(MatmulTest, StridedViews) {
   Dispatch([&]<class T, class O>(T, O) {
-    const ArrayType type{GetParam().row.dtype, MakeShape({60, 80})};
+    const DType dtype = GetParam().row.dtype;
     const std::vector<T> values = NormalVector<T>(60 * 80, 3);
     DeviceArray<T> array(stream(), values, 1);
-    struct Window {
-      std::int64_t offset;
-      std::vector<std::int64_t> shape, strides;
-    };
     // Blocks with a pitch, transposed, reversed, with steps, repeated and overlapping.
-    const Window windows[] = {{81, {33, 17}, {80, 1}},       {5, {33, 17}, {1, 80}},
-                              {59 * 80, {33, 17}, {-80, 1}}, {2, {33, 17}, {80, 3}},
-                              {7, {33, 17}, {0, 1}},         {7, {33, 17}, {80, 0}},
-                              {7, {33, 17}, {3, 1}},         {7, {33, 17}, {1, 3}}};
-    for (const Window& wa : windows) {
-      for (const Window& wb : windows) {
-        const auto view = [&](const T* data, const Window& w) {
-          return *MakeView(type, data, w.offset, w.shape, w.strides);
-        };
+    const StridedWindow windows[] = {{81, {33, 17}, {80, 1}},       {5, {33, 17}, {1, 80}},
+                                     {59 * 80, {33, 17}, {-80, 1}}, {2, {33, 17}, {80, 3}},
+                                     {7, {33, 17}, {0, 1}},         {7, {33, 17}, {80, 0}},
+                                     {7, {33, 17}, {3, 1}},         {7, {33, 17}, {1, 3}}};
+    for (const StridedWindow& wa : windows) {
+      for (const StridedWindow& wb : windows) {
         for (int transposes : {1, 2})
-          Check<T, O>(References<T>(view(values.data(), wa), view(values.data(), wb), transposes),
-                      view(array.data(), wa), view(array.data(), wb), transposes);
+          Check<T, O>(
+              References<T>(wa.Of(values.data(), dtype), wb.Of(values.data(), dtype), transposes),
+              wa.Of(array.data(), dtype), wb.Of(array.data(), dtype), transposes);
       }
     }
   });
@@ -369,22 +363,6 @@ TEST_P(MatmulTest, Large) {
     CheckShape<T, O>(gpu() ? MatmulShape{2049, 3001, 1027} : MatmulShape{257, 513, 300}, 0, 1);
     CheckShape<T, O>(gpu() ? MatmulShape{70003, 5, 64} : MatmulShape{7003, 5, 64}, 2, 1);
     CheckShape<T, O>(gpu() ? MatmulShape{5, 70003, 64} : MatmulShape{5, 7003, 64}, 2, 1);
-  });
-}
-
-TEST_P(MatmulTest, RandomShapes) {
-  Dispatch([&]<class T, class O>(T, O) {
-    Random random(7);
-    const auto extent = [&] {
-      return static_cast<std::int64_t>(1 + random.Bits() % (Watched() ? 70 : gpu() ? 3000 : 300));
-    };
-    for (int transposes = 0; transposes < 4; ++transposes) {
-      const MatmulShape any{extent(), extent(), extent()};
-      const std::int64_t few = 1 + extent() % 32;
-      for (const MatmulShape& s :
-           {any, MatmulShape{few, any.n, any.k}, MatmulShape{any.m, few, any.k}})
-        CheckShape<T, O>(s, transposes, random.Bits() % 3);
-    }
   });
 }
 

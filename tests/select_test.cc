@@ -16,16 +16,6 @@ namespace {
 
 using Mask = std::vector<std::uint8_t>;
 
-// Returns the cases of all strategies in these types, on all devices or on a GPU only.
-std::vector<StrategyCase> SelectCases(DTypes dtypes, bool gpu) {
-  std::vector<StrategyCase> cases;
-  for (const Strategy<SelectProblem>* strategy : Strategies<SelectProblem>())
-    for (DType dtype : kArrayDTypes)
-      if (dtypes.Contains(dtype) && (!gpu || strategy->backend == Backend::kCuda))
-        cases.push_back({strategy->name, strategy->backend, dtype});
-  return cases;
-}
-
 // Returns a mask in which about one of `one_in` bytes is true, at random places.
 Mask RandomMask(std::int64_t n, std::uint64_t one_in, std::uint64_t seed = 3) {
   Mask mask(static_cast<std::size_t>(n));
@@ -39,31 +29,8 @@ struct Wants {
 };
 constexpr Wants kAllWants[] = {{}, {.indices = false}, {.values = false}};
 
-class SelectTest : public testing::TestWithParam<StrategyCase> {
- public:
-  using Problem = SelectProblem;
-
+class SelectTest : public MovingTest<SelectProblem> {
  protected:
-  void SetUp() override { TESSERA_NEED_STRATEGY(SelectProblem, GetParam()); }
-  static Stream& stream() { return TestStream(GetParam().backend); }
-
-  // Calls f(U{}), where U is an unsigned type of the elements' size.
-  template <class F>
-  void ForSize(F f) const {
-    DispatchSize(GetParam().dtype, f);
-  }
-
-  template <class U>
-  static std::vector<U> Elements(std::int64_t n, std::uint64_t seed = 1) {
-    std::vector<U> all(static_cast<std::size_t>(n));
-    Random random(seed);
-    for (U& element : all) element = static_cast<U>(random.Bits());
-    // Only these bytes are bool.
-    if (GetParam().dtype == DType::kBool)
-      for (U& element : all) element &= 1;
-    return all;
-  }
-
   // Selects from the views, counts first, and expects the elements at these positions.
   template <class U>
   static void Expect(const View& x, const View& mask, const Wants& wants,
@@ -81,8 +48,7 @@ class SelectTest : public testing::TestWithParam<StrategyCase> {
     DeviceArray<U> got_values(stream(), wants.values ? count : 0);
     DeviceArray<std::int64_t> got_indices(stream(), wants.indices ? count : 0);
     const auto run =
-        tessera::Run(spec, stream(), {x, mask}, {got_values.data(), got_indices.data()},
-                     {.strategy = GetParam().name});
+        tessera::Run(spec, stream(), {x, mask}, {got_values.data(), got_indices.data()}, options());
     ASSERT_TRUE(run.ok()) << run.status();
     EXPECT_EQ(run->stats.strategy, GetParam().name);
     EXPECT_EQ(run->stats.roundoff, 0);
@@ -275,12 +241,12 @@ TEST_P(SelectCountTest, NeedsNoScratchMemory) {
 
 TESSERA_BACKENDS(SelectCountTest);
 
-INSTANTIATE_TEST_SUITE_P(Strategies, SelectTest,
-                         testing::ValuesIn(SelectCases(ArrayDTypes(), false)), CaseName);
+TESSERA_STRATEGIES(SelectTest, kAny, kArrayDTypes);
 // A build without CUDA has no such case.
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(SelectLargeTest);
-INSTANTIATE_TEST_SUITE_P(Strategies, SelectLargeTest,
-                         testing::ValuesIn(SelectCases(DTypesOf(DType::kBool), true)), CaseName);
+TESSERA_STRATEGIES(
+    SelectLargeTest, [](const auto& strategy, DType) { return strategy.backend == Backend::kCuda; },
+    std::array{DType::kBool});
 
 TEST(SelectErrors, OperandsThatDoNotFit) {
   const auto reason = [](std::initializer_list<std::int64_t> x, DType dtype,

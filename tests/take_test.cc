@@ -14,34 +14,11 @@ namespace {
 constexpr std::int64_t kLowest = std::numeric_limits<std::int64_t>::min();
 constexpr std::int64_t kHighest = std::numeric_limits<std::int64_t>::max();
 
-// Returns the cases of all strategies in these types, on all devices or on a GPU only.
-std::vector<StrategyCase> TakeCases(DTypes dtypes, bool gpu) {
-  std::vector<StrategyCase> cases;
-  for (const Strategy<TakeProblem>* strategy : Strategies<TakeProblem>())
-    for (DType dtype : kArrayDTypes)
-      if (dtypes.Contains(dtype) && (!gpu || strategy->backend == Backend::kCuda))
-        cases.push_back({strategy->name, strategy->backend, dtype});
-  return cases;
-}
-
 std::int64_t Below(Random& random, std::int64_t end) {
   return static_cast<std::int64_t>(random.Bits() % static_cast<std::uint64_t>(end));
 }
 
-// A window of a host array and of its copy on the device. The element at [0, ..., 0] is at `first`.
-struct Window {
-  std::int64_t first = 0;
-  std::vector<std::int64_t> shape, strides;
-};
-
-View ViewOf(const void* data, DType dtype, const Window& window) {
-  View view{.data = data, .dtype = dtype, .shape = {}, .strides = {}};
-  for (std::size_t i = 0; i < window.shape.size(); ++i) {
-    view.shape[view.shape.rank++] = window.shape[i];
-    view.strides[i] = window.strides[i];
-  }
-  return view;
-}
+using Window = StridedWindow;
 
 Window Whole(const std::vector<std::int64_t>& shape) {
   Window window{0, shape, std::vector<std::int64_t>(shape.size())};
@@ -125,32 +102,8 @@ Wanted<U> Want(const std::vector<U>& x, const Window& of, const std::vector<I>& 
   return want;
 }
 
-class TakeTest : public testing::TestWithParam<StrategyCase> {
- public:
-  using Problem = TakeProblem;
-
+class TakeTest : public MovingTest<TakeProblem> {
  protected:
-  void SetUp() override { TESSERA_NEED_STRATEGY(TakeProblem, GetParam()); }
-  static Stream& stream() { return TestStream(GetParam().backend); }
-  static const Strategy<TakeProblem>& strategy() { return StrategyOf<TakeProblem>(GetParam()); }
-
-  // Calls f(U{}), where U is an unsigned type of the elements' size.
-  template <class F>
-  void ForSize(F f) const {
-    DispatchSize(GetParam().dtype, f);
-  }
-
-  template <class U>
-  static std::vector<U> Elements(std::int64_t n, std::uint64_t seed = 1) {
-    std::vector<U> all(static_cast<std::size_t>(n));
-    Random random(seed);
-    for (U& element : all) element = static_cast<U>(random.Bits());
-    // Only these bytes are bool.
-    if (GetParam().dtype == DType::kBool)
-      for (U& element : all) element &= 1;
-    return all;
-  }
-
   // Returns indices that are valid in every mode, or, unless the mode is kError, any indices.
   template <class I>
   static std::vector<I> Indices(std::int64_t n, std::int64_t length, TakeMode mode,
@@ -179,8 +132,8 @@ class TakeTest : public testing::TestWithParam<StrategyCase> {
                  << (how.along ? " along " : " ") << Name(how.mode) << " offset " << offset);
     DeviceArray<U> x(stream(), host, offset);
     DeviceArray<I> places(stream(), indices, offset % 2);
-    const View view = ViewOf(x.data() + of.first, GetParam().dtype, of);
-    const View where = ViewOf(places.data() + at.first, DTypeOf<I>(), at);
+    const View view = of.Of(x.data(), GetParam().dtype);
+    const View where = at.Of(places.data(), DTypeOf<I>());
     const OperationSpec spec = TakeSpec{.axis = how.axis, .mode = how.mode, .along = how.along};
     const absl::StatusOr<ResultType> type = TypeOf(spec, {view, where});
     ASSERT_TRUE(type.ok()) << type.status();
@@ -191,8 +144,7 @@ class TakeTest : public testing::TestWithParam<StrategyCase> {
                                         result.shape.dims.begin() + result.shape.rank),
               want.shape);
     DeviceArray<U> out(stream(), result.shape.elements());
-    const auto run = tessera::Run(spec, stream(), {view, where}, {out.data()},
-                                  {.strategy = GetParam().name, .launch = launch});
+    const auto run = tessera::Run(spec, stream(), {view, where}, {out.data()}, options(launch));
     if (ErrorReason(run.status()) == "STRATEGY_UNSUPPORTED") {
       EXPECT_NE(strategy().refuses, nullptr);
       return;
@@ -286,7 +238,7 @@ TEST_P(TakeTest, Vectors) {
 
 TEST_P(TakeTest, Launches) {
   ForSize([&]<class U>(U) {
-    for (const Launch& launch : tessera::test::Launches(strategy().limits))
+    for (const Launch& launch : tessera::test::Launches(limits()))
       for (std::int64_t inner : {1, 48}) CheckShape<U>(2, 50, inner, 333, {.axis = 1}, 0, launch);
   });
 }
@@ -294,18 +246,11 @@ TEST_P(TakeTest, Launches) {
 TEST_P(TakeTest, AxesAndStridedViews) {
   ForSize([&]<class U>(U) {
     const auto x = Elements<U>(6000);
-    const Window windows[] = {{0, {5, 30, 40}, {1200, 40, 1}},
-                              {5, {4, 20, 3}, {100, 3, 1}},
-                              {5999, {7, 50}, {-70, -1}},
-                              {2, {30, 50}, {1, 30}},
-                              {11, {6, 40, 5}, {0, 7, 2}},
-                              {0, {1, 6000, 1}, {6000, 1, 1}},
-                              {9, {300}, {0}},
-                              {17, {2, 3, 4, 5}, {500, 100, 25, 3}},
-                              {0, {20, 50}, {100, 1}},
-                              {40, {20, 2, 25}, {100, 25, 1}},
-                              {5900, {20, 64}, {-128, 1}},
-                              {3, {}, {}}};
+    std::vector<Window> windows = StridedWindows();
+    windows.insert(windows.end(), {{0, {20, 50}, {100, 1}},
+                                   {40, {20, 2, 25}, {100, 25, 1}},
+                                   {5900, {20, 64}, {-128, 1}},
+                                   {3, {}, {}}});
     const auto indices = Indices<std::int64_t>(600, 1, TakeMode::kWrap);
     for (const Window& window : windows) {
       const int rank = static_cast<int>(window.shape.size());
@@ -411,8 +356,8 @@ TEST_P(TakeLargeTest, LargeArrays) {
     DeviceArray<U> out(stream(), count * row);
     const auto run =
         tessera::Run(TakeSpec{.axis = 0}, stream(),
-                     {ViewOf(x.data(), GetParam().dtype, Whole({rows, row})), places.view()},
-                     {out.data()}, {.strategy = GetParam().name});
+                     {Whole({rows, row}).Of(x.data(), GetParam().dtype), places.view()},
+                     {out.data()}, options());
     if (ErrorReason(run.status()) == "STRATEGY_UNSUPPORTED") return;
     ASSERT_TRUE(run.ok()) << run.status();
     const std::vector<U> got = out.Values();
@@ -434,11 +379,10 @@ TEST_P(TakeLargeTest, LargeResults) {
         const DeviceArray<std::int32_t> index(stream(), one);
         DeviceArray<U> out(stream(), n / inner * inner);
         // A view that repeats an index is gathered, so the indices have 2^32 / inner elements.
-        const View where = ViewOf(index.data(), DType::kI32, {0, {n / inner}, {0}});
-        const auto run =
-            tessera::Run(TakeSpec{.axis = 0}, stream(),
-                         {ViewOf(x.data(), GetParam().dtype, Whole({3, inner})), where},
-                         {out.data()}, {.strategy = GetParam().name});
+        const View where = StridedView(index.data(), DType::kI32, {n / inner}, {0});
+        const auto run = tessera::Run(TakeSpec{.axis = 0}, stream(),
+                                      {Whole({3, inner}).Of(x.data(), GetParam().dtype), where},
+                                      {out.data()}, options());
         if (ErrorReason(run.status()) == "STRATEGY_UNSUPPORTED") continue;
         ASSERT_TRUE(run.ok()) << run.status();
         const std::vector<U> got = out.Values();
@@ -449,13 +393,12 @@ TEST_P(TakeLargeTest, LargeResults) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Strategies, TakeTest, testing::ValuesIn(TakeCases(ArrayDTypes(), false)),
-                         CaseName);
+TESSERA_STRATEGIES(TakeTest, kAny, kArrayDTypes);
 // A build without CUDA has no such case.
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(TakeLargeTest);
-INSTANTIATE_TEST_SUITE_P(Strategies, TakeLargeTest,
-                         testing::ValuesIn(TakeCases(DTypesOf(DType::kU8, DType::kF32), true)),
-                         CaseName);
+TESSERA_STRATEGIES(
+    TakeLargeTest, [](const auto& strategy, DType) { return strategy.backend == Backend::kCuda; },
+    std::array{DType::kU8, DType::kF32});
 
 // An x that is copied first takes the time of the copy, however few indices there are.
 TEST(TakeTimes, CopiesCount) {
@@ -523,8 +466,8 @@ TEST(TakeOnTheCpu, CopiesOnlyWhatStridesCannotExpress) {
   const DeviceArray<float> x(stream, 6000);
   const DeviceArray<std::int64_t> indices(stream, std::vector<std::int64_t>{1, 0});
   const auto scratch = [&](const Window& window, std::optional<int> axis) {
-    const View view = ViewOf(x.data() + window.first, DType::kF32, window);
-    return Get(tessera::Run(TakeSpec{.axis = axis}, stream, {view, indices.view()}, {nullptr},
+    return Get(tessera::Run(TakeSpec{.axis = axis}, stream,
+                            {window.Of(x.data(), DType::kF32), indices.view()}, {nullptr},
                             {.check_only = true}))
         .stats.scratch_bytes;
   };
