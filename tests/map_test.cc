@@ -751,12 +751,10 @@ TEST(ExpressionTest, RegistersAreUsedAgain) {
 TEST(ExpressionTest, ErrorsNameTheNodeAndSayWhatIsWrongWithIt) {
   struct Case {
     Nodes nodes;
-    std::string node, message;  // Empty accepts any.
+    std::string node, message;  // An empty message accepts any.
   };
   for (const Case& c :
-       {Case{{}, "", ""},
-        {Nodes(kMostNodes + 1, In(0)), "", ""},
-        {{In(2)}, "0", "it refers to operand 2, but the last one is operand 0"},
+       {Case{{In(2)}, "0", "it refers to operand 2, but the last one is operand 0"},
         {{In(0), Op(MapOp::kAdd, {0})}, "1", "add takes 2 arguments, not 1"},
         {{In(0), Op(MapOp::kSqrt, {0, 0})}, "1", "sqrt takes 1 argument, not 2"},
         {{In(0), Op(MapOp::kAdd, {0, 0, 0, 0})}, "1", "add takes 2 arguments, not more than 3"},
@@ -771,18 +769,18 @@ TEST(ExpressionTest, ErrorsNameTheNodeAndSayWhatIsWrongWithIt) {
       EXPECT_EQ(status.message(), absl::StrCat("node ", c.node, ": ", c.message));
     }
   }
-}
-
-TEST(ExpressionTest, ErrorsOfCountsNameTheFieldAndItsLimit) {
-  const std::vector<DType> nine(9, DType::kF32);
-  const auto figures = [](const Nodes& nodes, absl::Span<const DType> operands) {
-    auto metadata = ErrorMetadata(CompileExpression(nodes, operands).status());
-    return absl::StrCat(metadata["field"], " ", metadata["limit"]);
+  // Errors of counts name the field and its limit.
+  const auto figures = [](const Nodes& nodes, std::size_t operands) {
+    const std::vector<DType> types(operands, DType::kF32);
+    const absl::Status status = CompileExpression(nodes, types).status();
+    auto metadata = ErrorMetadata(status);
+    return absl::StrCat(ErrorReason(status), metadata["node"], " ", metadata["field"], " ",
+                        metadata["limit"]);
   };
-  EXPECT_EQ(figures({}, {nine.data(), 1}), "nodes 64");
-  EXPECT_EQ(figures(Nodes(65, In(0)), {nine.data(), 1}), "nodes 64");
-  EXPECT_EQ(figures({In(0)}, {}), "operands 8");
-  EXPECT_EQ(figures({In(0)}, nine), "operands 8");
+  EXPECT_EQ(figures({}, 1), "BAD_EXPRESSION nodes 64");
+  EXPECT_EQ(figures(Nodes(65, In(0)), 1), "BAD_EXPRESSION nodes 64");
+  EXPECT_EQ(figures({In(0)}, 0), "BAD_EXPRESSION operands 8");
+  EXPECT_EQ(figures({In(0)}, 9), "BAD_EXPRESSION operands 8");
 }
 
 }  // namespace

@@ -158,13 +158,10 @@ TEST_P(WindowSumTest, StridedViews) {
   ForType([&]<class T>(T) {
     const auto values = NormalVector<T>(3000, 4);
     DeviceArray<T> array(stream(), values, 1);
-    struct Window {
-      std::int64_t offset, stride;
-    };
-    for (const Window& w : {Window{5, 3}, {2999, -3}, {7, 0}, {11, 1}}) {
-      const View view = StridedView(array.data() + w.offset, DTypeOf<T>(), {900}, {w.stride});
-      std::vector<T> host;
-      for (std::int64_t i = 0; i < 900; ++i) host.push_back(At(values, w.offset + i * w.stride));
+    for (const StridedWindow& w :
+         {StridedWindow{5, {900}, {3}}, {2999, {900}, {-3}}, {7, {900}, {0}}, {11, {900}, {1}}}) {
+      const View view = w.Of(array.data(), DTypeOf<T>());
+      const std::vector<T> host = Lines(view, 0).Elements(values, w.first, 0);
       for (std::int64_t radius : {0, 2, 40, 2000}) Check<T>(host, view, radius);
     }
   });
