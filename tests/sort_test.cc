@@ -3,7 +3,6 @@
 
 #include "kernels/choose/pace.h"
 #include "kernels/device/scratch.h"
-#include "kernels/problem/top_k.h"
 #include "kernels/run/operation.h"
 #include "tests/expressions.h"
 #include "tests/orders.h"
@@ -319,24 +318,6 @@ TEST_P(SortLargestTest, ShortRows) {
     wrong += std::bit_cast<std::uint16_t>(At(host, i)) !=
              std::bit_cast<std::uint16_t>(At(numbers, i % n));
   EXPECT_EQ(wrong, 0);
-}
-
-// --- Keys ---
-
-TEST(SortKeys, AreThoseOfTopK) {
-  const auto check = [&]<class T>(T) {
-    using Word = KeyOf<T>;
-    Random random(3);
-    for (bool descending : {false, true}) {
-      const SortKey<Word> key = MakeSortKey<Word>(DTypeOf<T>(), descending);
-      for (int i = 0; i < 100'000; ++i) {
-        const T element =
-            i % 2 == 0 ? SpecialValue<T>(random) : FromBits<T>(random.Bits() << i % 7);
-        ASSERT_EQ(key(std::bit_cast<Word>(element)), TopKKey(element, !descending));
-      }
-    }
-  };
-  for (DType dtype : kAllDTypes) DispatchDType(dtype, check);
 }
 
 TESSERA_STRATEGY_SUITE(SortOfBytesTest, SortTest, kOf<DType::kI32>);
