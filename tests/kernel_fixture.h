@@ -142,6 +142,25 @@ class StrategyTest : public testing::TestWithParam<StrategyCase> {
   static const LaunchLimits& limits() { return strategy().limits; }
 };
 
+// Defines a test of a StrategyTest whose body is compiled for each type T and runs for that of the
+// case. The body is a member of a second fixture, which is not set up.
+#define TESSERA_TYPED_TEST(Suite, Test) TESSERA_TEST_FOR(ForType, class, T, Suite, Test)
+// Does the same for the types that the concept accepts.
+#define TESSERA_TYPED_TEST_OF(Concept, Suite, Test) \
+  TESSERA_TEST_FOR(ForType, Concept, T, Suite, Test)
+// Defines a test of a MovingTest, whose body has an unsigned type U of the elements' size.
+#define TESSERA_SIZED_TEST(Suite, Test) TESSERA_TEST_FOR(ForSize, class, U, Suite, Test)
+#define TESSERA_TEST_FOR(ForEach, Concept, Type, Suite, Test)               \
+  template <Concept Type>                                                   \
+  struct Suite##_##Test : Suite {                                           \
+    void TestBody() override;                                               \
+  };                                                                        \
+  TEST_P(Suite, Test) {                                                     \
+    ForEach([]<Concept Type>(Type) { Suite##_##Test<Type>().TestBody(); }); \
+  }                                                                         \
+  template <Concept Type>                                                   \
+  void Suite##_##Test<Type>::TestBody()
+
 // Instantiates a suite for the strategies of its problem, or for those that StrategyCases returns
 // with these arguments.
 #define TESSERA_STRATEGIES(Suite, ...) \
@@ -190,6 +209,9 @@ class Random {
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
     return z ^ (z >> 31);
+  }
+  std::int64_t Below(std::int64_t end) {
+    return static_cast<std::int64_t>(Bits() % static_cast<std::uint64_t>(end));
   }
   double Uniform() { return static_cast<double>(Bits() >> 11) * 0x1p-53; }
   // Returns a number with mean 0 and standard deviation 1, close enough to normal for test data.

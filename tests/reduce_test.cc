@@ -251,30 +251,25 @@ absl::Span<const ReduceOp> OpsToTry() {
   return WatchedClosely() ? absl::MakeConstSpan(kOfEachKind) : absl::MakeConstSpan(kAllReduceOps);
 }
 
-TEST_P(ReduceTest, AwkwardSizes) {
-  ForType([&]<class T>(T) {
-    static auto& references = *new std::map<std::pair<ReduceOp, std::int64_t>, Reference>;
-    for (ReduceOp op : OpsToTry()) {
-      for (std::int64_t n : AwkwardSizes()) {
-        if (n == 0 && NeedsElements(op)) continue;
-        const std::vector<T> x = Data<T>(op, n, 1);
-        const auto [known, fresh] = references.try_emplace({op, n});
-        if (fresh) known->second = ReduceReference(op, x);
-        Check<T>(op, x, {}, n % 4, &known->second);
-      }
+TESSERA_TYPED_TEST(ReduceTest, AwkwardSizes) {
+  static auto& references = *new std::map<std::pair<ReduceOp, std::int64_t>, Reference>;
+  for (ReduceOp op : OpsToTry()) {
+    for (std::int64_t n : AwkwardSizes()) {
+      if (n == 0 && NeedsElements(op)) continue;
+      const std::vector<T> x = Data<T>(op, n, 1);
+      const auto [known, fresh] = references.try_emplace({op, n});
+      if (fresh) known->second = ReduceReference(op, x);
+      Check<T>(op, x, {}, n % 4, &known->second);
     }
-  });
+  }
 }
 
-TEST_P(ReduceTest, LaunchesAndAlignments) {
-  ForType([&]<class T>(T) {
-    for (const Launch& launch : Launches(limits()))
-      for (ReduceOp op :
-           {ReduceOp::kSum, ReduceOp::kArgMax, ReduceOp::kNormL2, ReduceOp::kVariance})
-        for (std::int64_t n : Sizes({1, 33, 4099, 70001}))
-          if (!WatchedClosely() || (op == ReduceOp::kArgMax && n == 4099))
-            Check<T>(op, Data<T>(op, n, 2), launch, n % 4);
-  });
+TESSERA_TYPED_TEST(ReduceTest, LaunchesAndAlignments) {
+  for (const Launch& launch : Launches(limits()))
+    for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kArgMax, ReduceOp::kNormL2, ReduceOp::kVariance})
+      for (std::int64_t n : Sizes({1, 33, 4099, 70001}))
+        if (!WatchedClosely() || (op == ReduceOp::kArgMax && n == 4099))
+          Check<T>(op, Data<T>(op, n, 2), launch, n % 4);
 }
 
 bool HasVariance(const Strategy<ReduceProblem>& strategy, DType dtype) {
@@ -283,19 +278,17 @@ bool HasVariance(const Strategy<ReduceProblem>& strategy, DType dtype) {
 }
 
 // Only strategies that compute variances promise norms whose squares leave the range of double.
-TEST_P(ReduceTest, SpecialRows) {
-  ForType([&]<class T>(T) {
-    const bool has_variance = HasVariance(strategy(), GetParam().dtype);
-    for (std::int64_t n : Sizes({1, 2, 5, 257, 4099, 70001})) {
-      ForSpecialRows<T>(n, [&](const std::vector<ReduceOp>& ops, const std::vector<T>& x) {
-        if (ops[0] == ReduceOp::kStd && !has_variance) return;
-        for (ReduceOp op : ops) Check<T>(op, x, {}, 1);
-      });
-    }
-    // Even the differences of these elements leave the range.
-    if constexpr (std::is_same_v<T, double>)
-      Check<T>(ReduceOp::kVariance, {1.7e308, -1.7e308, 1.7e308, -1.7e308});
-  });
+TESSERA_TYPED_TEST(ReduceTest, SpecialRows) {
+  const bool has_variance = HasVariance(strategy(), GetParam().dtype);
+  for (std::int64_t n : Sizes({1, 2, 5, 257, 4099, 70001})) {
+    ForSpecialRows<T>(n, [&](const std::vector<ReduceOp>& ops, const std::vector<T>& x) {
+      if (ops[0] == ReduceOp::kStd && !has_variance) return;
+      for (ReduceOp op : ops) Check<T>(op, x, {}, 1);
+    });
+  }
+  // Even the differences of these elements leave the range.
+  if constexpr (std::is_same_v<T, double>)
+    Check<T>(ReduceOp::kVariance, {1.7e308, -1.7e308, 1.7e308, -1.7e308});
 }
 
 TESSERA_STRATEGY_SUITE(ReduceOfF32Test, ReduceTest, kOf<DType::kF32>);
@@ -322,37 +315,33 @@ TEST_P(ReduceTest, EmptyInputs) {
   }
 }
 
-TEST_P(ReduceTest, StridedViewKeepsRowMajorIndices) {
-  ForType([&]<class T>(T) {
-    const std::vector<T> values = NormalVector<T>(30 * 40, 6);
-    DeviceArray<T> array(stream(), values);
-    const auto view = Get(MakeView({GetParam().dtype, MakeShape({30, 40})}, array.data(),
-                                   29 * 40 + 39, {40, 15}, {-1, -80}));
-    std::vector<T> gathered;
-    for (int i = 0; i < 40; ++i)
-      for (int j = 0; j < 15; ++j) gathered.push_back(At(values, 29 * 40 + 39 - i - 80 * j));
-    for (ReduceOp op : {ReduceOp::kArgMin, ReduceOp::kArgMax})
-      CheckResident(ReduceReference(op, gathered), op, view);
-  });
+TESSERA_TYPED_TEST(ReduceTest, StridedViewKeepsRowMajorIndices) {
+  const std::vector<T> values = NormalVector<T>(30 * 40, 6);
+  DeviceArray<T> array(stream(), values);
+  const auto view = Get(MakeView({GetParam().dtype, MakeShape({30, 40})}, array.data(),
+                                 29 * 40 + 39, {40, 15}, {-1, -80}));
+  std::vector<T> gathered;
+  for (int i = 0; i < 40; ++i)
+    for (int j = 0; j < 15; ++j) gathered.push_back(At(values, 29 * 40 + 39 - i - 80 * j));
+  for (ReduceOp op : {ReduceOp::kArgMin, ReduceOp::kArgMax})
+    CheckResident(ReduceReference(op, gathered), op, view);
 }
 
-TEST_P(ReduceTest, Large) {
-  ForType([&]<class T>(T) {
-    // All elements are one except for one element. Made once per type and device.
-    static auto& inputs = *new std::map<Backend, DeviceArray<T>>;
-    const std::int64_t n = LargeSize(GetParam().backend), odd = n - 2;
-    if (!inputs.contains(GetParam().backend)) {
-      std::vector<T> x(static_cast<std::size_t>(n), static_cast<T>(ValueOf<T>(1)));
-      At(x, odd) = static_cast<T>(ValueOf<T>(-1));
-      inputs.try_emplace(GetParam().backend, stream(), x);
-    }
-    const View x = inputs.at(GetParam().backend).view();
-    // In the classic failure, a float that counts stops at 2^24. Here nothing is rounded.
-    const auto count = static_cast<long double>(n);
-    CheckResident({.value = count - 2, .integer = n - 2}, ReduceOp::kSum, x);
-    CheckResident({.value = count, .integer = n}, ReduceOp::kSumSquares, x);
-    CheckResident({.value = -1, .index = odd, .integer = -1}, ReduceOp::kArgMin, x);
-  });
+TESSERA_TYPED_TEST(ReduceTest, Large) {
+  // All elements are one except for one element. Made once per type and device.
+  static auto& inputs = *new std::map<Backend, DeviceArray<T>>;
+  const std::int64_t n = LargeSize(GetParam().backend), odd = n - 2;
+  if (!inputs.contains(GetParam().backend)) {
+    std::vector<T> x(static_cast<std::size_t>(n), static_cast<T>(ValueOf<T>(1)));
+    At(x, odd) = static_cast<T>(ValueOf<T>(-1));
+    inputs.try_emplace(GetParam().backend, stream(), x);
+  }
+  const View x = inputs.at(GetParam().backend).view();
+  // In the classic failure, a float that counts stops at 2^24. Here nothing is rounded.
+  const auto count = static_cast<long double>(n);
+  CheckResident({.value = count - 2, .integer = n - 2}, ReduceOp::kSum, x);
+  CheckResident({.value = count, .integer = n}, ReduceOp::kSumSquares, x);
+  CheckResident({.value = -1, .index = odd, .integer = -1}, ReduceOp::kArgMin, x);
 }
 
 TESSERA_STRATEGIES(ReduceTest);
@@ -437,7 +426,7 @@ class ReduceAxesTest : public StrategyTest<ReduceAxesProblem> {
   }
 };
 
-TEST_P(ReduceAxesTest, ShapesAndAxes) {
+TESSERA_TYPED_TEST(ReduceAxesTest, ShapesAndAxes) {
   const AxesCase cases[] = {
       {{1, 1}, {0}},          {{7, 5}, {0}},          {{7, 5}, {1}},
       {{7, 5}, {0, 1}},       {{1000, 3}, {0}},       {{3, 1000}, {1}},
@@ -448,16 +437,14 @@ TEST_P(ReduceAxesTest, ShapesAndAxes) {
       {{1, 200003}, {1}},     {{200003, 1}, {0}},     {{4, 0}, {0}},
       {{0, 4}, {1}},          {{9, 9}, {}},
   };
-  ForType([&]<class T>(T) {
-    for (const auto& [shape, axes] : cases) {
-      const std::int64_t n = MakeArrayType(GetParam().dtype, shape)->shape.elements();
-      for (ReduceOp op : OpsToTry()) CheckArray<T>(shape, Data<T>(op, n, 8), op, axes, 1);
-    }
-  });
+  for (const auto& [shape, axes] : cases) {
+    const std::int64_t n = MakeArrayType(GetParam().dtype, shape)->shape.elements();
+    for (ReduceOp op : OpsToTry()) CheckArray<T>(shape, Data<T>(op, n, 8), op, axes, 1);
+  }
 }
 
 // Few long outputs, many short outputs, and both with extents that are not multiples of a vector.
-TEST_P(ReduceAxesTest, TallWideAndMiddle) {
+TESSERA_TYPED_TEST(ReduceAxesTest, TallWideAndMiddle) {
   const AxesCase cases[] = {
       {{16, 300000}, {0}},   {{16, 300000}, {1}},  {{300000, 16}, {0}},  {{300000, 16}, {1}},
       {{1000, 1000}, {0}},   {{1000, 1000}, {1}},  {{3, 70001, 5}, {1}}, {{40, 333, 77}, {1}},
@@ -465,141 +452,127 @@ TEST_P(ReduceAxesTest, TallWideAndMiddle) {
       {{2, 5000, 256}, {1}}, {{64, 64}, {0}},      {{70001, 1}, {1}},    {{70001, 2}, {1}},
       {{40001, 3}, {1}},     {{20001, 7}, {1}},    {{9001, 3, 2}, {1}},
   };
-  ForType([&]<class T>(T) {
-    for (auto [shape, axes] : cases) {
-      // From 2^16 elements on, a CPU uses all cores, so shorter arrays reach those paths as well.
-      std::int64_t n = MakeArrayType(GetParam().dtype, shape)->shape.elements();
-      const std::int64_t most = std::min(Largest(), std::int64_t{1} << 19);
-      if (std::int64_t& longest = *std::ranges::max_element(shape);
-          GetParam().backend == Backend::kCpu && n > most) {
-        n /= longest;
-        longest = std::max<std::int64_t>(1, most / n);
-        n *= longest;
-      }
-      const std::vector<T> values = NormalVector<T>(n, 12, 0.25);
-      for (std::size_t offset : {0u, 1u}) {
-        for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kArgMax, ReduceOp::kVariance}) {
-          if (op == ReduceOp::kVariance && offset == 1) continue;  // Its reference is slow.
-          if (WatchedClosely() && (op != ReduceOp::kArgMax || offset == 1)) continue;
-          CheckArray(shape, values, op, axes, offset);
-          if (HasFatalFailure()) return;
-        }
+  for (auto [shape, axes] : cases) {
+    // From 2^16 elements on, a CPU uses all cores, so shorter arrays reach those paths as well.
+    std::int64_t n = MakeArrayType(GetParam().dtype, shape)->shape.elements();
+    const std::int64_t most = std::min(Largest(), std::int64_t{1} << 19);
+    if (std::int64_t& longest = *std::ranges::max_element(shape);
+        GetParam().backend == Backend::kCpu && n > most) {
+      n /= longest;
+      longest = std::max<std::int64_t>(1, most / n);
+      n *= longest;
+    }
+    const std::vector<T> values = NormalVector<T>(n, 12, 0.25);
+    for (std::size_t offset : {0u, 1u}) {
+      for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kArgMax, ReduceOp::kVariance}) {
+        if (op == ReduceOp::kVariance && offset == 1) continue;  // Its reference is slow.
+        if (WatchedClosely() && (op != ReduceOp::kArgMax || offset == 1)) continue;
+        CheckArray(shape, values, op, axes, offset);
+        if (HasFatalFailure()) return;
       }
     }
-  });
+  }
 }
 
 TESSERA_STRATEGY_SUITE(DeterministicReduceAxesTest, ReduceAxesTest, kDeterministic);
 
 // The order in which elements are folded depends on the shape and not on the address.
-TEST_P(DeterministicReduceAxesTest, AlignmentKeepsTheBits) {
-  ForType([&]<class T>(T) {
-    for (const auto& [rows, columns, axis] :
-         {std::tuple{700, 1001, 0}, {700, 1001, 1}, {20001, 3, 1}}) {
-      const ArrayType type{GetParam().dtype, MakeShape({rows, columns})};
-      const std::vector<T> values = NormalVector<T>(rows * columns, 13, 0.25);
-      std::vector<std::int64_t> first;
-      for (std::size_t offset : {0u, 1u, 2u, 3u, 0u}) {
-        if (WatchedClosely() && offset > 1) continue;
-        DeviceArray<T> array(stream(), values, offset);
-        // Results of any type fit in a 64-bit word.
-        const auto got = Run<std::int64_t>(WholeView(type, array.data()), ReduceOp::kSum, axis);
-        if (first.empty()) first = got;
-        EXPECT_EQ(got, first) << columns << " columns, axis " << axis << ", offset " << offset;
-      }
+TESSERA_TYPED_TEST(DeterministicReduceAxesTest, AlignmentKeepsTheBits) {
+  for (const auto& [rows, columns, axis] :
+       {std::tuple{700, 1001, 0}, {700, 1001, 1}, {20001, 3, 1}}) {
+    const ArrayType type{GetParam().dtype, MakeShape({rows, columns})};
+    const std::vector<T> values = NormalVector<T>(rows * columns, 13, 0.25);
+    std::vector<std::int64_t> first;
+    for (std::size_t offset : {0u, 1u, 2u, 3u, 0u}) {
+      if (WatchedClosely() && offset > 1) continue;
+      DeviceArray<T> array(stream(), values, offset);
+      // Results of any type fit in a 64-bit word.
+      const auto got = Run<std::int64_t>(WholeView(type, array.data()), ReduceOp::kSum, axis);
+      if (first.empty()) first = got;
+      EXPECT_EQ(got, first) << columns << " columns, axis " << axis << ", offset " << offset;
     }
-  });
+  }
 }
 
-TEST_P(ReduceAxesTest, StridedViews) {
-  ForType([&]<class T>(T) {
-    const ArrayType type{GetParam().dtype, MakeShape({40, 50})};
-    const std::vector<T> values = NormalVector<T>(40 * 50, 9);
-    DeviceArray<T> array(stream(), values);
-    for (const std::vector<int>& axes : {std::vector<int>{0}, {1}, {2}, {0, 2}}) {
-      for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kArgMin}) {
-        const auto view = [&](const T* data) {
-          return Get(MakeView(type, data, 39 * 50, {5, 20, 10}, {1, -50, 3}));
-        };
-        Check<T>(view(values.data()), view(array.data()), op, axes);
-      }
+TESSERA_TYPED_TEST(ReduceAxesTest, StridedViews) {
+  const ArrayType type{GetParam().dtype, MakeShape({40, 50})};
+  const std::vector<T> values = NormalVector<T>(40 * 50, 9);
+  DeviceArray<T> array(stream(), values);
+  for (const std::vector<int>& axes : {std::vector<int>{0}, {1}, {2}, {0, 2}}) {
+    for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kArgMin}) {
+      const auto view = [&](const T* data) {
+        return Get(MakeView(type, data, 39 * 50, {5, 20, 10}, {1, -50, 3}));
+      };
+      Check<T>(view(values.data()), view(array.data()), op, axes);
     }
-  });
+  }
 }
 
 // As three rows, and as three columns.
-TEST_P(ReduceAxesTest, SpecialRows) {
-  ForType([&]<class T>(T) {
-    for (std::int64_t n : Sizes({1, 2, 9, 100, 1024, 3000, 70001})) {
-      if (n > 3000 && !std::is_integral_v<T>) continue;  // The references are slow.
-      ForSpecialRows<T>(n, [&](const std::vector<ReduceOp>& ops, const std::vector<T>& x) {
-        std::vector<T> rows, columns;
-        for (int copy = 0; copy < 3; ++copy) rows.insert(rows.end(), x.begin(), x.end());
-        for (T v : x) columns.insert(columns.end(), 3, v);
-        for (ReduceOp op : ops) {
-          CheckArray({3, n}, rows, op, {1});
-          CheckArray({n, 3}, columns, op, {0});
-        }
-      });
-    }
-  });
+TESSERA_TYPED_TEST(ReduceAxesTest, SpecialRows) {
+  for (std::int64_t n : Sizes({1, 2, 9, 100, 1024, 3000, 70001})) {
+    if (n > 3000 && !std::is_integral_v<T>) continue;  // The references are slow.
+    ForSpecialRows<T>(n, [&](const std::vector<ReduceOp>& ops, const std::vector<T>& x) {
+      std::vector<T> rows, columns;
+      for (int copy = 0; copy < 3; ++copy) rows.insert(rows.end(), x.begin(), x.end());
+      for (T v : x) columns.insert(columns.end(), 3, v);
+      for (ReduceOp op : ops) {
+        CheckArray({3, n}, rows, op, {1});
+        CheckArray({n, 3}, columns, op, {0});
+      }
+    });
+  }
 }
 
 TESSERA_STRATEGY_SUITE(ReduceAxesOf16BitsTest, ReduceAxesTest, kOf<DType::kF16, DType::kBF16>);
 
-TEST_P(ReduceAxesOf16BitsTest, AreRoundedOnce) {
-  ForType([&]<HalfElement T>(T) {
-    const auto [terms, want] = HardToRound<T>();
-    DeviceArray<T> array(stream(), terms);
-    // Folds along a row, where no strategy adds these elements in f32.
-    const T sum = Run<T>(array.view({1, 3}), ReduceOp::kSum, 1)[0];
-    EXPECT_EQ(static_cast<double>(Exact(sum)), want);
-  });
+TESSERA_TYPED_TEST_OF(HalfElement, ReduceAxesOf16BitsTest, AreRoundedOnce) {
+  const auto [terms, want] = HardToRound<T>();
+  DeviceArray<T> array(stream(), terms);
+  // Folds along a row, where no strategy adds these elements in f32.
+  const T sum = Run<T>(array.view({1, 3}), ReduceOp::kSum, 1)[0];
+  EXPECT_EQ(static_cast<double>(Exact(sum)), want);
 }
 
 TESSERA_STRATEGY_SUITE(ReduceAxesOfWideRangeTest, ReduceAxesTest, kOf<DType::kF32, DType::kBF16>);
 
-TEST_P(ReduceAxesOfWideRangeTest, SumsMayLeaveTheRangeOnTheirWay) {
-  ForType([&]<FloatElement T>(T) {
-    for (const auto& [outputs, length] :
-         {std::pair<std::int64_t, std::int64_t>{9, 700}, {64, 64}, {3, 70001}, {2000, 5}}) {
-      for (int axis : {0, 1}) {
-        const ArrayType type{GetParam().dtype, axis == 1 ? MakeShape({outputs, length})
-                                                         : MakeShape({length, outputs})};
-        const auto at = [&](std::int64_t o, std::int64_t l) {
-          return static_cast<std::size_t>(axis == 1 ? o * length + l : l * outputs + o);
-        };
-        std::vector<T> plain = NormalVector<T>(outputs * length, 17), values = plain;
-        // The outputs are a mean of large elements, a sum that cancels, an infinity, and unchanged
-        // finite values.
-        for (std::int64_t o = 0; o < outputs; o += 3)
-          for (std::int64_t l = 0; l < length; ++l)
-            values[at(o, l)] = Element<T>(o % 2 == 0 || l < length / 2 ? 3e38 : -3e38);
-        values[at(1, length - 1)] = Element<T>(-kInfinity);
-        DeviceArray<T> array(stream(), values), before(stream(), plain);
-        for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kNormL1}) {
-          Check<T>(WholeView(type, values.data()), WholeView(type, array.data()), op, {axis});
-          const std::vector<T> got = Run<T>(WholeView(type, array.data()), op, axis),
-                               want = Run<T>(WholeView(type, before.data()), op, axis);
-          for (std::size_t o = 2; o < got.size(); o += 3)
-            EXPECT_EQ(Exact(got[o]), Exact(want[o])) << "output " << o;
-        }
+TESSERA_TYPED_TEST_OF(FloatElement, ReduceAxesOfWideRangeTest, SumsMayLeaveTheRangeOnTheirWay) {
+  for (const auto& [outputs, length] :
+       {std::pair<std::int64_t, std::int64_t>{9, 700}, {64, 64}, {3, 70001}, {2000, 5}}) {
+    for (int axis : {0, 1}) {
+      const ArrayType type{GetParam().dtype,
+                           axis == 1 ? MakeShape({outputs, length}) : MakeShape({length, outputs})};
+      const auto at = [&](std::int64_t o, std::int64_t l) {
+        return static_cast<std::size_t>(axis == 1 ? o * length + l : l * outputs + o);
+      };
+      std::vector<T> plain = NormalVector<T>(outputs * length, 17), values = plain;
+      // The outputs are a mean of large elements, a sum that cancels, an infinity, and unchanged
+      // finite values.
+      for (std::int64_t o = 0; o < outputs; o += 3)
+        for (std::int64_t l = 0; l < length; ++l)
+          values[at(o, l)] = Element<T>(o % 2 == 0 || l < length / 2 ? 3e38 : -3e38);
+      values[at(1, length - 1)] = Element<T>(-kInfinity);
+      DeviceArray<T> array(stream(), values), before(stream(), plain);
+      for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kNormL1}) {
+        Check<T>(WholeView(type, values.data()), WholeView(type, array.data()), op, {axis});
+        const std::vector<T> got = Run<T>(WholeView(type, array.data()), op, axis),
+                             want = Run<T>(WholeView(type, before.data()), op, axis);
+        for (std::size_t o = 2; o < got.size(); o += 3)
+          EXPECT_EQ(Exact(got[o]), Exact(want[o])) << "output " << o;
       }
     }
-  });
+  }
 }
 
-TEST_P(ReduceAxesTest, NanAndTies) {
-  ForType([&]<class T>(T) {
-    std::vector<T> values(130 * 70);
-    Random random(10);
-    for (T& v : values) v = static_cast<T>(static_cast<ValueOf<T>>(random.Bits() % 4));
-    for (int i = 0; i < 40 && !IsInteger(GetParam().dtype); ++i)
-      values[random.Bits() % values.size()] = Element<T>(std::nan(""));
-    for (int axis : {0, 1})
-      for (ReduceOp op : {ReduceOp::kArgMin, ReduceOp::kArgMax})
-        CheckArray({130, 70}, values, op, {axis});
-  });
+TESSERA_TYPED_TEST(ReduceAxesTest, NanAndTies) {
+  std::vector<T> values(130 * 70);
+  Random random(10);
+  for (T& v : values) v = static_cast<T>(static_cast<ValueOf<T>>(random.Bits() % 4));
+  for (int i = 0; i < 40 && !IsInteger(GetParam().dtype); ++i)
+    values[random.Bits() % values.size()] = Element<T>(std::nan(""));
+  for (int axis : {0, 1})
+    for (ReduceOp op : {ReduceOp::kArgMin, ReduceOp::kArgMax})
+      CheckArray({130, 70}, values, op, {axis});
 }
 
 TESSERA_STRATEGIES(ReduceAxesTest);

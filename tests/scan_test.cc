@@ -241,138 +241,116 @@ std::vector<std::int64_t> Lengths() {
                 700, 1023, 4095, 4096, 4097, 4607, 8192, 8193, 65537, 131071, 131072, 131073});
 }
 
-TEST_P(ScanTest, Rows) {
-  ForType([&]<class T>(T) {
-    for (std::int64_t n : Lengths()) {
-      if (n > 20'000 || WatchedClosely()) {
-        CheckShape<T>(1, n, 1, NextHow(), static_cast<std::size_t>(n % 5));
-        continue;
-      }
-      for (const How& how : AllHows()) CheckShape<T>(3, n, 1, how, static_cast<std::size_t>(n % 5));
+TESSERA_TYPED_TEST(ScanTest, Rows) {
+  for (std::int64_t n : Lengths()) {
+    if (n > 20'000 || WatchedClosely()) {
+      CheckShape<T>(1, n, 1, NextHow(), static_cast<std::size_t>(n % 5));
+      continue;
     }
-  });
+    for (const How& how : AllHows()) CheckShape<T>(3, n, 1, how, static_cast<std::size_t>(n % 5));
+  }
 }
 
-TEST_P(ScanTest, ManyRows) {
-  ForType([&]<class T>(T) {
-    for (std::int64_t n : {1, 3, 16, 32, 33, 48, 64, 100, 128, 256, 300, 512, 600, 4096, 5000}) {
-      const std::int64_t rows = WatchedClosely() ? 3 : 1 + 40'000 / n;
-      if (rows * n > Largest()) continue;
-      for (int i = 0; i < 3; ++i) CheckShape<T>(rows, n, 1, NextHow(), n % 2 == 0 ? 0 : 3);
-    }
-  });
+TESSERA_TYPED_TEST(ScanTest, ManyRows) {
+  for (std::int64_t n : {1, 3, 16, 32, 33, 48, 64, 100, 128, 256, 300, 512, 600, 4096, 5000}) {
+    const std::int64_t rows = WatchedClosely() ? 3 : 1 + 40'000 / n;
+    if (rows * n > Largest()) continue;
+    for (int i = 0; i < 3; ++i) CheckShape<T>(rows, n, 1, NextHow(), n % 2 == 0 ? 0 : 3);
+  }
 }
 
-TEST_P(ScanTest, Columns) {
-  ForType([&]<class T>(T) {
-    for (std::int64_t inner : {2, 7, 8, 9, 16, 17, 100}) {
-      for (std::int64_t n : {1, 16, 17, 100, 512, 513, 4096, 4097, 9000}) {
-        for (std::int64_t outer : {1, 3}) {
-          if (inner * n * outer > std::min<std::int64_t>(Largest(), 200'000)) continue;
-          CheckShape<T>(outer, n, inner, NextHow(), static_cast<std::size_t>(n % 3));
-        }
+TESSERA_TYPED_TEST(ScanTest, Columns) {
+  for (std::int64_t inner : {2, 7, 8, 9, 16, 17, 100}) {
+    for (std::int64_t n : {1, 16, 17, 100, 512, 513, 4096, 4097, 9000}) {
+      for (std::int64_t outer : {1, 3}) {
+        if (inner * n * outer > std::min<std::int64_t>(Largest(), 200'000)) continue;
+        CheckShape<T>(outer, n, inner, NextHow(), static_cast<std::size_t>(n % 3));
       }
     }
-  });
+  }
 }
 
-TEST_P(ScanTest, RandomShapes) {
-  ForType([&]<class T>(T) {
-    Random random(17);
-    const auto below = [&](std::int64_t end) {
-      return static_cast<std::int64_t>(random.Bits() % static_cast<std::uint64_t>(end));
-    };
-    for (int i = 0; i < (WatchedClosely() ? 4 : 60); ++i) {
-      const std::int64_t n = 1 + below(std::min<std::int64_t>(Largest(), i % 2 == 0 ? 300 : 9000));
-      const std::int64_t left = std::min<std::int64_t>(Largest(), 30'000) / n;
-      const std::int64_t inner = i % 3 == 0 ? 1 : 1 + below(std::min<std::int64_t>(left, 40) + 1);
-      CheckShape<T>(1 + below(left / inner + 1), n, inner, NextHow(),
-                    static_cast<std::size_t>(below(9)));
-    }
-  });
+TESSERA_TYPED_TEST(ScanTest, RandomShapes) {
+  Random random(17);
+  for (int i = 0; i < (WatchedClosely() ? 4 : 60); ++i) {
+    const std::int64_t n =
+        1 + random.Below(std::min<std::int64_t>(Largest(), i % 2 == 0 ? 300 : 9000));
+    const std::int64_t left = std::min<std::int64_t>(Largest(), 30'000) / n;
+    const std::int64_t inner =
+        i % 3 == 0 ? 1 : 1 + random.Below(std::min<std::int64_t>(left, 40) + 1);
+    CheckShape<T>(1 + random.Below(left / inner + 1), n, inner, NextHow(),
+                  static_cast<std::size_t>(random.Below(9)));
+  }
 }
 
-TEST_P(ScanTest, Launches) {
-  ForType([&]<class T>(T) {
-    const std::int64_t n = std::min<std::int64_t>(7001, Largest() / 3);
-    for (const Launch& launch : Launches(limits())) {
-      for (std::int64_t inner : {1, 3}) {
-        const How how = NextHow();
-        CheckArray(Factors<T>(how.op, n / inner * inner * 3, 2), 3, n / inner, inner, how, 3,
-                   launch);
-      }
+TESSERA_TYPED_TEST(ScanTest, Launches) {
+  const std::int64_t n = std::min<std::int64_t>(7001, Largest() / 3);
+  for (const Launch& launch : Launches(limits())) {
+    for (std::int64_t inner : {1, 3}) {
+      const How how = NextHow();
+      CheckArray(Factors<T>(how.op, n / inner * inner * 3, 2), 3, n / inner, inner, how, 3, launch);
     }
-  });
+  }
 }
 
-TEST_P(ScanTest, AxesAndStridedViews) {
-  ForType([&]<class T>(T) {
-    const auto values = NormalVector<T>(6000, 10);
-    DeviceArray<T> array(stream(), values, 1);
-    for (const StridedWindow& w : StridedWindows()) {
-      const View view = w.Of(array.data(), GetParam().dtype);
-      for (int axis = -view.shape.rank; axis < view.shape.rank; ++axis)
-        for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax})
-          Check(values, view, w.first, axis, {op, axis % 2 == 0, axis < 0});
-    }
-    array.ExpectUnchanged(values);
-  });
+TESSERA_TYPED_TEST(ScanTest, AxesAndStridedViews) {
+  const auto values = NormalVector<T>(6000, 10);
+  DeviceArray<T> array(stream(), values, 1);
+  for (const StridedWindow& w : StridedWindows()) {
+    const View view = w.Of(array.data(), GetParam().dtype);
+    for (int axis = -view.shape.rank; axis < view.shape.rank; ++axis)
+      for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax})
+        Check(values, view, w.first, axis, {op, axis % 2 == 0, axis < 0});
+  }
+  array.ExpectUnchanged(values);
 }
 
 // A row of up to more than 1024 chunks, columns and rows of more than one group, and columns of
 // several chunks: enough of them to keep a GPU busy, and too few.
-TEST_P(ScanTest, Long) {
-  ForType([&]<class T>(T) {
-    for (std::int64_t n : Sizes({1 << 22, (1 << 22) + 5001}))
-      CheckShape<T>(1, n, 1, NextHow(), static_cast<std::size_t>(n % 4));
-    if (Watched()) return;
-    CheckShape<T>(1, 300'000, 3, NextHow());
-    CheckShape<T>(2, 300'001, 1, NextHow(), 1);
-    CheckShape<T>(300, 4100, 2, NextHow());
-    CheckShape<T>(40, 8200, 3, NextHow());
-  });
+TESSERA_TYPED_TEST(ScanTest, Long) {
+  for (std::int64_t n : Sizes({1 << 22, (1 << 22) + 5001}))
+    CheckShape<T>(1, n, 1, NextHow(), static_cast<std::size_t>(n % 4));
+  if (Watched()) return;
+  CheckShape<T>(1, 300'000, 3, NextHow());
+  CheckShape<T>(2, 300'001, 1, NextHow(), 1);
+  CheckShape<T>(300, 4100, 2, NextHow());
+  CheckShape<T>(40, 8200, 3, NextHow());
 }
 
 // All elements of an array without elements, and of lines without elements.
-TEST_P(ScanTest, EmptyArrays) {
-  ForType([&]<class T>(T) {
-    DeviceArray<T> nothing(stream(), 0);
-    for (const View& x : {nothing.view({0}), nothing.view({3, 0}), nothing.view({0, 3})})
-      for (int axis = 0; axis < x.shape.rank; ++axis)
-        EXPECT_TRUE(Scan<SumOf<T>>(x, axis, {}).empty());
-  });
+TESSERA_TYPED_TEST(ScanTest, EmptyArrays) {
+  DeviceArray<T> nothing(stream(), 0);
+  for (const View& x : {nothing.view({0}), nothing.view({3, 0}), nothing.view({0, 3})})
+    for (int axis = 0; axis < x.shape.rank; ++axis)
+      EXPECT_TRUE(Scan<SumOf<T>>(x, axis, {}).empty());
 }
 
 TESSERA_STRATEGY_SUITE(ScanOfFloatsTest, ScanTest, kFloats);
 
 // MIN and MAX are NaN from the first NaN on, and sums from there or from infinities of both signs.
-TEST_P(ScanOfFloatsTest, NansAndInfinities) {
-  ForType([&]<class T>(T) {
-    const std::int64_t n = std::min<std::int64_t>(9000, Largest());
-    const std::vector<T> ones(static_cast<std::size_t>(n), Element<T>(1));
-    for (const How& how : AllHows()) {
-      for (std::int64_t place : {std::int64_t{0}, n / 2, n - 1}) {
-        for (double value : {std::nan(""), kInfinity, -kInfinity}) {
-          std::vector<T> x = ones;
-          At(x, place) = Element<T>(value);
-          if (place > 0) x[0] = Element<T>(how.op == ReduceOp::kProduct ? -1 : -kInfinity);
-          CheckArray(x, 1, n, 1, how);
-          CheckArray(x, 1, n / 2, 2, how);
-        }
+TESSERA_TYPED_TEST(ScanOfFloatsTest, NansAndInfinities) {
+  const std::int64_t n = std::min<std::int64_t>(9000, Largest());
+  const std::vector<T> ones(static_cast<std::size_t>(n), Element<T>(1));
+  for (const How& how : AllHows()) {
+    for (std::int64_t place : {std::int64_t{0}, n / 2, n - 1}) {
+      for (double value : {std::nan(""), kInfinity, -kInfinity}) {
+        std::vector<T> x = ones;
+        At(x, place) = Element<T>(value);
+        if (place > 0) x[0] = Element<T>(how.op == ReduceOp::kProduct ? -1 : -kInfinity);
+        CheckArray(x, 1, n, 1, how);
+        CheckArray(x, 1, n / 2, 2, how);
       }
-      if (WatchedClosely()) break;
     }
-  });
+    if (WatchedClosely()) break;
+  }
 }
 
 // Sums that leave the range of the type, and come back, since they are kept in a wider one.
-TEST_P(ScanOfFloatsTest, SumsBeyondTheRange) {
-  ForType([&]<std::same_as<Half> T>(T) {
-    std::vector<T> x(9000, Element<T>(60'000));
-    std::fill(x.begin() + 4500, x.end(), Element<T>(-60'000));
-    for (bool reverse : {false, true}) CheckArray(x, 1, 9000, 1, {.reverse = reverse});
-    CheckArray(x, 1, 4500, 2, {});
-  });
+TESSERA_TYPED_TEST_OF(std::same_as<Half>, ScanOfFloatsTest, SumsBeyondTheRange) {
+  std::vector<T> x(9000, Element<T>(60'000));
+  std::fill(x.begin() + 4500, x.end(), Element<T>(-60'000));
+  for (bool reverse : {false, true}) CheckArray(x, 1, 9000, 1, {.reverse = reverse});
+  CheckArray(x, 1, 4500, 2, {});
 }
 
 // --- The order of `fixed_order` ---
@@ -501,88 +479,81 @@ std::vector<T> Uneven(ReduceOp op, std::int64_t n) {
 
 // The same bits on each device, for a row alone or among others, for a row read backwards, and for
 // columns. The line is the last among others.
-TEST_P(FixedScanTest, HasTheBitsOfItsOrder) {
-  ForType([&]<class T>(T) {
-    const auto check = [&]<ReduceOp kOp>(std::integral_constant<ReduceOp, kOp>, std::int64_t n,
-                                         bool exclusive) {
-      using Line = FixedLine<kOp, T>;
-      using Out = typename Line::Out;
-      SCOPED_TRACE(absl::StrCat(Absl(Name(kOp)), " of ", n, exclusive ? " exclusive" : ""));
-      const std::vector<T> x = Uneven<T>(kOp, n);
-      const std::vector<Out> want = Line(x).Scan(exclusive);
-      for (const auto& [outer, inner] :
-           std::vector<std::array<std::int64_t, 2>>{{1, 1}, {1, 2}, {1, 19}, {40, 1}}) {
-        if (outer * inner > 2 && n > 10'000) continue;
-        for (bool reverse : {false, true}) {
-          if (n > 1'000'000 && (inner > 1 || reverse)) continue;
-          const std::int64_t all = outer * n * inner;
-          std::vector<T> lines(static_cast<std::size_t>(all), Element<T>(0.5));
-          const auto place = [&](std::int64_t i) {
-            return all - 1 - (reverse ? i : n - 1 - i) * inner;
-          };
-          for (std::int64_t i = 0; i < n; ++i) At(lines, place(i)) = At(x, i);
-          const DeviceArray<T> array(stream(), lines, 1);
-          const std::vector<Out> got =
-              Scan<Out>(array.view({outer, n, inner}), 1, {kOp, exclusive, reverse});
-          ASSERT_EQ(std::ssize(got), all);
-          for (std::int64_t i = 0; i < n; ++i) {
-            const Out is = At(got, place(i)), should = At(want, i);
-            ASSERT_EQ(std::memcmp(&is, &should, sizeof is), 0)
-                << "element " << i << " of " << outer << " x " << inner
-                << (reverse ? " reversed" : "") << " got " << static_cast<double>(Exact(is))
-                << " want " << static_cast<double>(Exact(should));
-          }
+TESSERA_TYPED_TEST(FixedScanTest, HasTheBitsOfItsOrder) {
+  const auto check = [&]<ReduceOp kOp>(std::integral_constant<ReduceOp, kOp>, std::int64_t n,
+                                       bool exclusive) {
+    using Line = FixedLine<kOp, T>;
+    using Out = typename Line::Out;
+    SCOPED_TRACE(absl::StrCat(Absl(Name(kOp)), " of ", n, exclusive ? " exclusive" : ""));
+    const std::vector<T> x = Uneven<T>(kOp, n);
+    const std::vector<Out> want = Line(x).Scan(exclusive);
+    for (const auto& [outer, inner] :
+         std::vector<std::array<std::int64_t, 2>>{{1, 1}, {1, 2}, {1, 19}, {40, 1}}) {
+      if (outer * inner > 2 && n > 10'000) continue;
+      for (bool reverse : {false, true}) {
+        if (n > 1'000'000 && (inner > 1 || reverse)) continue;
+        const std::int64_t all = outer * n * inner;
+        std::vector<T> lines(static_cast<std::size_t>(all), Element<T>(0.5));
+        const auto place = [&](std::int64_t i) {
+          return all - 1 - (reverse ? i : n - 1 - i) * inner;
+        };
+        for (std::int64_t i = 0; i < n; ++i) At(lines, place(i)) = At(x, i);
+        const DeviceArray<T> array(stream(), lines, 1);
+        const std::vector<Out> got =
+            Scan<Out>(array.view({outer, n, inner}), 1, {kOp, exclusive, reverse});
+        ASSERT_EQ(std::ssize(got), all);
+        for (std::int64_t i = 0; i < n; ++i) {
+          const Out is = At(got, place(i)), should = At(want, i);
+          ASSERT_EQ(std::memcmp(&is, &should, sizeof is), 0)
+              << "element " << i << " of " << outer << " x " << inner
+              << (reverse ? " reversed" : "") << " got " << static_cast<double>(Exact(is))
+              << " want " << static_cast<double>(Exact(should));
         }
       }
-    };
-    using R = ReduceOp;
-    for (std::int64_t n : Sizes({1, 16, 17, 100, 511, 512, 513, 4095, 4096, 4097, 9001, 131073,
-                                 140'000, (1 << 22) + 140'001, (1 << 25) + 9001})) {
-      // The reference takes long for these lengths. Sums of f32, which are rounded only once,
-      // hardly show the order. Only the last length has more than one region.
-      const bool cuda = GetParam().backend == Backend::kCuda;
-      if (n > 1'000'000 && !cuda && !std::is_same_v<T, double> && !std::is_same_v<T, Half>)
-        continue;
-      if (n > 1 << 24 && !(cuda && std::is_same_v<T, double>)) continue;
-      check(std::integral_constant<R, R::kSum>(), n, n % 2 == 0);
-      if (n > 1'000'000) continue;
-      check(std::integral_constant<R, R::kProduct>(), n, n % 2 == 0);
-      check(std::integral_constant<R, R::kMin>(), n, n % 2 != 0);
-      check(std::integral_constant<R, R::kMax>(), n, n % 2 == 0);
     }
-  });
+  };
+  using R = ReduceOp;
+  for (std::int64_t n : Sizes({1, 16, 17, 100, 511, 512, 513, 4095, 4096, 4097, 9001, 131073,
+                               140'000, (1 << 22) + 140'001, (1 << 25) + 9001})) {
+    // The reference takes long for these lengths. Sums of f32, which are rounded only once,
+    // hardly show the order. Only the last length has more than one region.
+    const bool cuda = GetParam().backend == Backend::kCuda;
+    if (n > 1'000'000 && !cuda && !std::is_same_v<T, double> && !std::is_same_v<T, Half>) continue;
+    if (n > 1 << 24 && !(cuda && std::is_same_v<T, double>)) continue;
+    check(std::integral_constant<R, R::kSum>(), n, n % 2 == 0);
+    if (n > 1'000'000) continue;
+    check(std::integral_constant<R, R::kProduct>(), n, n % 2 == 0);
+    check(std::integral_constant<R, R::kMin>(), n, n % 2 != 0);
+    check(std::integral_constant<R, R::kMax>(), n, n % 2 == 0);
+  }
 }
 
 // Elements that are not 0 are true, among them NaN.
-TEST_P(FixedScanTest, AllAndAny) {
-  ForType([&]<class T>(T) {
-    std::vector<T> all(5000, Element<T>(-1)), any(5000, Element<T>(0));
-    if constexpr (FloatElement<T>) all[10] = Element<T>(std::nan(""));
-    if constexpr (FloatElement<T>) any[10] = Element<T>(-0.0);
-    all[3000] = Element<T>(0);
-    any[3000] = all[10];
-    for (bool exclusive : {false, true}) {
-      for (bool reverse : {false, true}) {
-        CheckArray(all, 2, 2500, 1, {ReduceOp::kAll, exclusive, reverse});
-        CheckArray(any, 1, 2500, 2, {ReduceOp::kAny, exclusive, reverse});
-      }
+TESSERA_TYPED_TEST(FixedScanTest, AllAndAny) {
+  std::vector<T> all(5000, Element<T>(-1)), any(5000, Element<T>(0));
+  if constexpr (FloatElement<T>) all[10] = Element<T>(std::nan(""));
+  if constexpr (FloatElement<T>) any[10] = Element<T>(-0.0);
+  all[3000] = Element<T>(0);
+  any[3000] = all[10];
+  for (bool exclusive : {false, true}) {
+    for (bool reverse : {false, true}) {
+      CheckArray(all, 2, 2500, 1, {ReduceOp::kAll, exclusive, reverse});
+      CheckArray(any, 1, 2500, 2, {ReduceOp::kAny, exclusive, reverse});
     }
-  });
+  }
 }
 
 TESSERA_STRATEGY_SUITE(ScanTwiceTest, ScanTest, kDeterministic);
 
-TEST_P(ScanTwiceTest, GivesTheSameBits) {
-  ForType([&]<class T>(T) {
-    const std::int64_t n = std::min<std::int64_t>(Largest(), 300'001);
-    const DeviceArray<T> x(stream(), Uneven<T>(ReduceOp::kSum, n));
-    if (TooSlow(ProblemOf(x.view(), 0, {}))) return;
-    const auto first = Scan<SumOf<T>>(x.view(), 0, {});
-    for (int i = 0; i < (WatchedClosely() ? 1 : 5); ++i) {
-      const auto again = Scan<SumOf<T>>(x.view(), 0, {});
-      ASSERT_EQ(std::memcmp(first.data(), again.data(), first.size() * sizeof(SumOf<T>)), 0);
-    }
-  });
+TESSERA_TYPED_TEST(ScanTwiceTest, GivesTheSameBits) {
+  const std::int64_t n = std::min<std::int64_t>(Largest(), 300'001);
+  const DeviceArray<T> x(stream(), Uneven<T>(ReduceOp::kSum, n));
+  if (TooSlow(ProblemOf(x.view(), 0, {}))) return;
+  const auto first = Scan<SumOf<T>>(x.view(), 0, {});
+  for (int i = 0; i < (WatchedClosely() ? 1 : 5); ++i) {
+    const auto again = Scan<SumOf<T>>(x.view(), 0, {});
+    ASSERT_EQ(std::memcmp(first.data(), again.data(), first.size() * sizeof(SumOf<T>)), 0);
+  }
 }
 
 TESSERA_STRATEGIES(ScanTest);

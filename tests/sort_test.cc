@@ -99,123 +99,104 @@ std::vector<std::int64_t> Lengths() {
                 8193, 12287, 12289, 20000, 65535, 65537, 131072, 131073, 300'007});
 }
 
-TEST_P(SortTest, Rows) {
-  ForType([&]<class T>(T) {
-    std::uint64_t seed = 1;
-    for (std::int64_t n : Lengths()) {
-      for (Values values : kAllValues) {
-        if (++seed % 7 != 0 && (n > 5000 || WatchedClosely())) continue;
-        for (std::int64_t rows = 1; rows <= (n > 5000 ? 1 : 3); rows += 2)
-          CheckArray(MakeValues<T>(values, rows * n, seed), rows, n, NextHow(),
-                     static_cast<std::size_t>(n % 5));
-      }
+TESSERA_TYPED_TEST(SortTest, Rows) {
+  std::uint64_t seed = 1;
+  for (std::int64_t n : Lengths()) {
+    for (Values values : kAllValues) {
+      if (++seed % 7 != 0 && (n > 5000 || WatchedClosely())) continue;
+      for (std::int64_t rows = 1; rows <= (n > 5000 ? 1 : 3); rows += 2)
+        CheckArray(MakeValues<T>(values, rows * n, seed), rows, n, NextHow(),
+                   static_cast<std::size_t>(n % 5));
     }
-  });
+  }
 }
 
-TEST_P(SortTest, ManyRows) {
-  ForType([&]<class T>(T) {
-    for (std::int64_t n : {1,   2,   3,   15,  16,   17,   31,   33,   64,   100,
-                           127, 129, 256, 300, 1000, 1500, 2100, 3500, 4096, 5000}) {
-      const std::int64_t rows = WatchedClosely() ? 3 : 7 + 20'000 / n;
-      if (rows * n > Largest()) continue;
-      for (Values values : {Values::kNormal, Values::kFew, Values::kSpecial})
-        CheckArray(MakeValues<T>(values, rows * n, 5), rows, n, NextHow(), n % 2 == 0 ? 0 : 3);
-    }
-  });
+TESSERA_TYPED_TEST(SortTest, ManyRows) {
+  for (std::int64_t n : {1,   2,   3,   15,  16,   17,   31,   33,   64,   100,
+                         127, 129, 256, 300, 1000, 1500, 2100, 3500, 4096, 5000}) {
+    const std::int64_t rows = WatchedClosely() ? 3 : 7 + 20'000 / n;
+    if (rows * n > Largest()) continue;
+    for (Values values : {Values::kNormal, Values::kFew, Values::kSpecial})
+      CheckArray(MakeValues<T>(values, rows * n, 5), rows, n, NextHow(), n % 2 == 0 ? 0 : 3);
+  }
 }
 
-TEST_P(SortTest, RandomShapes) {
-  ForType([&]<class T>(T) {
-    Random random(17);
-    const auto below = [&](std::int64_t end) {
-      return static_cast<std::int64_t>(random.Bits() % static_cast<std::uint64_t>(end));
-    };
-    for (int i = 0; i < (WatchedClosely() ? 4 : 40); ++i) {
-      const std::int64_t n =
-          1 + below(std::min<std::int64_t>(Largest(), i % 2 == 0 ? 300 : 20'000));
-      const std::int64_t rows = 1 + below(std::min<std::int64_t>(Largest(), 40'000) / n + 1);
-      const Values values = kAllValues[random.Bits() % kAllValues.size()];
-      CheckArray(MakeValues<T>(values, rows * n, random.Bits()), rows, n, NextHow(),
-                 static_cast<std::size_t>(below(9)));
-    }
-  });
+TESSERA_TYPED_TEST(SortTest, RandomShapes) {
+  Random random(17);
+  for (int i = 0; i < (WatchedClosely() ? 4 : 40); ++i) {
+    const std::int64_t n =
+        1 + random.Below(std::min<std::int64_t>(Largest(), i % 2 == 0 ? 300 : 20'000));
+    const std::int64_t rows = 1 + random.Below(std::min<std::int64_t>(Largest(), 40'000) / n + 1);
+    const Values values = kAllValues[random.Bits() % kAllValues.size()];
+    CheckArray(MakeValues<T>(values, rows * n, random.Bits()), rows, n, NextHow(),
+               static_cast<std::size_t>(random.Below(9)));
+  }
 }
 
-TEST_P(SortTest, Launches) {
-  ForType([&]<class T>(T) {
-    const std::int64_t n = std::min<std::int64_t>(7001, Largest() / 3);
-    for (const Launch& launch : Launches(limits()))
-      CheckArray(MakeValues<T>(Values::kNormal, 3 * n, 2), 3, n, NextHow(), 3, launch);
-  });
+TESSERA_TYPED_TEST(SortTest, Launches) {
+  const std::int64_t n = std::min<std::int64_t>(7001, Largest() / 3);
+  for (const Launch& launch : Launches(limits()))
+    CheckArray(MakeValues<T>(Values::kNormal, 3 * n, 2), 3, n, NextHow(), 3, launch);
 }
 
-TEST_P(SortTest, AxesAndStridedViews) {
-  ForType([&]<class T>(T) {
-    const auto values = MakeValues<T>(Values::kFew, 6000, 10);
-    DeviceArray<T> array(stream(), values, 1);
-    for (const StridedWindow& w : StridedWindows()) {
-      const View view = w.Of(array.data(), GetParam().dtype);
-      for (int axis = -view.shape.rank; axis < view.shape.rank; ++axis)
-        Check(values, view, w.first, axis, NextHow());
-    }
-    array.ExpectUnchanged(values);
-  });
+TESSERA_TYPED_TEST(SortTest, AxesAndStridedViews) {
+  const auto values = MakeValues<T>(Values::kFew, 6000, 10);
+  DeviceArray<T> array(stream(), values, 1);
+  for (const StridedWindow& w : StridedWindows()) {
+    const View view = w.Of(array.data(), GetParam().dtype);
+    for (int axis = -view.shape.rank; axis < view.shape.rank; ++axis)
+      Check(values, view, w.first, axis, NextHow());
+  }
+  array.ExpectUnchanged(values);
 }
 
 // The cores of a CPU share the rows if there are more rows than a row has parts.
-TEST_P(SortTest, Long) {
-  ForType([&]<class T>(T) {
-    const auto check = [&](Values values, std::int64_t rows, std::int64_t n) {
-      if (rows * n <= Largest())
-        CheckArray(MakeValues<T>(values, rows * n, 9), rows, n, NextHow(),
-                   static_cast<std::size_t>(n % 4));
-    };
-    check(Values::kSpecial, 1, (1 << 19) + 77);
-    check(Values::kSpecial, 5, (1 << 17) + 3);
-    if (GetParam().backend == Backend::kCpu) return;
-    for (std::int64_t n : {1 << 20, (1 << 21) + 5001})
-      for (Values values : {Values::kNormal, Values::kUniformBits, Values::kSpecial})
-        check(values, 1, n);
-  });
+TESSERA_TYPED_TEST(SortTest, Long) {
+  const auto check = [&](Values values, std::int64_t rows, std::int64_t n) {
+    if (rows * n <= Largest())
+      CheckArray(MakeValues<T>(values, rows * n, 9), rows, n, NextHow(),
+                 static_cast<std::size_t>(n % 4));
+  };
+  check(Values::kSpecial, 1, (1 << 19) + 77);
+  check(Values::kSpecial, 5, (1 << 17) + 3);
+  if (GetParam().backend == Backend::kCpu) return;
+  for (std::int64_t n : {1 << 20, (1 << 21) + 5001})
+    for (Values values : {Values::kNormal, Values::kUniformBits, Values::kSpecial})
+      check(values, 1, n);
 }
 
-TEST_P(SortTest, EmptyArrays) {
-  ForType([&]<class T>(T) {
-    DeviceArray<T> nothing(stream(), 0);
-    for (const View& x : {nothing.view({0}), nothing.view({3, 0}), nothing.view({0, 3})})
-      for (int axis = 0; axis < x.shape.rank; ++axis) Check(std::vector<T>(), x, 0, axis, {});
-  });
+TESSERA_TYPED_TEST(SortTest, EmptyArrays) {
+  DeviceArray<T> nothing(stream(), 0);
+  for (const View& x : {nothing.view({0}), nothing.view({3, 0}), nothing.view({0, 3})})
+    for (int axis = 0; axis < x.shape.rank; ++axis) Check(std::vector<T>(), x, 0, axis, {});
 }
 
 // The strategy takes no more scratch memory than it declares.
-TEST_P(SortTest, StaysWithinItsScratchMemory) {
-  ForType([&]<class T>(T) {
-    struct Case {
-      std::int64_t rows, n;
-    };
-    for (const auto& [rows, n] : {Case{1, 1'000'003}, {70, 3001}, {5000, 17}, {3, 1}}) {
-      for (bool indices : {false, true}) {
-        if (rows * n > Largest()) continue;
-        const SortProblem problem{.dtype = DTypeOf<T>(),
-                                  .wants_values = !indices,
-                                  .wants_indices = indices,
-                                  .rows = rows,
-                                  .n = n};
-        if (!Refusal(strategy(), problem).empty() || TooSlow(problem)) continue;
-        // A block of scratch memory has at least kKept bytes.
-        const std::uint64_t most = strategy().scratch == nullptr ? 0 : strategy().scratch(problem);
-        const Limited limited(GetParam().backend, most + 5 * ScratchBlocks::kKept);
-        const DeviceArray<T> x(stream(), MakeValues<T>(Values::kNormal, rows * n, 4));
-        DeviceArray<T> values(stream(), rows * n);
-        DeviceArray<std::int64_t> places(stream(), rows * n);
-        const auto result = tessera::Run(
-            OperationSpec(SortSpec{.values = !indices, .indices = indices}), *limited.stream,
-            {x.view({rows, n})}, {Output(values.data()), Output(places.data())}, options());
-        EXPECT_TRUE(result.ok()) << result.status() << " rows " << rows << " n " << n;
-      }
+TESSERA_TYPED_TEST(SortTest, StaysWithinItsScratchMemory) {
+  struct Case {
+    std::int64_t rows, n;
+  };
+  for (const auto& [rows, n] : {Case{1, 1'000'003}, {70, 3001}, {5000, 17}, {3, 1}}) {
+    for (bool indices : {false, true}) {
+      if (rows * n > Largest()) continue;
+      const SortProblem problem{.dtype = DTypeOf<T>(),
+                                .wants_values = !indices,
+                                .wants_indices = indices,
+                                .rows = rows,
+                                .n = n};
+      if (!Refusal(strategy(), problem).empty() || TooSlow(problem)) continue;
+      // A block of scratch memory has at least kKept bytes.
+      const std::uint64_t most = strategy().scratch == nullptr ? 0 : strategy().scratch(problem);
+      const Limited limited(GetParam().backend, most + 5 * ScratchBlocks::kKept);
+      const DeviceArray<T> x(stream(), MakeValues<T>(Values::kNormal, rows * n, 4));
+      DeviceArray<T> values(stream(), rows * n);
+      DeviceArray<std::int64_t> places(stream(), rows * n);
+      const auto result = tessera::Run(
+          OperationSpec(SortSpec{.values = !indices, .indices = indices}), *limited.stream,
+          {x.view({rows, n})}, {Output(values.data()), Output(places.data())}, options());
+      EXPECT_TRUE(result.ok()) << result.status() << " rows " << rows << " n " << n;
     }
-  });
+  }
 }
 
 TESSERA_STRATEGIES(SortTest);

@@ -57,97 +57,84 @@ std::vector<std::int64_t> SomeK(std::int64_t n) {
   return all;
 }
 
-TEST_P(TopKTest, ShapesAndK) {
-  ForType([&]<class T>(T) {
-    constexpr Shape2 kShapes[] = {{1, 1},    {3, 2},    {70, 7},   {5, 31},   {33, 32},
-                                  {4, 33},   {3, 255},  {2, 1023}, {2, 1024}, {3, 1025},
-                                  {2, 4095}, {1, 4096}, {3, 4099}, {2, 16387}};
-    std::uint64_t seed = 0;
-    for (const Shape2& shape : kShapes) {
-      if (shape.rows * shape.n > Largest()) continue;
-      ++seed;
-      const auto x = MakeValues<T>(Values::kNormal, shape.rows * shape.n, seed);
-      for (std::int64_t k : SomeK(shape.n))
-        CheckRows(x, shape.rows, k, (seed + static_cast<std::uint64_t>(k)) % 2 == 0, seed % 5);
-    }
-  });
+TESSERA_TYPED_TEST(TopKTest, ShapesAndK) {
+  constexpr Shape2 kShapes[] = {{1, 1},    {3, 2},    {70, 7},   {5, 31},   {33, 32},
+                                {4, 33},   {3, 255},  {2, 1023}, {2, 1024}, {3, 1025},
+                                {2, 4095}, {1, 4096}, {3, 4099}, {2, 16387}};
+  std::uint64_t seed = 0;
+  for (const Shape2& shape : kShapes) {
+    if (shape.rows * shape.n > Largest()) continue;
+    ++seed;
+    const auto x = MakeValues<T>(Values::kNormal, shape.rows * shape.n, seed);
+    for (std::int64_t k : SomeK(shape.n))
+      CheckRows(x, shape.rows, k, (seed + static_cast<std::uint64_t>(k)) % 2 == 0, seed % 5);
+  }
 }
 
-TEST_P(TopKTest, RandomShapes) {
-  ForType([&]<class T>(T) {
-    Random random(17);
-    const auto below = [&](std::int64_t end) {
-      return static_cast<std::int64_t>(random.Bits() % static_cast<std::uint64_t>(end));
-    };
-    for (int i = 0; i < (WatchedClosely() ? 4 : 40); ++i) {
-      const std::int64_t n = 1 + below(std::min<std::int64_t>(Largest(), i % 2 == 0 ? 300 : 9000));
-      const std::int64_t rows = 1 + below(std::min<std::int64_t>(Largest(), 20000) / n + 1);
-      const std::int64_t k = 1 + below(std::min(n, i % 3 == 0 ? kMostTopK : std::int64_t{150}));
-      const auto x =
-          MakeValues<T>(kAllValues[random.Bits() % kAllValues.size()], rows * n, random.Bits());
-      CheckRows(x, rows, k, random.Bits() % 2 == 0, random.Bits() % 9);
-    }
-  });
+TESSERA_TYPED_TEST(TopKTest, RandomShapes) {
+  Random random(17);
+  for (int i = 0; i < (WatchedClosely() ? 4 : 40); ++i) {
+    const std::int64_t n =
+        1 + random.Below(std::min<std::int64_t>(Largest(), i % 2 == 0 ? 300 : 9000));
+    const std::int64_t rows = 1 + random.Below(std::min<std::int64_t>(Largest(), 20000) / n + 1);
+    const std::int64_t k =
+        1 + random.Below(std::min(n, i % 3 == 0 ? kMostTopK : std::int64_t{150}));
+    const auto x =
+        MakeValues<T>(kAllValues[random.Bits() % kAllValues.size()], rows * n, random.Bits());
+    CheckRows(x, rows, k, random.Bits() % 2 == 0, random.Bits() % 9);
+  }
 }
 
 // Nearly every element is better than all previous elements, or equal to many. Rows are one tile or
 // many.
-TEST_P(TopKTest, OrdersAndTies) {
-  ForType([&]<class T>(T) {
-    for (Values values : kAllValues) {
-      SCOPED_TRACE(absl::StrCat("values ", static_cast<int>(values)));
-      for (std::int64_t n : {100, 3001, 50021}) {
-        n = std::min(n, Largest() / 2);
-        const auto x = MakeValues<T>(values, 2 * n, 5);
-        for (std::int64_t k : {1, 10, 100, 700, 4096}) {
-          if (k > n || (WatchedClosely() && k > 10)) continue;
-          for (bool smallest : {false, true}) CheckRows(x, 2, k, smallest, 3);
-        }
+TESSERA_TYPED_TEST(TopKTest, OrdersAndTies) {
+  for (Values values : kAllValues) {
+    SCOPED_TRACE(absl::StrCat("values ", static_cast<int>(values)));
+    for (std::int64_t n : {100, 3001, 50021}) {
+      n = std::min(n, Largest() / 2);
+      const auto x = MakeValues<T>(values, 2 * n, 5);
+      for (std::int64_t k : {1, 10, 100, 700, 4096}) {
+        if (k > n || (WatchedClosely() && k > 10)) continue;
+        for (bool smallest : {false, true}) CheckRows(x, 2, k, smallest, 3);
       }
     }
-  });
+  }
 }
 
-TEST_P(TopKTest, Launches) {
-  ForType([&]<class T>(T) {
-    const std::int64_t n = std::min<std::int64_t>(700, Largest() / 9);
-    const auto x = MakeValues<T>(Values::kNormal, 9 * n, 9);
-    for (const Launch& launch : Launches(limits()))
-      CheckRows(x, 9, std::min<std::int64_t>(n, 60), true, 3, launch);
-  });
+TESSERA_TYPED_TEST(TopKTest, Launches) {
+  const std::int64_t n = std::min<std::int64_t>(700, Largest() / 9);
+  const auto x = MakeValues<T>(Values::kNormal, 9 * n, 9);
+  for (const Launch& launch : Launches(limits()))
+    CheckRows(x, 9, std::min<std::int64_t>(n, 60), true, 3, launch);
 }
 
-TEST_P(TopKTest, AxesAndStridedViews) {
-  ForType([&]<class T>(T) {
-    const auto values = MakeValues<T>(Values::kFew, 6000, 10);
-    DeviceArray<T> array(stream(), values, 1);
-    for (const StridedWindow& w : StridedWindows()) {
-      const View view = w.Of(array.data(), GetParam().dtype);
-      for (int axis = -view.shape.rank; axis < view.shape.rank; ++axis) {
-        const std::int64_t n = Lines(view, axis).length;
-        for (std::int64_t k : {std::int64_t{1}, (n + 1) / 2, std::min(n, kMostTopK)})
-          Check(values, view, w.first, k, axis, axis % 2 == 0);
-      }
+TESSERA_TYPED_TEST(TopKTest, AxesAndStridedViews) {
+  const auto values = MakeValues<T>(Values::kFew, 6000, 10);
+  DeviceArray<T> array(stream(), values, 1);
+  for (const StridedWindow& w : StridedWindows()) {
+    const View view = w.Of(array.data(), GetParam().dtype);
+    for (int axis = -view.shape.rank; axis < view.shape.rank; ++axis) {
+      const std::int64_t n = Lines(view, axis).length;
+      for (std::int64_t k : {std::int64_t{1}, (n + 1) / 2, std::min(n, kMostTopK)})
+        Check(values, view, w.first, k, axis, axis % 2 == 0);
     }
-  });
+  }
 }
 
 // Rows that are split into parts: as many parts as fit on the device at the same time, or fewer.
-TEST_P(TopKTest, Large) {
-  ForType([&]<class T>(T) {
-    const bool cuda = GetParam().backend == Backend::kCuda;
-    for (const Shape2& shape :
-         cuda ? std::vector<Shape2>{{1, (1 << 22) + 3}, {3, 500003}, {40, 70001}, {300, 33001}}
-              : std::vector<Shape2>{{1, (1 << 19) + 3}, {3, 100003}}) {
-      const std::int64_t n = std::min(shape.n, std::max<std::int64_t>(1, Largest() / shape.rows));
-      if (n < shape.n && shape.rows > 3) continue;
-      for (Values values : {Values::kNormal, Values::kFew, Values::kAscending}) {
-        const auto x = MakeValues<T>(values, shape.rows * n, 11);
-        for (std::int64_t k : {10, 100, 4096})
-          if (k <= n && (shape.rows <= 3 || k == 100)) CheckRows(x, shape.rows, k, k == 100, 1);
-      }
+TESSERA_TYPED_TEST(TopKTest, Large) {
+  const bool cuda = GetParam().backend == Backend::kCuda;
+  for (const Shape2& shape :
+       cuda ? std::vector<Shape2>{{1, (1 << 22) + 3}, {3, 500003}, {40, 70001}, {300, 33001}}
+            : std::vector<Shape2>{{1, (1 << 19) + 3}, {3, 100003}}) {
+    const std::int64_t n = std::min(shape.n, std::max<std::int64_t>(1, Largest() / shape.rows));
+    if (n < shape.n && shape.rows > 3) continue;
+    for (Values values : {Values::kNormal, Values::kFew, Values::kAscending}) {
+      const auto x = MakeValues<T>(values, shape.rows * n, 11);
+      for (std::int64_t k : {10, 100, 4096})
+        if (k <= n && (shape.rows <= 3 || k == 100)) CheckRows(x, shape.rows, k, k == 100, 1);
     }
-  });
+  }
 }
 
 TESSERA_STRATEGY_SUITE(TopKPartsTest, TopKTest, kOf<DType::kF64>);
