@@ -283,7 +283,7 @@ TEST_F(ProgramResultsTest, AnswersByStepAndByName) {
   }
 }
 
-TEST_F(ProgramResultsTest, ExpressionsOfReduceAndMatmul) {
+TEST_F(ProgramResultsTest, StepsInExpressions) {
   const Expr difference = Element(0) - Element(1);
   Program program;
   const ProgramStep mean = program.Reduce(ReduceOp::kMean, "x");
@@ -296,16 +296,6 @@ TEST_F(ProgramResultsTest, ExpressionsOfReduceAndMatmul) {
   ASSERT_TRUE(results.ok()) << results.status();
   EXPECT_EQ(*results->Real("deviations"), 2);  // The deviations of 1, 2 and 3.
   EXPECT_EQ(*results->Integer("above"), 2);
-
-  v1::Tensor row = Floats({3, 4});
-  row.mutable_shape()->Clear();
-  row.add_shape(1);
-  row.add_shape(2);
-  const auto product = client_.Matmul(
-      row, row, true, false, {},
-      {.expression = (Element(0) * Element(1) - 1).ToMessage(), .with = {Operand(row)}});
-  ASSERT_TRUE(product.ok()) << product.status();
-  EXPECT_THAT(Values<float>(product->tensor()), ::testing::ElementsAre(26, 47, 35, 63));
 }
 
 TEST_F(ProgramResultsTest, TheTwoResultsOfTopK) {

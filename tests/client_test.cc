@@ -307,6 +307,7 @@ TEST_F(ClientTest, ListsEveryPage) {
 }
 
 // --- Operations ----------------------------------------------------------------------------------
+// cli_test has every operation with every argument.
 
 TEST_F(ClientTest, Operations) {
   Put("x", {1, 2, 3, 4, 5, 6}, {2, 3});
@@ -380,149 +381,28 @@ TEST_F(ClientTest, Programs) {
   EXPECT_EQ(answer->results(6).dot().stats().strategy(), "fixed_tree");
 }
 
-TEST_F(ClientTest, TheLargestAndSmallestElements) {
-  Put("x", {3, 9, 2, 9, 5, 7, 7, 1}, {2, 4});
-  auto found = client_.TopK("x", 1, /*smallest=*/true, /*axis=*/0);
-  ASSERT_TRUE(found.ok()) << found.status();
-  EXPECT_THAT(Values<float>(found->values()), ElementsAre(3, 7, 2, 1));
-  EXPECT_THAT(Values<std::int64_t>(found->indices()), ElementsAre(0, 1, 0, 1));
-
-  // Each of the two results goes to its own destination.
-  found = client_.TopK("x", 3, false, std::nullopt, {.target = ResultBuffer{.name = "values"}});
-  ASSERT_TRUE(found.ok()) << found.status();
-  EXPECT_EQ(found->values_buffer().name(), "values");
-  EXPECT_EQ(Get(client_, "values"), Bytes<float>({9, 9, 3, 7, 7, 5}));
-  EXPECT_THAT(Values<std::int64_t>(found->indices()), ElementsAre(1, 3, 0, 1, 2, 0));
-  found = client_.TopK("x", 1, false, {}, {.indices_target = ResultBuffer{.name = "indices"}});
-  ASSERT_TRUE(found.ok()) << found.status();
-  EXPECT_THAT(Values<float>(found->values()), ElementsAre(9, 7));
-  EXPECT_EQ(Get(client_, "indices"), Bytes<std::int64_t>({1, 1}));
-}
-
-TEST_F(ClientTest, RunningFolds) {
+TEST_F(ClientTest, StepsThatSelectAndTake) {
   Put("x", {3, 9, 2, 1, 5, 7}, {2, 3});
-  const auto values = [](const absl::StatusOr<v1::ScanResponse>& response) {
-    EXPECT_TRUE(response.ok()) << response.status();
-    return response.ok() ? Values<float>(response->tensor()) : std::vector<float>();
-  };
-  EXPECT_THAT(values(client_.Scan(ReduceOp::kSum, "x")), ElementsAre(3, 12, 14, 1, 6, 13));
-  EXPECT_THAT(values(client_.Scan(ReduceOp::kMax, "x", 0)), ElementsAre(3, 9, 2, 3, 9, 7));
-  EXPECT_THAT(values(client_.Scan(ReduceOp::kProduct, "x", 1, /*exclusive=*/true)),
-              ElementsAre(1, 3, 27, 1, 1, 5));
-  EXPECT_THAT(values(client_.Scan(ReduceOp::kSum, "x", 1, false, /*reverse=*/true)),
-              ElementsAre(14, 11, 2, 13, 12, 7));
-  OperationOptions options;
-  options.expression = (Element(0) * Element(1)).ToMessage();
-  options.with = {Floats({1, 10, 100})};
-  EXPECT_THAT(values(client_.Scan(ReduceOp::kSum, "x", -1, false, false, options)),
-              ElementsAre(3, 93, 293, 1, 51, 751));
-  const auto kept =
-      client_.Scan(ReduceOp::kMin, "x", 1, true, false, {.target = ResultBuffer{.name = "y"}});
-  ASSERT_TRUE(kept.ok()) << kept.status();
-  EXPECT_EQ(kept->buffer().name(), "y");
-  EXPECT_EQ(Get(client_, "y"), Bytes<float>({INFINITY, 3, 3, INFINITY, 1, 1}));
-  EXPECT_EQ(ErrorReason(client_.Scan(ReduceOp::kMean, "x").status()), "BAD_OPERATION");
-}
-
-TEST_F(ClientTest, SortedElementsAndTheirPositions) {
-  Put("x", {3, 9, 2, 1, 7, 7}, {2, 3});
-  const auto both = client_.Sort("x");
-  ASSERT_TRUE(both.ok()) << both.status();
-  EXPECT_THAT(Values<float>(both->values()), ElementsAre(2, 3, 9, 1, 7, 7));
-  EXPECT_THAT(Values<std::int64_t>(both->indices()), ElementsAre(2, 0, 1, 0, 1, 2));
-  const auto columns = client_.Sort("x", 0, /*descending=*/true);
-  ASSERT_TRUE(columns.ok()) << columns.status();
-  EXPECT_THAT(Values<float>(columns->values()), ElementsAre(3, 9, 7, 1, 7, 2));
-  EXPECT_THAT(Values<std::int64_t>(columns->indices()), ElementsAre(0, 0, 1, 1, 1, 0));
-  const auto indices = client_.Sort("x", -1, true, Results::kIndices);
-  ASSERT_TRUE(indices.ok()) << indices.status();
-  EXPECT_FALSE(indices->has_values());
-  EXPECT_THAT(Values<std::int64_t>(indices->indices()), ElementsAre(1, 0, 2, 1, 2, 0));
-  OperationOptions options;
-  options.expression = (Element(0) * Element(1)).ToMessage();
-  options.with = {Floats({1, -1, 100})};
-  options.target = ResultBuffer{.name = "y"};
-  const auto kept = client_.Sort("x", 1, false, Results::kValues, options);
-  ASSERT_TRUE(kept.ok()) << kept.status();
-  EXPECT_EQ(kept->values_buffer().name(), "y");
-  EXPECT_FALSE(kept->has_indices());
-  EXPECT_EQ(Get(client_, "y"), Bytes<float>({-9, 3, 200, -7, 1, 700}));
-  const auto places =
-      client_.Sort("x", 1, false, Results::kIndices, {.target = ResultBuffer{.name = "i"}});
-  ASSERT_TRUE(places.ok()) << places.status();
-  EXPECT_EQ(places->indices_buffer().name(), "i");
-  EXPECT_FALSE(places->has_values());
-  EXPECT_EQ(Get(client_, "i"), Bytes<std::int64_t>({2, 0, 1, 0, 1, 2}));
-  EXPECT_EQ(ErrorReason(client_.Sort("x", 2).status()), "BAD_AXES");
-}
-
-TEST_F(ClientTest, ElementsOfAMask) {
-  Put("x", {3, 9, 2, 1, 5, 7}, {2, 3});
-  const auto large = client_.Map({"x"}, Element(0) > 2, {.target = ResultBuffer{.name = "m"}});
-  ASSERT_TRUE(large.ok()) << large.status();
-  const auto both = client_.Select("x", "m");
-  ASSERT_TRUE(both.ok()) << both.status();
-  EXPECT_THAT(Values<float>(both->values()), ElementsAre(3, 9, 5, 7));
-  EXPECT_THAT(Values<std::int64_t>(both->indices()), ElementsAre(0, 1, 4, 5));
-  const auto kept =
-      client_.Select("x", "m", Results::kIndices, {.indices_target = ResultBuffer{.name = "i"}});
-  ASSERT_TRUE(kept.ok()) << kept.status();
-  EXPECT_FALSE(kept->has_values());
-  EXPECT_EQ(kept->indices_buffer().size_bytes(), 32u);
-  EXPECT_EQ(Get(client_, "i"), Bytes<std::int64_t>({0, 1, 4, 5}));
-  EXPECT_EQ(ErrorReason(client_.Select("x", "x").status()), "BAD_DTYPE");
-
-  // In a program, the mask may come from a step, but no step can use the result.
   Program program;
   const ProgramStep mask = program.Map({"x"}, Element(0) > 6, {.scratch = true});
   const ProgramStep selected =
       program.Select("x", mask, Results::kValues, {.target = ResultBuffer{.name = "y"}});
   program.Select("x", mask, Results::kIndices);
   program.Reduce(ReduceOp::kSum, selected);
-  const auto answers = client_.Execute(program);
-  ASSERT_TRUE(answers.ok()) << answers.status();
-  EXPECT_EQ(answers->results(1).select().values_buffer().shape(0), 2);
-  EXPECT_EQ(Get(client_, "y"), Bytes<float>({9, 7}));
-  EXPECT_THAT(Values<std::int64_t>(answers->results(2).select().indices()), ElementsAre(1, 5));
-  EXPECT_EQ(answers->results(3).error().reason(), "BAD_OPERAND");
-}
-
-TEST_F(ClientTest, ElementsAtIndices) {
-  Put("x", {3, 9, 2, 1, 5, 7}, {2, 3});
-  const auto values = [](const absl::StatusOr<v1::TakeResponse>& response) {
-    EXPECT_TRUE(response.ok()) << response.status();
-    return response.ok() ? Values<float>(response->tensor()) : std::vector<float>();
-  };
-  const v1::Tensor some = Integers({2, 0, -1});
-  EXPECT_THAT(values(client_.Take("x", some)), ElementsAre(2, 3, 7));
-  EXPECT_THAT(values(client_.Take("x", some, 1)), ElementsAre(2, 3, 2, 7, 1, 7));
-  EXPECT_THAT(values(client_.Take("x", Integers({5}), 0, TakeMode::kWrap)), ElementsAre(1, 5, 7));
-  EXPECT_THAT(values(client_.Take("x", Integers({-9}), 0, TakeMode::kClip)), ElementsAre(3, 9, 2));
-  const auto kept = client_.Take("x", some, 1, TakeMode::kError, /*along=*/false,
-                                 {.target = ResultBuffer{.name = "y"}});
-  ASSERT_TRUE(kept.ok()) << kept.status();
-  EXPECT_EQ(Get(client_, "y"), Bytes<float>({2, 3, 2, 7, 1, 7}));
-  const absl::Status bad = client_
-                               .Take("x", Integers({0, 2, 9}), 1, TakeMode::kError, /*along=*/false,
-                                     {.target = ResultBuffer{.name = "z"}})
-                               .status();
-  EXPECT_EQ(ErrorReason(bad), "BAD_INDEX");
-  EXPECT_EQ(ErrorMetadata(bad)["position"], "2");
-  EXPECT_EQ(ErrorMetadata(bad)["value"], "9");
-  EXPECT_EQ(ErrorMetadata(bad)["length"], "3");
-  EXPECT_EQ(ErrorReason(client_.GetBuffer("z").status()), "BUFFER_NOT_FOUND");
-
-  // In a program, the error is that of the step and of those that need it.
-  Program program;
   const ProgramStep picked =
       program.Take("x", Integers({1, 7}), 1, TakeMode::kError, false, {.scratch = true});
   program.Reduce(ReduceOp::kSum, picked);
   program.Reduce(ReduceOp::kSum, program.Take("x", Integers({1, 0}), 0));
   const auto answers = client_.Execute(program);
   ASSERT_TRUE(answers.ok()) << answers.status();
-  EXPECT_EQ(answers->results(0).error().reason(), "BAD_INDEX");
-  EXPECT_EQ(answers->results(1).error().reason(), "STEP_FAILED");
-  EXPECT_EQ(answers->results(3).reduce().value().real(), 27);
+  EXPECT_EQ(answers->results(1).select().values_buffer().shape(0), 2);
+  EXPECT_EQ(Get(client_, "y"), Bytes<float>({9, 7}));
+  EXPECT_THAT(Values<std::int64_t>(answers->results(2).select().indices()), ElementsAre(1, 5));
+  // No step can use the result of a selection. An error is that of a step and of those that need it.
+  EXPECT_EQ(answers->results(3).error().reason(), "BAD_OPERAND");
+  EXPECT_EQ(answers->results(4).error().reason(), "BAD_INDEX");
+  EXPECT_EQ(answers->results(5).error().reason(), "STEP_FAILED");
+  EXPECT_EQ(answers->results(7).reduce().value().real(), 27);
 }
 
 TEST_F(ClientTest, TheServer) {
@@ -574,29 +454,6 @@ TEST_F(BusyServerTest, ACallIsCancelledFromElsewhere) {
   // for a server.
   EXPECT_TRUE(absl::IsCancelled(client_->Dot("x", "x", {.cancel = source.get_token()}).status()));
   EXPECT_TRUE(absl::IsCancelled(client_->GetServerInfo({.cancel = source.get_token()}).status()));
-}
-
-TEST_F(BusyServerTest, FullQueueIsRetriedIfWanted) {
-  std::vector<std::thread> busy;
-  std::atomic<int> answered{0};
-  const auto call = [&] { answered += client_->Dot("x", "x").ok(); };
-  busy.emplace_back(call);
-  device_->WaitForBlocked(1);
-  // The worker holds one operation. Of these three, one waits in the queue, and the others are
-  // refused and retry.
-  for (int i = 0; i < 3; ++i) busy.emplace_back(call);
-  EXPECT_TRUE(Eventually([&] { return server_->Info().waiting() == 1; }));
-
-  ClientOptions impatient = FastOptions(server_->address());
-  impatient.retry_refused = false;
-  Client other(impatient);
-  const absl::Status status = other.Dot("x", "x").status();
-  EXPECT_EQ(ErrorReason(status), "QUEUE_FULL");
-  EXPECT_THAT(ErrorMetadata(status), Contains(Key("retry_delay_ms")));
-
-  device_->Open();
-  for (std::thread& thread : busy) thread.join();
-  EXPECT_EQ(answered, 4);
 }
 
 // --- Tokens --------------------------------------------------------------------------------------

@@ -531,26 +531,5 @@ TEST(Settings, IdleConnectionsEndAndLaterCallsConnectAgain) {
   EXPECT_TRUE(call());
 }
 
-TEST(Settings, MaxConnectionsAndMaxStreamsCount) {
-  TestServer server(Listening([](Options& options) {
-    options.max_connections = 1;
-    options.max_streams = 1;
-  }));
-  auto channel = Dial(server.address());
-  auto stub = v1::BufferService::NewStub(channel);
-  UploadStream upload(*stub);
-  ASSERT_TRUE(upload.Write(Of<v1::UploadRequest>("name: 'x' spec { dtype: DTYPE_F32 shape: 1 }")));
-  ASSERT_TRUE(Eventually([&] { return server.used_bytes() > 0; }));
-  grpc::ClientContext second;
-  second.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(500));
-  v1::ListBuffersResponse listed;
-  EXPECT_EQ(stub->ListBuffers(&second, {}, &listed).error_code(),
-            grpc::StatusCode::DEADLINE_EXCEEDED)
-      << "it waits for the first";
-  EXPECT_FALSE(RawConnection(server.address()).IsServed());
-  upload.Write(Of<v1::UploadRequest>("data: 'abcd'"));
-  EXPECT_TRUE(upload.Finish().ok());
-}
-
 }  // namespace
 }  // namespace tessera

@@ -145,23 +145,6 @@ TEST_F(SharedClientTest, SourcesAreAskedInOrderByOneThreadAtATime) {
   EXPECT_EQ(next, size);
 }
 
-TEST_F(SharedClientTest, AFailedUploadLeavesNothing) {
-  const std::string data = Pattern(2 * kSlot);
-  for (const std::size_t size : {kSlot, 2 * kSlot}) {
-    device_->Fail(FakeDevice::Step::kCopyToDevice, DeviceError::Kind::kFailed);
-    const auto broken = Put("x", data.substr(0, size));
-    EXPECT_EQ(ErrorReason(broken.status()), "CUDA_ERROR") << broken.status();
-  }
-  const auto source = [](std::uint64_t offset, absl::Span<char>) {
-    return offset >= 2 * kSlot ? absl::AbortedError("enough") : absl::OkStatus();
-  };
-  const auto failed = client_.Upload("x", DType::kI32, {kSlot}, source);
-  EXPECT_EQ(failed.status().message(), "enough");
-  EXPECT_TRUE(client_.ListBuffers()->empty());
-  EXPECT_TRUE(Eventually([&] { return server_.used_bytes() == 0; }));
-  EXPECT_TRUE(Put("x", data).ok());
-}
-
 // Uploads in one slot and in several, from the caller's memory, and in one stream and several. The
 // source fails at the beginning, in the middle or at the end, or the server fails.
 TEST_F(SharedClientTest, AReplacementThatFailsLeavesWhatWasThere) {

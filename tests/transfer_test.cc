@@ -119,28 +119,6 @@ class TransferTest : public TransferFixture {
 
 // --- Uploads in progress ------------------------------------------------------------------------
 
-TEST_F(TransferTest, ChecksumsOfAllMessagesMakeThatOfTheBuffer) {
-  const std::string bytes = Random(300'000);
-  std::vector<v1::UploadRequest> messages = {First("x", 75'000)};
-  messages[0].set_crc32c(0);
-  for (std::uint64_t at = 0; at < bytes.size();) {
-    const std::string data = bytes.substr(at, 1 + Below(20'000));
-    messages.push_back(More(data));
-    messages.back().set_crc32c(Crc32c(data.data(), data.size()));
-    at += data.size();
-  }
-  messages.back().set_buffer_crc32c(Crc32c(bytes.data(), bytes.size()));
-  v1::UploadResponse response;
-  const grpc::Status status = Upload(messages, &response);
-  EXPECT_TRUE(status.ok()) << status.error_message();
-  EXPECT_EQ(response.buffer().crc32c(), Crc32c(bytes.data(), bytes.size()));
-  EXPECT_EQ(response.received_bytes(), bytes.size());
-
-  messages[5].clear_crc32c();
-  messages[0].mutable_spec()->set_replace(true);
-  ExpectError(Upload(messages), "CHECKSUM_UNKNOWN");
-}
-
 TEST_F(TransferTest, OneMessageIsReadWhileAnotherIsCopied) {
   const auto sender = SendTwo(6);
   EXPECT_EQ(sender->sent(), 2) << "a third message is read";
