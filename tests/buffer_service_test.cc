@@ -150,15 +150,11 @@ TEST_F(BufferServiceTest, TtlEndsABuffer) {
 
 // --- Limits and devices --------------------------------------------------------------------------
 
-class LimitsTest : public ServiceTest {
- protected:
-  LimitsTest()
-      : ServiceTest(With([](Options& options) {
-          options.default_ttl = absl::Seconds(50);
-          options.max_ttl = absl::Seconds(100);
-          options.transfer_timeout = absl::Seconds(1);
-        })) {}
-};
+using LimitsTest = Changed<ServiceTest, [](Options& options) {
+  options.default_ttl = absl::Seconds(50);
+  options.max_ttl = absl::Seconds(100);
+  options.transfer_timeout = absl::Seconds(1);
+}>;
 
 TEST_F(LimitsTest, Ttls) {
   v1::UploadResponse uploaded;
@@ -187,11 +183,8 @@ TEST_F(LimitsTest, IdleUploadsEnd) {
       << "no stream writes the created buffer";
 }
 
-class PatienceTest : public ServiceTest {
- protected:
-  PatienceTest()
-      : ServiceTest(With([](Options& options) { options.transfer_timeout = absl::Hours(1); })) {}
-};
+using PatienceTest =
+    Changed<ServiceTest, [](Options& options) { options.transfer_timeout = absl::Hours(1); }>;
 
 // Together, the messages take longer than a single message may.
 TEST_F(PatienceTest, EveryMessageOfAnUploadHasItsTime) {

@@ -280,10 +280,8 @@ v1::AddRequest AddInto(const std::string& name) {
 }
 
 // The host memory is too small for a response that describes a buffer.
-class NoRoomForAnswers : public ServiceTest {
- protected:
-  NoRoomForAnswers() : ServiceTest(With([](Options& options) { options.host_memory = 300; })) {}
-};
+using NoRoomForAnswers =
+    Changed<ServiceTest, [](Options& options) { options.host_memory = 300; }>;
 
 TEST_F(NoRoomForAnswers, WhatIsRefusedHasNotBeenDone) {
   ASSERT_TRUE(Call(AddInto("x")).ok());

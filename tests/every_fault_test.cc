@@ -2,8 +2,6 @@
 // or wait fails, for each possible k. The call reports the fault or succeeds, leaves nothing
 // behind, and the same call succeeds afterwards. Also loses the device at each of these places: the
 // call reports the loss, and nothing remains on the device.
-#include <unistd.h>
-
 #include <cstddef>
 
 #include "client/shared_memory.h"
@@ -102,12 +100,6 @@ class EveryFaultTest : public ServiceTest {
 
  private:
   using Devices = std::vector<std::unique_ptr<Device>>;
-  static Devices FakeDevices(int count) {
-    Devices devices;
-    for (int i = 0; i < count; ++i)
-      devices.push_back(std::make_unique<FakeDevice>("fake:" + std::to_string(i)));
-    return devices;
-  }
   static std::vector<FakeDevice*> Pointers(const Devices& devices) {
     std::vector<FakeDevice*> pointers;
     for (const auto& device : devices) pointers.push_back(static_cast<FakeDevice*>(device.get()));
@@ -325,7 +317,7 @@ class EveryFaultOfSharedMemoryTest : public EveryFaultTest {
   EveryFaultOfSharedMemoryTest() : EveryFaultTest(SharedOptions(), 1) {}
   void SetUp() override {
     ASSERT_NO_FATAL_FAILURE(EveryFaultTest::SetUp());
-    auto shared = SharedMemory::Make(SocketPath(), 1 << 14, absl::Seconds(10));
+    auto shared = SharedMemory::Make(SocketPath("every_fault"), 1 << 14, absl::Seconds(10));
     ASSERT_TRUE(shared.ok()) << shared.status();
     shared_.emplace(*std::move(shared));
   }
@@ -337,11 +329,8 @@ class EveryFaultOfSharedMemoryTest : public EveryFaultTest {
   }
 
  private:
-  static std::string SocketPath() {
-    return testing::TempDir() + "/every_fault_" + std::to_string(getpid()) + ".sock";
-  }
   static Options SharedOptions() {
-    return With([](Options& options) { options.shared_memory = SocketPath(); });
+    return With([](Options& options) { options.shared_memory = SocketPath("every_fault"); });
   }
 
   std::optional<SharedMemory> shared_;

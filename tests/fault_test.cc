@@ -52,10 +52,8 @@ class FaultTest : public testing::Test {
   void StartServer(const Changes&... changes) {
     Options options = With(OneWorker);
     (changes(options), ...);
-    std::vector<std::unique_ptr<Device>> devices;
-    devices.push_back(std::make_unique<FakeDevice>());
-    device_ = static_cast<FakeDevice*>(devices[0].get());
-    server_ = std::make_unique<TestServer>(options, std::move(devices));
+    device_ = new FakeDevice;
+    server_ = std::make_unique<TestServer>(options, Only(device_));
     ASSERT_TRUE(server_->Put<float>("x", v1::DTYPE_F32, {3}, {1, 2, 3}).ok());
   }
   void TearDown() override {
@@ -88,6 +86,11 @@ class FaultTest : public testing::Test {
     v1::DeleteBufferRequest request;
     request.set_name(name);
     return server_->Call(request);
+  }
+  // Stores 256 x 256 ones as "m".
+  void PutMatrix() {
+    const std::vector<float> ones(256 * 256, 1);
+    ASSERT_TRUE(server_->Put<float>("m", v1::DTYPE_F32, {256, 256}, ones).ok());
   }
   void ExpectNothingServes() {
     for (const char* service : {"", kCompute, kBuffers}) EXPECT_FALSE(IsServing(service));
@@ -310,10 +313,7 @@ TEST_F(FaultTest, DeviceOutOfMemory) {
 }
 
 // Returns that many equal values, as bytes.
-std::string Row(std::size_t count, float value) {
-  const std::vector<float> values(count, value);
-  return std::string(reinterpret_cast<const char*>(values.data()), count * sizeof(float));
-}
+std::string Row(std::size_t count, float value) { return Bytes(std::vector<float>(count, value)); }
 
 // Multiplies a row of ones by every other element of every other row of "m", which has 256 x 256
 // floats. The server keeps a copy of those elements.
@@ -328,8 +328,7 @@ v1::MatmulRequest ProductOfEveryOther() {
 // The server frees memory that it keeps for prepared operands before it refuses a call.
 TEST_F(FaultTest, ADeviceOutOfMemoryGivesUpWhatItKeepsOfOperands) {
   StartServer();
-  ASSERT_TRUE(
-      server_->Put<float>("m", v1::DTYPE_F32, {256, 256}, std::vector<float>(256 * 256, 1)).ok());
+  PutMatrix();
   v1::ExecuteRequest program;
   *program.add_steps()->mutable_matmul() = ProductOfEveryOther();
   const auto multiply = [&](bool in_program) {
@@ -373,8 +372,7 @@ void RoomForOneSelection(Options& options) {
 
 TEST_F(FaultTest, AProgramThatSelectsGivesUpWhatIsKeptOfOperands) {
   StartServer(RoomForOneSelection);
-  ASSERT_TRUE(
-      server_->Put<float>("m", v1::DTYPE_F32, {256, 256}, std::vector<float>(256 * 256, 1)).ok());
+  PutMatrix();
   for (int i = 0; i < 2; ++i) server_->Good<v1::MatmulResponse>(ProductOfEveryOther());
   ASSERT_GT(server_->Info().prepared_bytes(), 0u);
   v1::ExecuteRequest program;
@@ -389,8 +387,7 @@ TEST_F(FaultTest, AProgramThatSelectsGivesUpWhatIsKeptOfOperands) {
 
 TEST_F(FaultTest, ASelectionThatFindsTooLittleMemoryKeepsNone) {
   StartServer(RoomForOneSelection);
-  ASSERT_TRUE(
-      server_->Put<float>("m", v1::DTYPE_F32, {256, 256}, std::vector<float>(256 * 256, 1)).ok());
+  PutMatrix();
   v1::ExecuteRequest program;
   *program.add_steps()->mutable_select() = SelectionOfAll("y", "z");
   *program.add_steps()->mutable_select() = SelectionOfAll("w");
@@ -401,8 +398,7 @@ TEST_F(FaultTest, ASelectionThatFindsTooLittleMemoryKeepsNone) {
 
 TEST_F(FaultTest, ASelectionIsCheckedBeforeItsMaskIsCounted) {
   StartServer();
-  ASSERT_TRUE(
-      server_->Put<float>("m", v1::DTYPE_F32, {256, 256}, std::vector<float>(256 * 256, 1)).ok());
+  PutMatrix();
   v1::SelectRequest unknown = SelectionOfAll("y"), late = SelectionOfAll("y");
   unknown.set_strategy("unknown");
   const int launches = device_->Count(Step::kLaunch);
@@ -421,8 +417,7 @@ TEST_F(FaultTest, ASelectionIsCheckedBeforeItsMaskIsCounted) {
 
 TEST_F(FaultTest, WhatAFailedStepHasHalfMadeIsNotKept) {
   StartServer();
-  ASSERT_TRUE(
-      server_->Put<float>("m", v1::DTYPE_F32, {256, 256}, std::vector<float>(256 * 256, 1)).ok());
+  PutMatrix();
   v1::ExecuteRequest program;
   *program.add_steps()->mutable_matmul() = ProductOfEveryOther();
   ASSERT_TRUE(server_->Call(program).ok());
@@ -583,7 +578,7 @@ class TwoFaultyDevicesTest : public FaultTest {
   void StartServer(const Changes&... changes) {
     Options options = TestOptions();
     (changes(options), ...);
-    std::vector<std::unique_ptr<Device>> devices = TwoDevices();
+    std::vector<std::unique_ptr<Device>> devices = FakeDevices(2);
     device_ = static_cast<FakeDevice*>(devices[0].get());
     second_ = static_cast<FakeDevice*>(devices[1].get());
     server_ = std::make_unique<TestServer>(options, std::move(devices));
@@ -642,7 +637,7 @@ TEST_F(TwoFaultyDevicesTest, TransfersThatWaitForOneThatIsLostEnd) {
 
 TEST_F(TwoFaultyDevicesTest, MemoryThatCannotBeFreedHidesNoLoss) {
   StartServer();
-  ASSERT_TRUE(server_->Put("m", v1::DTYPE_F32, {256, 256}, std::vector<float>(256 * 256)).ok());
+  PutMatrix();
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(server_->Call(ProductOfEveryOther()).ok());
   ASSERT_GT(server_->Info().prepared_bytes(), 0u);
   device_->Close(Step::kFree);
@@ -791,12 +786,10 @@ enum class End { kFailure, kLossOfWhatHangs, kHang, kLossInDrain };
 [[noreturn]] void ServeOnADeviceThatIsLost(End end) {
   const bool hangs = end == End::kLossOfWhatHangs || end == End::kHang;
   SetUpLog("off", false);
-  std::vector<std::unique_ptr<Device>> devices;
-  devices.push_back(std::make_unique<FakeDevice>());
-  auto* const fake = static_cast<FakeDevice*>(devices[0].get());
+  auto* const fake = new FakeDevice;
   Options options = With(OneWorker);
   if (end == End::kHang) Impatient(options);
-  options.listen = {absl::StrCat("unix:", testing::TempDir(), "/lost_", getpid(), ".sock")};
+  options.listen = {"unix:" + SocketPath("lost")};
   if (end == End::kLossInDrain) options.drain_delay = absl::Seconds(20);
   if (hangs) fake->Close(Step::kBegin);
   std::thread([fake, hangs, end, address = options.listen[0]] {
@@ -831,7 +824,7 @@ enum class End { kFailure, kLossOfWhatHangs, kHang, kLossInDrain };
     }
     std::_Exit(1);
   }).detach();
-  std::_Exit(Serve(options, std::move(devices)));
+  std::_Exit(Serve(options, Only(fake)));
 }
 
 class ProcessDeathTest : public testing::TestWithParam<End> {};

@@ -29,10 +29,6 @@ namespace {
 
 using testing::HasSubstr;
 
-std::string SocketPath(const std::string& name) {
-  return testing::TempDir() + "/listener_" + name + "_" + std::to_string(getpid()) + ".sock";
-}
-
 sockaddr_in Loopback(const std::string& address) {
   sockaddr_in to{};
   to.sin_family = AF_INET;
@@ -288,8 +284,8 @@ void ExpectCannotListen(const std::string& address, const std::string& why = "")
 }
 
 TEST(Addresses, EveryKindIsServed) {
-  const std::string path = SocketPath("kinds");
-  const std::string other = SocketPath("other");
+  const std::string path = SocketPath("listener_kinds");
+  const std::string other = SocketPath("listener_other");
   std::vector<std::string> addresses = {"127.0.0.1:0", "localhost:0", "unix:" + path,
                                         "unix://" + other};
   const int probe = socket(AF_INET6, SOCK_STREAM, 0);
@@ -349,7 +345,7 @@ TEST(AddressesDeathTest, EveryAddressIsThatOfIpv4WhereTheKernelHasNoOther) {
 }
 
 TEST(Addresses, TakenAndImpossibleOnesAreRefused) {
-  const std::string path = SocketPath("taken");
+  const std::string path = SocketPath("listener_taken");
   auto first = Listener::Open({"127.0.0.1:0", "unix:" + path}, 4);
   ASSERT_TRUE(first.ok()) << first.status();
   ExpectCannotListen((*first)->addresses()[0], "in use");
@@ -372,7 +368,7 @@ TEST(Addresses, TakenAndImpossibleOnesAreRefused) {
 }
 
 TEST(Addresses, SocketFilesAreReplacedOnlyWhenDead) {
-  const std::string path = SocketPath("dead");
+  const std::string path = SocketPath("listener_dead");
   sockaddr_un name{};
   name.sun_family = AF_UNIX;
   path.copy(name.sun_path, sizeof(name.sun_path) - 1);
@@ -451,7 +447,7 @@ TEST(BudgetDeathTest, RunningOutOfDescriptorsIsSurvived) {
 // --- The end -----------------------------------------------------------------------------------
 
 TEST(Closing, RunningCallsEndWellWhileNobodyCanConnect) {
-  const std::string path = SocketPath("closing");
+  const std::string path = SocketPath("listener_closing");
   Host host({"127.0.0.1:0", "unix:" + path}, 16);
   auto channel = Dial(host.address());
   auto idle = Dial(host.address(1));

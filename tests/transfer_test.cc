@@ -165,10 +165,7 @@ TEST_F(TransferTest, AFailedCopyEndsBeforeItsMemoryDoes) {
   EXPECT_TRUE(Seal("x").ok()) << "a write seems to be in flight";
 }
 
-class FewRanges : public TransferTest {
- protected:
-  FewRanges() : TransferTest(With([](Options& options) { options.max_ranges = 2; })) {}
-};
+using FewRanges = Changed<TransferTest, [](Options& options) { options.max_ranges = 2; }>;
 
 TEST_F(FewRanges, AFailedWriteTakesWhatWasThereAndNothingElse) {
   std::string bytes = Random(4000);
@@ -279,14 +276,10 @@ TEST_F(TransferTest, ADraftThatVanishesEndsAStreamThatWaits) {
   ExpectError(upload.Finish(), "BUFFER_NOT_FOUND");
 }
 
-template <int workers>
-class TransferWorkers : public TransferTest {
- protected:
-  TransferWorkers()
-      : TransferTest(With([](Options& options) { options.transfer_workers = workers; })) {}
-};
-using OneTransferWorker = TransferWorkers<1>;
-using ThreeTransferWorkers = TransferWorkers<3>;
+using OneTransferWorker =
+    Changed<TransferTest, [](Options& options) { options.transfer_workers = 1; }>;
+using ThreeTransferWorkers =
+    Changed<TransferTest, [](Options& options) { options.transfer_workers = 3; }>;
 
 TEST_F(OneTransferWorker, UploadsTakeTurns) {
   const std::vector<std::string> names = {"x", "y", "z"};
@@ -352,14 +345,10 @@ void Pass(absl::Duration time) {
   }
 }
 
-class LittlePatience : public TransferTest {
- protected:
-  LittlePatience()
-      : TransferTest(With([](Options& options) {
-          options.transfer_workers = 1;
-          options.transfer_timeout = absl::Seconds(5);
-        })) {}
-};
+using LittlePatience = Changed<TransferTest, [](Options& options) {
+  options.transfer_workers = 1;
+  options.transfer_timeout = absl::Seconds(5);
+}>;
 
 // An allocation takes longer than a client may pause, and then the worker is busy for even longer.
 TEST_F(LittlePatience, IsNotForTheServersOwnTime) {
@@ -455,14 +444,10 @@ TEST_F(LittlePatience, IsOverWithMessagesWithoutData) {
   ExpectError(upload.writer->Finish(), "UPLOAD_IDLE", {{"limit", "5s"}});
 }
 
-class LittleHostMemory : public TransferTest {
- protected:
-  LittleHostMemory()
-      : TransferTest(With([](Options& options) {
-          options.max_message = 900 << 10;
-          options.host_memory = (3 << 20) - 1;
-        })) {}
-};
+using LittleHostMemory = Changed<TransferTest, [](Options& options) {
+  options.max_message = 900 << 10;
+  options.host_memory = (3 << 20) - 1;
+}>;
 
 // Half of the memory is for streams that hold none yet.
 TEST_F(LittleHostMemory, StreamsReadOneMessageAtATime) {
@@ -626,10 +611,7 @@ TEST(KeptSlots, EndTheDownloadAndOutliveTheServer) {
   }
 }
 
-class UnreadDownload : public TransferTest {
- protected:
-  UnreadDownload() : TransferTest(With(HaveLittlePatience)) {}
-};
+using UnreadDownload = Changed<TransferTest, HaveLittlePatience>;
 
 // The reader leaves after the server has found the call idle, but before the server cancels it.
 TEST_F(UnreadDownload, MayEndBeforeItIsBrokenOff) {
@@ -689,10 +671,7 @@ TEST(SlotPool, KeepsWhatIsNeededAndFreesTheRest) {
 
 // --- Imports ------------------------------------------------------------------------------------
 
-class ImportTest : public TransferTest {
- protected:
-  ImportTest() : TransferTest(With([](Options& options) { options.import_from = {"*"}; })) {}
-};
+using ImportTest = Changed<TransferTest, [](Options& options) { options.import_from = {"*"}; }>;
 
 // The places of cancelled imports are free before their copies have ended.
 TEST_F(ImportTest, CancelledImportsMakeRoomForOthersAtOnce) {
