@@ -466,7 +466,6 @@ TEST_F(FaultTest, LostDeviceEndsTheServer) {
               {{"device", "fake:0"}});
   std::string data;
   EXPECT_FALSE(server_->Fetch("x", &data).ok()) << "it goes with its device";
-  server_->server().Drain();
 }
 
 TEST_F(FaultTest, ADeviceThatIsLostWhileIdleIsNoticedWithoutACall) {
@@ -480,7 +479,6 @@ TEST_F(FaultTest, ADeviceThatIsLostWhileIdleIsNoticedWithoutACall) {
   EXPECT_EQ(server_->server().Wait(), Server::Reason::kDevicesLost);
   ExpectNothingServes();
   EXPECT_LT(std::chrono::steady_clock::now() - begin, kSoon);
-  server_->server().Drain();
 }
 
 TEST_F(FaultTest, ADeviceThatHangsIsLost) {
@@ -495,7 +493,6 @@ TEST_F(FaultTest, ADeviceThatHangsIsLost) {
   ExpectError(server_->Put<float>("y", v1::DTYPE_F32, {1}, {1}), "DEVICE_LOST",
               {{"device", "fake:0"}});
   running.get();
-  server_->server().Drain();
 }
 
 TEST_F(FaultTest, MemoryThatIsNeverGivenEndsTheServer) {
@@ -510,7 +507,6 @@ TEST_F(FaultTest, MemoryThatIsNeverGivenEndsTheServer) {
   EXPECT_TRUE(server_->server().devices_lost());
   device_->Open();
   creating.get();
-  server_->server().Drain();
 }
 
 TEST_F(FaultTest, AWorkerThatIsBusyForLongIsNotReadyUntilItIsFree) {
@@ -612,9 +608,6 @@ TEST_F(TwoFaultyDevicesTest, OneThatHangsIsLostAndTheOtherServes) {
   ExpectWorks();
   second_->Close(Step::kProbe);
   EXPECT_TRUE(AwaitEnd());
-  device_->Open();
-  second_->Open();
-  server_->server().Drain();
 }
 
 TEST_F(TwoFaultyDevicesTest, TransfersThatWaitForOneThatIsLostEnd) {
@@ -645,8 +638,6 @@ TEST_F(TwoFaultyDevicesTest, MemoryThatCannotBeFreedHidesNoLoss) {
   device_->WaitForBlocked(1);
   second_->Fail(Step::kProbe, Kind::kLost);
   EXPECT_TRUE(AwaitEnd());
-  device_->Open();
-  server_->server().Drain();
 }
 
 TEST_F(TwoFaultyDevicesTest, CallsThatHangWithOneDoNotStopTheOther) {
