@@ -128,8 +128,9 @@ TEST_F(BufferServiceTest, CopiesThatAreTooLarge) {
   ASSERT_TRUE(server_.Put<float>("x", v1::DTYPE_F32, {3}, {1, 2, 3}).ok());
   auto request = Of<v1::CopyBufferRequest>("source: 'x' name: 'y' view { shape: 0 strides: 0 }");
   request.mutable_view()->set_shape(0, std::int64_t{1} << 30);
-  ExpectError(Call(request), "QUOTA_EXCEEDED",
-              {{"requested", std::to_string(std::int64_t{4} << 30)}, {"free", "*"}, {"total", "*"}});
+  ExpectError(
+      Call(request), "QUOTA_EXCEEDED",
+      {{"requested", std::to_string(std::int64_t{4} << 30)}, {"free", "*"}, {"total", "*"}});
   // The size in the new type does not fit into 63 bits.
   request.mutable_view()->set_shape(0, std::int64_t{1} << 60);
   request.set_dtype(v1::DTYPE_F64);

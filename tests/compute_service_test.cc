@@ -1,5 +1,5 @@
-// ComputeService as a client sees it: the numbers in errors and statistics, host memory, callers that
-// leave, and several devices. fuzz_model_test has random requests for every operation.
+// ComputeService as a client sees it: the numbers in errors and statistics, host memory, cancelled
+// calls, and several devices. fuzz_model_test has random requests for every operation.
 
 #include <algorithm>
 #include <future>
@@ -213,31 +213,10 @@ TEST_F(ComputeServiceTest, ABatchIsOfOneOperationAndOneType) {
 
 TEST_F(ComputeServiceTest, EveryOperationHasOneDefaultStrategy) {
   std::map<std::string, int> defaults;
-  for (const auto& row :
-       Good<v1::ListStrategiesResponse>(v1::ListStrategiesRequest()).strategies())
+  for (const auto& row : Good<v1::ListStrategiesResponse>(v1::ListStrategiesRequest()).strategies())
     defaults[row.operation()] += row.default_();
   EXPECT_EQ(defaults.size(), 12u);
   EXPECT_THAT(defaults, testing::Each(testing::Pair(testing::_, 1)));
-}
-
-// Another caller takes the name of one array while both arrays are being computed.
-TEST_F(TwoDevicesTest, BothArraysOfTopKGetTheirNamesOrNone) {
-  ASSERT_TRUE(server_.Put<float>("x", v1::DTYPE_F32, {4}, {1, 4, 3, 2}).ok());
-  ASSERT_TRUE(server_.Put<float>("values", v1::DTYPE_F32, {1}, {7}).ok());
-  const auto request = Of<v1::TopKRequest>(
-      "x { buffer: 'x' } k: 2 values { buffer { name: 'values' replace: true } } "
-      "indices { buffer { name: 'indices' } }");
-  first_.Close(FakeDevice::Step::kSynchronize);
-  auto answer = std::async(std::launch::async, [&] { return Call(request); });
-  first_.WaitForBlocked(1);
-  ASSERT_TRUE(server_.Put<float>("indices", v1::DTYPE_F32, {1}, {8}, true, "fake:1").ok());
-  first_.Open();
-  ExpectError(answer.get(), "BUFFER_EXISTS", {{"name", "indices"}});
-  EXPECT_THAT(Values<float>(Fetched("values")), ElementsAre(7));
-  ASSERT_TRUE(Delete("indices").ok());
-  ASSERT_TRUE(Call(request).ok());
-  EXPECT_THAT(Values<float>(Fetched("values")), ElementsAre(4, 3));
-  EXPECT_THAT(Values<std::int64_t>(Fetched("indices")), ElementsAre(1, 2));
 }
 
 // --- Host memory ---------------------------------------------------------------------------------
@@ -250,8 +229,7 @@ v1::AddRequest AddInto(const std::string& name) {
 }
 
 // The host memory is too small for a response that describes a buffer.
-using NoRoomForAnswers =
-    Changed<ServiceTest, [](Options& options) { options.host_memory = 300; }>;
+using NoRoomForAnswers = Changed<ServiceTest, [](Options& options) { options.host_memory = 300; }>;
 
 TEST_F(NoRoomForAnswers, WhatIsRefusedHasNotBeenDone) {
   ASSERT_TRUE(Call(AddInto("x")).ok());
@@ -366,31 +344,6 @@ TEST_F(OneWorker, MemoryOfACancelledCallIsFreedByNoThreadThatTakesCalls) {
   cancel(Of<v1::CopyBufferRequest>("source: 'x' name: 'copy'"));
   EXPECT_EQ(by_queues, 0) << "of " << freed;
   device_.OnFree(nullptr);
-}
-
-TEST_F(OneWorker, AnArrayOfACallerWhoHasLeftGetsNoName) {
-  auto request = Of<v1::TopKRequest>("k: 1 timing: true values { buffer { name: 'y' } }");
-  *request.mutable_x() = Inline<float>(v1::DTYPE_F32, {3}, {1, 2, 3});
-  auto dot = DotOf(request.x(), request.x());
-  dot.set_strategy("cpu_serial");
-  // The server may learn of the cancellation only after the call has ended. The test then repeats
-  // the call.
-  EXPECT_TRUE(Eventually([&] {
-    (void)Delete("y");
-    device_.Close(FakeDevice::Step::kCopyToHost);
-    grpc::ClientContext context;
-    auto left = std::async(std::launch::async, [&] {
-      grpc::ByteBuffer response;
-      return server_.Call(request, &response, context);
-    });
-    device_.WaitForBlocked(1);
-    context.TryCancel();
-    (void)left.get();
-    (void)server_.Info();
-    device_.Open();
-    Good<v1::DotResponse>(dot);  // which waits for the worker
-    return IsGone("y");
-  }));
 }
 
 TEST_F(TwoDevicesTest, AnOperandThatCannotBeFetchedFailsWhatNeedsIt) {

@@ -390,22 +390,6 @@ TEST(Addresses, SocketFilesAreReplacedOnlyWhenDead) {
 
 // --- The budget --------------------------------------------------------------------------------
 
-TEST(Budget, FurtherConnectionsAreClosedUntilOthersEnd) {
-  Host host({"127.0.0.1:0"}, 3);
-  auto channel = Dial(host.address());
-  EXPECT_TRUE(Call(channel).ok());
-  std::vector<RawConnection> held;
-  for (int i = 0; i < 2; ++i) held.emplace_back(host.address());
-  for (RawConnection& connection : held) EXPECT_TRUE(connection.IsServed());
-  EXPECT_EQ(host.connections().open(), 3u);
-  for (int i = 0; i < 20; ++i) EXPECT_FALSE(RawConnection(host.address()).IsServed());
-  EXPECT_EQ(host.connections().refused(), 20u);
-  EXPECT_TRUE(Call(channel).ok()) << "existing connections stay";
-  held.clear();
-  EXPECT_TRUE(Eventually([&] { return host.connections().open() == 1; }));
-  EXPECT_TRUE(Call(Dial(host.address())).ok());
-}
-
 // Runs in a separate process. Exits with 0, or with a number that says what went wrong.
 [[noreturn]] void RunOutOfDescriptors() {
   const rlimit limit{200, 200};
