@@ -96,17 +96,6 @@ TEST_F(BufferServiceTest, RacingUploadsOfOneNameLeaveOneWhole) {
   EXPECT_TRUE(Eventually([&] { return server_.used_bytes() == Charged(400'000); }));
 }
 
-TEST_F(BufferServiceTest, MessagesOverTheCap) {
-  constexpr std::size_t size = 5 << 20;
-  v1::UploadRequest large = First("a", static_cast<std::int64_t>(size / 4), std::string(size, 'x'));
-  const v1::Operand x = Inline(v1::DTYPE_F32, {1'200'000}, std::vector<float>(1'200'000));
-  for (const grpc::Status& status : {Upload({large}), Dot(x, Named("a"))})
-    ExpectError(status, "BAD_MESSAGE",
-                {{"field", "message"}, {"value", "*"}, {"limit", "4259840"}});
-  v1::UploadRequest fits = First("a", 1 << 20, std::string(4 << 20, 'x'));
-  EXPECT_TRUE(Upload({fits}).ok()) << "4 MiB of data are what the interface promises";
-}
-
 // --- Lists, copies and leases -------------------------------------------------------------------
 
 // A token continues the list that it came from, and no other.
