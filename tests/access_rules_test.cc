@@ -171,24 +171,6 @@ class TenantsTest : public testing::Test {
   Tenants tenants_{{{&device_, 1 << 20}}, {.buffers = 3}};
 };
 
-TEST_F(TenantsTest, StoresHaveNamesOfTheirOwnAndLimitsInCommon) {
-  Tenant &a = tenants_.Named("a"), &b = tenants_.Named("b");
-  EXPECT_EQ(&a, &tenants_.Named("a"));
-  EXPECT_EQ((std::set<std::size_t>{tenants_.unnamed().number(), a.number(), b.number()}),
-            (std::set<std::size_t>{0, 1, 2}));
-  const auto first = Create(a, "x", 10), second = Create(b, "x", 10), third = Create(b, "y", 10);
-  ASSERT_TRUE(first.ok() && second.ok() && third.ok());
-  EXPECT_EQ(tenants_.count().used(), 3u);
-  EXPECT_EQ(a.store().own_count().used(), 1u);
-  EXPECT_EQ(b.store().own_count().used(), 2u);
-  EXPECT_EQ(a.store().own_bytes(device_).used() + b.store().own_bytes(device_).used(),
-            tenants_.budget(device_).used());
-  EXPECT_EQ(ErrorReason(Create(a, "y", 10).status()), "TOO_MANY_BUFFERS");
-  EXPECT_EQ(b.store().List("", "", 10).size(), 2u);
-  ASSERT_TRUE(b.store().Delete("x", 0).ok());
-  EXPECT_TRUE(a.store().Get("x", 0).ok());
-}
-
 TEST_F(TenantsTest, QuotasLimitOneTenant) {
   Tenant &a = tenants_.Named("a"), &b = tenants_.Named("b");
   a.SetQuotas({.bytes = 4096, .buffers = 1, .calls = 1});

@@ -80,23 +80,7 @@ TEST_F(BufferServiceTest, TwoClientsOnOneName) {
   EXPECT_EQ(Fetched("a"), "abcdefgh");
 }
 
-TEST_F(BufferServiceTest, RacingUploadsOfOneNameLeaveOneWhole) {
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 4; ++t) {
-    threads.emplace_back([&, t] {
-      v1::UploadRequest first =
-          First("a", 100'000, std::string(200'000, static_cast<char>('a' + t)));
-      first.mutable_spec()->set_replace(true);
-      for (int i = 0; i < 10; ++i) EXPECT_TRUE(Upload({first, More(first.data())}).ok());
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  const std::string data = Fetched("a");
-  EXPECT_EQ(data, std::string(400'000, data[0])) << "never half of one and half of another";
-  EXPECT_TRUE(Eventually([&] { return server_.used_bytes() == Charged(400'000); }));
-}
-
-// --- Lists, copies and leases -------------------------------------------------------------------
+// --- Lists and copies ---------------------------------------------------------------------------
 
 // A token continues the list that it came from, and no other.
 TEST_F(BufferServiceTest, TokensOfPagesBelongToTheirLists) {
@@ -127,23 +111,11 @@ TEST_F(BufferServiceTest, CopiesThatAreTooLarge) {
   EXPECT_TRUE(IsGone("y"));
 }
 
-TEST_F(BufferServiceTest, TtlEndsABuffer) {
-  v1::UploadResponse uploaded;
-  ASSERT_TRUE(Upload({Of<v1::UploadRequest>("name: 'a' data: 'abcd' "
-                                            "spec { dtype: DTYPE_F32 ttl { nanos: 100000000 } }")},
-                     &uploaded)
-                  .ok());
-  EXPECT_TRUE(uploaded.buffer().has_expire_time());
-  EXPECT_TRUE(Eventually([&] { return server_.used_bytes() == 0; }));
-  ExpectError(Get("a"), "BUFFER_NOT_FOUND", {{"name", "a"}});
-}
-
 // --- Limits and devices --------------------------------------------------------------------------
 
 using LimitsTest = Changed<ServiceTest, [](Options& options) {
   options.default_ttl = absl::Seconds(50);
   options.max_ttl = absl::Seconds(100);
-  options.transfer_timeout = absl::Seconds(1);
 }>;
 
 TEST_F(LimitsTest, Ttls) {
@@ -160,17 +132,6 @@ TEST_F(LimitsTest, Ttls) {
   const auto info = Good<v1::GetServerInfoResponse>(v1::GetServerInfoRequest());
   EXPECT_EQ(info.limits().default_ttl().seconds(), 50);
   EXPECT_EQ(info.limits().max_ttl().seconds(), 100);
-}
-
-TEST_F(LimitsTest, IdleUploadsEnd) {
-  UploadStream upload(server_.buffers());
-  upload.Write(First("a", 1000, "abcd"));
-  ExpectError(upload.writer->Finish(), "UPLOAD_IDLE", {{"limit", "1s"}});
-  EXPECT_EQ(server_.used_bytes(), 0u);
-
-  ASSERT_TRUE(Create("b", {10}).ok());
-  EXPECT_TRUE(Eventually([&] { return server_.used_bytes() == 0; }))
-      << "no stream writes the created buffer";
 }
 
 using PatienceTest =

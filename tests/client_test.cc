@@ -33,7 +33,6 @@ namespace tessera {
 namespace {
 
 using ::testing::Contains;
-using ::testing::DoubleEq;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Key;
@@ -307,52 +306,6 @@ TEST_F(ClientTest, ListsEveryPage) {
 
 // --- Operations ----------------------------------------------------------------------------------
 // cli_test has every operation with every argument.
-
-TEST_F(ClientTest, Operations) {
-  Put("x", {1, 2, 3, 4, 5, 6}, {2, 3});
-  OperationOptions timed;
-  timed.timing = true;
-  const auto dot = client_.Dot("x", "x", timed);
-  ASSERT_TRUE(dot.ok()) << dot.status();
-  EXPECT_THAT(dot->value().real(), DoubleEq(91));
-  EXPECT_GT(dot->stats().kernel_us(), 0);
-  EXPECT_EQ(dot->stats().device(), "cpu");
-
-  const auto argmax = client_.Reduce(ReduceOp::kArgMax, "x");
-  ASSERT_TRUE(argmax.ok()) << argmax.status();
-  EXPECT_EQ(argmax->index(), 5);
-  EXPECT_THAT(argmax->value().real(), DoubleEq(6));
-
-  const auto sums = client_.Reduce(ReduceOp::kSum, "x", {1}, true);
-  ASSERT_TRUE(sums.ok()) << sums.status();
-  EXPECT_THAT(sums->tensor().shape(), ElementsAre(2, 1));
-  EXPECT_THAT(Values<float>(sums->tensor()), ElementsAre(6, 15));
-
-  const auto product = client_.Matmul("x", "x", false, true, DType::kF32);
-  ASSERT_TRUE(product.ok()) << product.status();
-  EXPECT_THAT(Values<float>(product->tensor()), ElementsAre(14, 32, 32, 77));
-
-  Operand column("x");
-  column.view.emplace();
-  column.view->set_offset(1);
-  column.view->add_shape(2);
-  column.view->add_strides(3);
-  const auto sum = client_.Add(column, Floats({10, 100}));
-  ASSERT_TRUE(sum.ok()) << sum.status();
-  EXPECT_THAT(Values<float>(sum->tensor()), ElementsAre(12, 105));
-
-  OperationOptions keep;
-  keep.target = ResultBuffer{"y", absl::Minutes(5), false};
-  const auto kept = client_.Add("x", "x", keep);
-  ASSERT_TRUE(kept.ok()) << kept.status();
-  EXPECT_EQ(kept->buffer().name(), "y");
-  EXPECT_TRUE(kept->buffer().has_expire_time());
-  EXPECT_EQ(Get(client_, "y"), Bytes<float>({2, 4, 6, 8, 10, 12}));
-
-  const absl::Status status = client_.Dot("x", "x", {.strategy = "magic"}).status();
-  EXPECT_EQ(ErrorReason(status), "UNKNOWN_STRATEGY");
-  EXPECT_THAT(ErrorMetadata(status)["valid"], HasSubstr("cpu_serial"));
-}
 
 TEST_F(ClientTest, Programs) {
   Put("x", {3, 9, 2, 1, 5, 7}, {2, 3});

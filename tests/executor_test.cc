@@ -97,6 +97,7 @@ TEST(ExecutorTest, QueueIsExactAndInOrder) {
     EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
     EXPECT_EQ(ErrorReason(full), "QUEUE_FULL");
     EXPECT_EQ(ErrorMetadata(full)["limit"], "3");
+    EXPECT_EQ(ErrorMetadata(full)["device"], "fake:0");
     blocker.Release();
   }
   EXPECT_EQ(order, (std::vector<int>{0, 1, 2})) << "what was accepted runs, even at the end";

@@ -146,30 +146,6 @@ class SlowUpload {
 
 // --- The queue ----------------------------------------------------------------------------------
 
-TEST_F(FaultTest, FullQueueRefusesAtOnce) {
-  StartServer([](Options& options) { options.queue = 2; });
-  std::vector<std::future<grpc::Status>> accepted;
-  accepted.push_back(HoldWorker());
-  std::atomic<int> refused{0};
-  // Two of the next four calls fit into the queue.
-  for (int i = 0; i < 4; ++i) {
-    accepted.push_back(std::async(std::launch::async, [&] {
-      const grpc::Status status = Dot();
-      if (!status.ok()) ++refused;
-      return status;
-    }));
-  }
-  EXPECT_TRUE(Eventually([&] { return refused == 2; }));
-  const grpc::Status status = Dot();
-  ExpectError(status, "QUEUE_FULL", {{"limit", "2"}, {"device", "fake:0"}});
-  EXPECT_TRUE(DetailsOf(status).retry);
-  device_->Open();
-  int ok = 0;
-  for (auto& future : accepted) ok += future.get().ok();
-  EXPECT_EQ(ok, 3);
-  ExpectWorks();
-}
-
 TEST_F(FaultTest, CallsThatEndWhileTheyWaitNeverReachTheDevice) {
   StartServer();
   auto first = HoldWorker();
