@@ -266,15 +266,8 @@ TEST(DescriptionTest, AnyBufferHasRoomInWhatIsCharged) {
   }
 }
 
-class LittleRoomForAnswers : public ServiceTest {
- protected:
-  LittleRoomForAnswers() : LittleRoomForAnswers(new FakeDevice) {}
-  explicit LittleRoomForAnswers(FakeDevice* device)
-      : ServiceTest(With([](Options& options) { options.host_memory = 16 << 10; }), Only(device)),
-        device_(*device) {}
-
-  FakeDevice& device_;
-};
+using LittleRoomForAnswers =
+    Changed<OnFakeDevice<ServiceTest>, [](Options& options) { options.host_memory = 16 << 10; }>;
 
 TEST_F(LittleRoomForAnswers, AProgramWhoseAnswerHasNoRoomDoesNotBegin) {
   v1::ExecuteRequest request;
@@ -293,19 +286,7 @@ TEST_F(LittleRoomForAnswers, AProgramWhoseAnswerHasNoRoomDoesNotBegin) {
 
 // --- Callers that leave --------------------------------------------------------------------------
 
-class OneWorker : public ServiceTest {
- protected:
-  OneWorker() : OneWorker(new FakeDevice) {}
-  explicit OneWorker(FakeDevice* device)
-      : ServiceTest(With([](Options& options) { options.workers = 1; }), Only(device)),
-        device_(*device) {}
-  void TearDown() override {
-    device_.Open();
-    ServiceTest::TearDown();
-  }
-
-  FakeDevice& device_;
-};
+using OneWorker = Changed<OnFakeDevice<ServiceTest>, [](Options& options) { options.workers = 1; }>;
 
 // The operands are deleted while the call runs, so the call frees their memory.
 TEST_F(OneWorker, MemoryOfACancelledCallIsFreedByNoThreadThatTakesCalls) {

@@ -216,6 +216,24 @@ class Changed : public Suite {
   Changed() : Suite(With(change)) {}
 };
 
+// A suite whose server has only a fake device.
+template <class Suite>
+class OnFakeDevice : public Suite {
+ protected:
+  explicit OnFakeDevice(const Options& options = TestOptions())
+      : OnFakeDevice(options, new FakeDevice) {}
+  void TearDown() override {
+    device_.Open();
+    Suite::TearDown();
+  }
+
+  FakeDevice& device_;
+
+ private:
+  OnFakeDevice(const Options& options, FakeDevice* device)
+      : Suite(options, Only(device)), device_(*device) {}
+};
+
 class TwoDevicesTest : public ServiceTest {
  protected:
   TwoDevicesTest() : TwoDevicesTest(FakeDevices(2)) {}

@@ -73,16 +73,9 @@ class Sender {
   std::thread thread_;
 };
 
-class TransferTest : public TransferFixture {
+class TransferTest : public OnFakeDevice<TransferFixture> {
  protected:
-  explicit TransferTest(const Options& options = TestOptions())
-      : TransferTest(options, new FakeDevice) {}
-  TransferTest(const Options& options, FakeDevice* device)
-      : TransferFixture(options, Only(device)), device_(*device) {}
-  void TearDown() override {
-    device_.Open();
-    ServiceTest::TearDown();
-  }
+  using OnFakeDevice<TransferFixture>::OnFakeDevice;
 
   std::uint64_t Committed(const std::string& name) {
     return Found(name).buffer().committed_bytes();
@@ -113,8 +106,6 @@ class TransferTest : public TransferFixture {
     ADD_FAILURE() << "no budget " << budget;
     return 0;
   }
-
-  FakeDevice& device_;
 };
 
 // --- Uploads in progress ------------------------------------------------------------------------
