@@ -263,7 +263,7 @@ inline std::unique_ptr<Stream> FakeDevice::MakeLargeStream() {
   return stream;
 }
 
-// Returns a server's devices, of which one is this one.
+// Returns the devices of a server that has only this one.
 inline std::vector<std::unique_ptr<Device>> Only(FakeDevice* device) {
   std::vector<std::unique_ptr<Device>> devices;
   devices.emplace_back(device);
