@@ -246,17 +246,12 @@ TEST_F(DurableTest, ADamagedArrayIsFound) {
   SetContent(file, good + "x");
   EXPECT_THAT(message(), HasSubstr("does not have the size"));
   const std::size_t begin = good.size() - 2500;
-  for (const std::size_t at : {std::size_t{0}, std::size_t{8}, std::size_t{30}, begin - 1}) {
+  for (const std::size_t at : {std::size_t{0}, std::size_t{8}, std::size_t{30}, begin - 1, begin,
+                               begin + 1234, good.size() - 1}) {
     std::string flipped = good;
     flipped[at] = static_cast<char>(flipped[at] ^ 4);
     SetContent(file, flipped);
-    EXPECT_THAT(message(), HasSubstr("header")) << at;
-  }
-  for (const std::size_t at : {begin, begin + 1234, good.size() - 1}) {
-    std::string flipped = good;
-    flipped[at] = static_cast<char>(flipped[at] ^ 4);
-    SetContent(file, flipped);
-    EXPECT_THAT(message(), HasSubstr("do not match their checksum")) << at;
+    EXPECT_THAT(message(), HasSubstr(at < begin ? "header" : "do not match their checksum")) << at;
   }
   fs::remove(file);
   EXPECT_THAT(message(), HasSubstr("No such file"));
