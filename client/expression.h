@@ -69,7 +69,7 @@ class Expr {
 
 // Returns the element of the operand with this index.
 Expr Element(std::uint32_t operand);
-// Returns the element's coordinate along an axis of the result.
+// Returns the element's coordinate along an axis of the shape to which operands are broadcast.
 Expr Coordinate(std::int32_t axis);
 
 inline Expr operator+(const Expr& a, const Expr& b) { return {MapOp::kAdd, {a, b}}; }

@@ -13,11 +13,14 @@ import struct
 import subprocess
 import sys
 import tempfile
+import zipfile
 
 import grpc
 import numpy as np
 
+import files_of_arrays
 import outsider as o
+from files_of_arrays import RAW, TYPES, archive, npy, read_safetensors, safetensors, tensors
 from outsider import eventually
 from relay import Relay
 from terminal import Terminal
@@ -185,6 +188,87 @@ class CliTest(CliCase):
         self.assertEqual((r.shape, r.dtype), ((1000, 100), np.float32))
         self.assertLess(abs(r.mean()), 0.02)
         self.assertLess(abs(r.std() - 1), 0.02)
+
+    def file(self, name, data):
+        (self.folder / name).write_bytes(data)
+        return name
+
+    def test_files_of_named_arrays(self):
+        arrays = {t[1:]: RAW.view(t).reshape(2, -1) for t in TYPES}
+        arrays |= {"empty": np.zeros((0, 4), "<f4"), "layer.0/w": np.arange(300_000.0),
+                   "number": np.array(7, "<i8")}
+        np.savez(self.folder / "n.npz", F=np.asfortranarray(np.arange(6.0).reshape(2, 3)), **arrays)
+        self.file("s.safetensors", tensors(arrays))
+        for file, name in (("n.npz", "n"), ("s.safetensors", "s")):
+            answer = self.json("put", file, "--ttl", "10m", "--device", o.Program.device)
+            names = {one["name"] for one in answer["buffers"]}
+            self.assertEqual(names - {"n/F"}, {f"{name}/{key}" for key in arrays})
+            self.assertTrue(all(one["expire_time"] for one in answer["buffers"]))
+            for key, array in arrays.items():
+                back = self.get(f"{name}/{key}")
+                self.assertEqual((back.dtype, back.shape), (array.dtype, array.shape))
+                self.assertEqual(back.tobytes(), array.tobytes())
+        np.testing.assert_array_equal(self.get("n/F"), np.arange(6.0).reshape(2, 3))
+
+        self.cli("get", "--prefix", "s/", "-o", "all.npz")
+        self.cli("get", *(f"s/{key}" for key in arrays), "-o", "some.npz")
+        out = self.cli("get", "--prefix", "s/", "-o", "all.safetensors")
+        self.assertIn("all.safetensors: 2.3 MiB\n", out)
+        with self.load("all.npz") as one, self.load("some.npz") as two:
+            self.assertIsNone(one.zip.testzip())  # The CRC-32 of every member.
+            for key, array in arrays.items():
+                for read, name in ((one, key), (two, f"s/{key}"),
+                                   (read_safetensors(self.folder / "all.safetensors"), key)):
+                    self.assertEqual((read[name].dtype, read[name].shape),
+                                     (array.dtype, array.shape))
+                    self.assertEqual(read[name].tobytes(), array.tobytes())
+        self.cli("put", "all.npz", "--name", "again", "--prefix", "x/")
+        np.testing.assert_array_equal(self.get("x/again/layer.0/w"), arrays["layer.0/w"])
+
+    def test_a_folder_of_files(self):
+        (self.folder / "model" / "more").mkdir(parents=True)
+        for number in (1, 2):
+            self.file(f"model/part {number}.safetensors", tensors({"w.0": RAW * number, "b": RAW}))
+        self.file("model/x.npy", npy(RAW))
+        self.file("model/README.md", b"ignored")
+        out = self.cli("put", "model", "--prefix", "v1/")
+        want = ["v1/part_1/b", "v1/part_1/w.0", "v1/part_2/b", "v1/part_2/w.0", "v1/x"]
+        self.assertEqual(sorted(line.split(":")[0] for line in out.splitlines()), want)
+        np.testing.assert_array_equal(self.get("v1/part_2/w.0"), RAW * 2)
+        self.all_fail(9, ("BUFFER_EXISTS", "--replace", "put", "model", "--prefix", "v1/"))
+        self.cli("put", "model", "--prefix", "v1/", "--replace")
+        self.assertEqual(self.names(), want)
+        self.all_fail(2, ("BAD_OPTION", "--help", "put", "model", "--name", "x"),
+                      ("BAD_OPTION", "--help", "get", "v1/x", "v1/part_1/b", "-o", "x.npy"),
+                      ("BAD_OPTION", "--help", "get", "-o", "x.npz"),
+                      ("BAD_OPTION", "--help", "get", "v1/x", "v1/x", "-o", "x.npz"),
+                      ("BAD_OPTION", "--help", "get", "--prefix", "none/", "-o", "x.npz"))
+        self.all_fail(4, ("BAD_FILE", "savez", "put", "model/more"))
+        # A failed upload takes back those before it, and a wrong file is found before any upload.
+        self.cli("rm", *want[:3], *want[4:])
+        self.all_fail(9, ("BUFFER_EXISTS", "--replace", "put", "model", "--prefix", "v1/"))
+        self.assertEqual(self.names(), [want[3]])
+        self.file("model/y.npy", npy(RAW)[:-1])
+        self.all_fail(4, ("BAD_NPY", "numpy.save", "put", "model", "--replace"))
+        self.assertEqual(self.names(), [want[3]])
+        self.file("before.npz", b"before")
+        self.all_fail(3, ("BUFFER_NOT_FOUND", "ls", "get", want[3], "gone", "-o", "before.npz"))
+        self.assertEqual((self.folder / "before.npz").read_bytes(), b"before")
+        self.assertEqual(self.parts(), [])
+
+    def test_hostile_files(self):
+        f8 = {"x": {"dtype": "F8_E4M3", "shape": [1], "data_offsets": [0, 1]}}
+        bad = [(kind, data) for kind, files in files_of_arrays.hostile().items() for data in files]
+        bad += [(".safetensors", safetensors(f8, b"a")),
+                (".safetensors", tensors({"x": RAW.view("<u2")})),
+                (".npz", archive([("a.npy", npy(RAW))], zipfile.ZIP_DEFLATED))]
+        for number, (kind, data) in enumerate(bad):
+            with self.subTest(f"{kind} {number}"):
+                process = self.run_cli("--json", "put", self.file(f"bad{kind}", data))
+                self.assertEqual(process.returncode, 4, process.stderr)
+                self.assertIn(json.loads(process.stdout)["error"]["reason"],
+                              ("BAD_FILE", "BAD_NPY", "BAD_DTYPE", "BAD_SHAPE"))
+        self.assertEqual(self.names(), [])
 
     def test_ls_info_rm(self):
         for name in ("b", "a/1", "a/2"):
@@ -849,7 +933,7 @@ class CliTest(CliCase):
                 "window-sum x", "bench", "topk x", "topk x --k all", "search x --k 3",
                 "topk x --k 1 --out y -o y.npy", "scan mean x", "scan x",
                 "take x", "take x i --mode raise", "select x", "histogram x --range 3",
-                "search-sorted x",
+                "histogram x e --bins 3", "search-sorted x",
                 "search x --queries q --k 3 --metric cosine",
                 "bench order x", "sort x --only both", "bench dot x", "bench reduce magic x",
                 "bench dot x x --repeat 0"):

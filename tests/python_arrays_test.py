@@ -889,7 +889,9 @@ class ArraysTest(python_outsider.Case):
         m = self.t.put(mixed)
         self.check(np.searchsorted(m, 7, "right", np.argsort(m)), 3, 0)
         self.assertRaises(ValueError, np.searchsorted, x, 1, "left", [0])
-        for bins in (a, a[::-1], a * 0, a[:1], a[:0]):
+        self.assertRaises(ts.Unsupported, np.searchsorted, m, 7, "left", mixed > 9)
+        for bins in (a, a[::-1], a * 0, a[:1], a[:0], [1, 9, np.nan], [np.nan, 9, 1]):
+            bins = np.asarray(bins)
             for right in (False, True):
                 want = np.digitize(mixed - 1, bins, right)
                 self.check(np.digitize(m - 1, bins, right), want, 0)
@@ -916,6 +918,7 @@ class ArraysTest(python_outsider.Case):
         self.check(values, [1, 2, np.nan, np.nan], 0)
         self.check(inverse, [1, 2, 0, 3, 1], 0)
         self.check(np.unique(x > 1), [False, True], 0)
+        self.check(np.unique(x, axis=0), np.unique(a, axis=0), 0)
         if not hasattr(np, "unique_all"):  # NumPy 1.
             return
         for name in ("unique_all", "unique_counts", "unique_inverse"):

@@ -32,12 +32,16 @@ class CreationTest(python_outsider.Case):
         got = made.numpy()
         self.assertEqual((made.dtype, made.shape), (want.dtype, want.shape))
         np.testing.assert_array_equal(got, want)
+        if want.dtype.kind == "f":
+            np.testing.assert_array_equal(np.signbit(got), np.signbit(want))
 
     def test_arange(self):
         cases = [
             (5,), (2, 9), (2, 9, 3), (9, 2, -2), (0.1, 1.0, 0.1), (-1e-3, 3, 0.7), (0.1, 5, 0.7),
             (1, 1), (5, 2), (1,), (np.float32(3),), (0, np.float32(3), np.float32(0.1)), (3.5,),
             (0, 2**40, 2**37), (1e16, 1e16 + 20, 3), (2**62, 2**62 + 3), (0, 120, 7),
+            (0.0, -3.0, -1.0), (np.float32(0), np.float32(1), np.float32(0.1)),
+            (np.int8(1), np.int8(5), np.int8(1)),
         ]
         for start, step in RNG.normal(0, 9, (20, 2)):
             cases.append((start, start + 40 * step, step))
@@ -63,6 +67,7 @@ class CreationTest(python_outsider.Case):
                     self.same(self.t.linspace(*case, **more), np.linspace(*case, **more))
         made, step = self.t.linspace(1, 2, 3, retstep=True)
         self.assertEqual((made.numpy().tolist(), step), ([1, 1.5, 2], 0.5))
+        self.assertTrue(np.isnan(self.t.linspace(0, 1, 0, retstep=True)[1]))
         self.assertRaises(ValueError, self.t.linspace, 0, 1, -1)
         self.assertRaises(ts.Unsupported, self.t.linspace, [0, 1], 2)
 
@@ -105,6 +110,7 @@ class CreationTest(python_outsider.Case):
         np.testing.assert_allclose((x @ x.T * t.tri(6)).numpy(), np.tril(a @ a.T))
         # An operand of the result's shape is the only one.
         self.assertNotIn("inline", (x > t.arange(5)).explain())
+        self.assertNotIn("inline", np.tril(x).explain())
         # Coordinates take the places of operands, so such an expression has several steps.
         places = sum(t.indices((2, 1, 3, 2, 2, 2, 2, 2), sparse=True))
         self.same(places, sum(np.indices((2, 1, 3, 2, 2, 2, 2, 2), sparse=True)))
@@ -133,6 +139,9 @@ class CreationTest(python_outsider.Case):
         self.assertEqual(rng.standard_normal(3, "f4").dtype, np.dtype("f4"))
         z = rng.normal(5, 2, (100, 50)).numpy()
         self.assertLess(abs(z.mean() - 5) + abs(z.std() - 2), 0.2)
+        z = rng.normal([0, 100, 200], self.t.put(np.ones((50, 1)))).numpy() - [0, 100, 200]
+        self.assertEqual((z.shape, len(np.unique(z))), ((50, 3), 150))
+        self.assertEqual(rng.uniform([1, 2], [2, 3]).numpy().astype(int).tolist(), [1, 2])
         u = rng.uniform(-2, 3, 1000).numpy()
         self.assertTrue(-2 <= u.min() < -1.9 and 2.9 < u.max() < 3)
         i = rng.integers(6, size=1000, dtype="u1", endpoint=True).numpy()
@@ -153,6 +162,7 @@ class CreationTest(python_outsider.Case):
         self.assertRaises(ts.Unsupported, rng.integers, -(2**63), 1)
         self.assertRaises(TypeError, rng.random, 3, "f2")
         self.assertRaises(ValueError, self.t.default_rng, 2**64)
+        self.assertRaises(OverflowError, self.t.arange, 1e300, 1e300, dtype="i4")
 
 
 if __name__ == "__main__":

@@ -202,8 +202,8 @@ class Bench {
     const Input& x = inputs_[0];
     if (flags_.Is("reduce")) return ScaleOfReduce(x);
     // All strategies round an element of Add once, and in the same way. They also compute a node of
-    // an expression in the same way, and TopK, Sort, Take, Select, Histogram and SearchSorted
-    // do not round.
+    // an expression in the same way, and TopK, Sort, Take, Select, Histogram and
+    // SearchSorted do not round.
     if (IsInteger(x.dtype) || flags_.Is("add") || flags_.Is("map") || flags_.GivesTwo() ||
         flags_.Is("take") || flags_.Is("histogram") || flags_.Is("search-sorted"))
       return ConstantScale(0);

@@ -83,7 +83,7 @@ void AddOfMap(CLI::App& command, ProblemFlags& flags) {
   command
       .add_option("expression", flags.expression,
                   "Operators with Python's precedence, operations by name, as in where(a < b, a, "
-                  "0), and casts such as f32(a)")
+                  "0), casts such as f32(a), and coordinates along an axis, as in coordinate(0)")
       ->required();
   command
       .add_option("operands", flags.operands,
@@ -143,19 +143,23 @@ void AddOfSelect(CLI::App& command, ProblemFlags& flags) {
 void AddOfHistogram(CLI::App& command, ProblemFlags& flags) {
   flags.operands.reserve(2);  // options refer to the operands
   AddOne(command, flags);
+  auto* bins =
+      command.add_option("--bins", flags.bins, "The number of bins, if there are no edges")
+          ->check(Fits<std::int64_t>());
+  auto* range = command
+                    .add_option("--range", flags.range,
+                                "The lower and the upper edge of even bins, as in 0,1; default: "
+                                "one bin for each integer from 0 on")
+                    ->delimiter(',')
+                    ->expected(2)
+                    ->allow_extra_args(false);
   command
       .add_option_function<std::string>(
           "edges", [&flags](const std::string& text) { flags.operands.push_back(text); },
           "The edges of the bins, in ascending order: f64, or i64 if x has integers")
-      ->type_name("OPERAND");
-  command.add_option("--bins", flags.bins, "The number of bins, if there are no edges")
-      ->check(Fits<std::int64_t>());
-  command
-      .add_option("--range", flags.range,
-                  "The lower and the upper edge of even bins, as in 0,1; default: one bin for "
-                  "each integer from 0 on")
-      ->delimiter(',')
-      ->expected(2);
+      ->type_name("OPERAND")
+      ->excludes(bins)
+      ->excludes(range);
 }
 
 Bins BinsOf(const ProblemFlags& flags, Operands x) {

@@ -456,6 +456,7 @@ std::string_view AdviceFor(std::string_view reason) {
        "one of the two strategies is wrong; 'tessera strategies' describes both"},
       {"BAD_OPTION", "'tessera COMMAND --help' shows the options"},
       {"BAD_NPY", "write the file with numpy.save"},
+      {"BAD_FILE", "write the file again with numpy.savez or the safetensors package"},
       {"FILE_NOT_FOUND", "check the path and its permissions"},
       {"FILE_ERROR", "check the path, its permissions and the free space"},
       {"DRAINING", "the server is stopping; try again when it is back"},

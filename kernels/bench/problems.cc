@@ -85,6 +85,9 @@ double LargestError(Rig& rig, const MatmulProblem& p) {
   return largest;
 }
 
+// Almost all operands are between -Spread and Spread: four standard deviations.
+double Spread(DType dtype) { return IsInteger(dtype) ? 400 : 4; }
+
 }  // namespace
 
 bool Problems::MayBeDefault(const Candidate& candidate) {
@@ -454,8 +457,8 @@ Case Problems::Histogram(DType dtype, std::int64_t n, std::int64_t bins, bool on
   const HistogramProblem like{.dtype = dtype,
                               .n = n,
                               .bins = bins,
-                              .low = one_bin ? -1e30 : -4,
-                              .high = one_bin ? 2e30 : 4};
+                              .low = one_bin ? -1e30 : -Spread(dtype),
+                              .high = one_bin ? 2e30 : Spread(dtype)};
   AddStrategies<HistogramProblem>(out, like, [this, out_bytes](HistogramProblem& p) {
     p.x = Place(p.dtype, p.n);
     p.counts = static_cast<std::int64_t*>(rig_.Output(out_bytes));
@@ -463,11 +466,11 @@ Case Problems::Histogram(DType dtype, std::int64_t n, std::int64_t bins, bool on
   return out;
 }
 
-// Looks up normally distributed keys among numbers from -4 to 4, which are always in the same
-// memory.
+// Looks up normally distributed keys among numbers from -Spread to Spread, which are always in the
+// same memory.
 Case Problems::SearchSorted(DType dtype, std::int64_t n, std::int64_t length) {
   const std::size_t out_bytes = Bytes(DType::kI64, n);
-  Case out = Make("search_sorted", dtype, absl::StrCat(n, " in ", length),
+  Case out = Make("search_sorted", dtype, absl::StrCat(n, "_in_", length),
                   Bytes(dtype, n) + Bytes(dtype, std::min(n, length)), out_bytes, 0);
   const auto memory = std::make_shared<Memory>();
   AddStrategies<SearchSortedProblem>(
@@ -478,9 +481,10 @@ Case Problems::SearchSorted(DType dtype, std::int64_t n, std::int64_t length) {
           *memory = OrDie(Allocate(rig_.device(), bytes));
           DispatchDType(p.dtype, [&]<class T>(T) {
             std::vector<T> x(static_cast<std::size_t>(p.length));
-            const double width = 8.0 / static_cast<double>(p.length);
+            const double spread = Spread(p.dtype),
+                         step = 2 * spread / static_cast<double>(p.length);
             for (std::size_t i = 0; i < x.size(); ++i)
-              x[i] = ConvertElement<T>(static_cast<double>(i) * width - 4);
+              x[i] = ConvertElement<T>(static_cast<double>(i) * step - spread);
             Check(CopyToDevice(rig_.stream(), memory->data(), x.data(), bytes));
           });
         }

@@ -33,7 +33,8 @@ std::uint64_t Flops(const MapProblem& p) {
 }
 
 // Returns the largest error of a floating-point operation, in unit roundoffs. Functions are within
-// 2 units in the last place, and a unit in the last place is at most two unit roundoffs.
+// 2 units in the last place, NDTRI is within 10, and a unit in the last place is at most two unit
+// roundoffs.
 int Roundings(MapOp op) {
   switch (op) {
     case MapOp::kAdd:

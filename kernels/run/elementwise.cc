@@ -84,7 +84,7 @@ absl::StatusOr<Stats> RunAdd(Stream& stream, const View& a, const View& b, const
 absl::StatusOr<ArrayType> MapType(absl::Span<const View> operands, const Expression& expression) {
   ASSIGN_OR_RETURN(const MapProgram* const program, CompileFor(operands, expression));
   ASSIGN_OR_RETURN(const Shape shape, BroadcastShape(operands, NameOfMapOperand));
-  MapProblem problem{.dtype = program->dtype, .n = shape.elements(), .program = program};
+  MapProblem problem{.dtype = program->dtype, .program = program};
   RETURN_IF_ERROR(SetOperands(operands, shape, problem));
   return MakeArrayType(program->dtype, {shape.dims.data(), static_cast<std::size_t>(shape.rank)});
 }

@@ -60,6 +60,9 @@ absl::StatusOr<std::int64_t> CountBins(const HistogramSpec& spec, absl::Span<con
         absl::StrCat("the edges have shape ", ToString(edges.shape), "; they need rank 1"),
         {{"x", ToString(x.shape)}, {"edges", ToString(edges.shape)}});
   }
+  if (edges.elements() == 0)
+    return Invalid("BAD_BINS", "there is no edge",
+                   {{"field", "edges"}, {"value", "0"}, {"limit", "1"}});
   RETURN_IF_ERROR(CheckCount("edges", edges.elements() - 1, 0));
   return edges.elements() - 1;
 }

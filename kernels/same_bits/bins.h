@@ -81,8 +81,8 @@ struct EvenBins {
     const double unit = std::is_integral_v<E> ? UnitRoundoff(DType::kF64) : UnitRoundoff(p.dtype);
     margin = static_cast<Real>(8 * unit * count * (1 + larger / range));
     // Subnormal numbers are rounded by more.
-    if (!std::isnormal(per_width) || !(range >= std::numeric_limits<Real>::min() * count))
-      margin = 1;
+    const double normal = std::is_same_v<E, Half> ? 0x1p-14 : std::numeric_limits<Real>::min();
+    if (!std::isnormal(per_width) || !(range >= normal * count)) margin = 1;
   }
   TESSERA_HD void Begin() {}
 

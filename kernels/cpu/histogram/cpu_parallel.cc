@@ -60,7 +60,9 @@ void Run(const HistogramProblem& p, Stream& stream) {
 #pragma omp parallel for schedule(dynamic, 1) if (shares > 1)
     for (std::int64_t share = 0; share < shares; ++share) {
       const std::int64_t begin = std::min(p.n, share * each), end = std::min(p.n, begin + each);
-      std::fill_n(counters(share), p.bins, std::int64_t{0});
+      ForChunks(stream, p.bins, [own = counters(share)](std::int64_t first, std::int64_t last) {
+        std::fill(own + first, own + last, 0);
+      });
       Count(stream, x + begin, end - begin, bins, counters(share));
     }
   });

@@ -10,7 +10,9 @@ namespace tessera {
 namespace {
 
 void Run(const HistogramProblem& p, Stream& stream) {
-  std::fill_n(p.counts, p.bins, std::int64_t{0});
+  ForChunks(stream, p.bins, [&](std::int64_t begin, std::int64_t end) {
+    std::fill(p.counts + begin, p.counts + end, 0);
+  });
   DispatchBins(p, [&]<class E>(E, auto bins) {
     bins.Begin();
     const auto* x = static_cast<const E*>(p.x);

@@ -56,11 +56,12 @@ extern constexpr Strategy<HistogramProblem> kHistogramLibrary = {
     .refuses = [](const HistogramProblem& p) -> std::string {
       return p.kind == BinKind::kIntegers && p.bins <= kMost ? "" : "at most 16384 integers";
     },
-    // Each block of CUB has its own counters in the workspace.
+    // Each block of CUB has its own counters in the workspace: for elements of one byte, 256.
     .scratch = [](const HistogramProblem& p) -> std::uint64_t {
       const std::int64_t blocks = std::min<std::int64_t>(2048, CeilDiv(p.n, 512));
       return (std::uint64_t{1} << 16) +
-             static_cast<std::uint64_t>(blocks * p.bins) * sizeof(Counter);
+             static_cast<std::uint64_t>(blocks * std::max<std::int64_t>(256, p.bins)) *
+                 sizeof(Counter);
     },
     .vendor = true,
 };

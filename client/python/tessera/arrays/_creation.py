@@ -1,5 +1,6 @@
 """Arrays that the server computes from nothing, with NumPy's names, arguments and types."""
 
+import itertools
 import math
 from typing import Any, Optional, Tuple, Union
 
@@ -54,7 +55,7 @@ class Creation:
         """start, start + step... below stop, or 0, 1... below start if stop is None."""
         if stop is None:
             start, stop = 0, start
-        own = np.result_type(*(np.asarray(x).dtype for x in (start, stop, step)))
+        own = np.result_type(_I64, *(np.asarray(x).dtype for x in (start, stop, step)))
         kind = _dtypes.dtype_of(own if dtype is None else dtype)
         extent = max(math.ceil((stop - start) / step), 0)
         # Like NumPy, computes start + i * delta from the first two elements in the result's type.
@@ -64,7 +65,7 @@ class Creation:
         made = e.cast(_positions(extent), wide)
         if delta != 1:
             made = e.apply("multiply", made, _number(delta, wide))
-        if first != 0:
+        if first != 0 or delta < 0:  # The sum of -0.0 and 0.0 is 0.0.
             made = e.apply("add", made, _number(first, wide))
         if extent > 1 and first + delta != second:
             made = _at(1, second, made)
@@ -89,7 +90,7 @@ class Creation:
         own = _dtypes.dtype_of(np.result_type(start, stop, float(num)))
         kind = own if dtype is None else _dtypes.dtype_of(dtype)
         start, stop = np.asarray(start) * 1.0, np.asarray(stop) * 1.0
-        parts, delta = num - 1 if endpoint else num, stop - start
+        parts, delta = max(num - 1, 0) if endpoint else num, stop - start
         step = delta / parts if parts else np.float64(np.nan)
         made = e.cast(_positions(num), own)
         if parts and step:
@@ -142,8 +143,14 @@ class Creation:
 
 
 def _rounded(value: Any, dtype: "np.dtype[Any]") -> Any:
-    """Returns a number in this type. Integers wrap, and floats lose their fraction."""
-    return np.asarray(value).astype(dtype)[()]
+    """Returns a number in this type. Integers wrap, and floats lose their fraction. Raises
+    OverflowError for an integer of more than 64 bits."""
+    return np.asarray(value if _dtypes.is_float(dtype) else np.int64(int(value))).astype(dtype)[()]
+
+
+def _shape_of(size: Size, *limits: Any) -> Size:
+    """Returns the shape of random numbers that are combined with limits."""
+    return np.broadcast_shapes(*(np.shape(one) for one in limits)) if size is None else size
 
 
 def _wrapped(value: Any, what: str) -> Term:
@@ -162,7 +169,7 @@ class Generator:
     def __init__(self, client: Creation, seed: int, stream: int = 0) -> None:
         self._client = client
         self._seed = _wrapped(seed, "the seed")
-        self.stream = stream
+        self._streams = itertools.count(index_of(stream, "the stream"))  # for any number of threads
 
     def _bits(self, size: Size) -> Term:
         shape = () if size is None else extents(size)
@@ -175,8 +182,7 @@ class Generator:
             if inner > 1:
                 place = e.apply("multiply", place, _number(inner, _I64))
             index = place if size_of(shape[:axis]) == 1 else e.apply("add", index, place)
-        stream = _wrapped(self.stream, "the stream")
-        self.stream += 1
+        stream = _wrapped(next(self._streams), "the stream")
         return e.apply("random_bits", self._seed, index, stream)
 
     def _uniform(self, size: Size, dtype: "np.dtype[Any]", bits: int, middle: float) -> Term:
@@ -195,8 +201,8 @@ class Generator:
 
     def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Size = None) -> Any:
         """random() scaled to the range from low to high. The limits are numbers or arrays that are
-        broadcast."""
-        return self.random(size) * (high - low) + low
+        broadcast. Without a size, each element of the limits has a number."""
+        return self.random(_shape_of(size, low, high)) * np.subtract(high, low) + low
 
     def standard_normal(self, size: Size = None, dtype: Any = float) -> Any:
         """Normally distributed numbers with mean 0 and variance 1, by inversion (NDTRI)."""
@@ -205,8 +211,8 @@ class Generator:
 
     def normal(self, loc: Any = 0.0, scale: Any = 1.0, size: Size = None) -> Any:
         """standard_normal() with another mean and standard deviation, which are numbers or arrays
-        that are broadcast."""
-        return self.standard_normal(size) * scale + loc
+        that are broadcast. Without a size, each element of these arrays has a number."""
+        return self.standard_normal(_shape_of(size, loc, scale)) * scale + loc
 
     def integers(
         self,

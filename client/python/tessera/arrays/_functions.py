@@ -418,7 +418,7 @@ def _searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> Any
     if sorter is not None:
         if np.shape(sorter) != a.shape:
             raise ValueError("sorter.size must equal a.size")
-        a = a[sorter]
+        a = take(a, sorter)
     v = v if hasattr(v, "_session") else np.asarray(_dtypes.to_numpy(v))
     keys = a._operand(v, "np.searchsorted")
     return a._make(_ops.search_sorted(a._term(), keys, side == "right"))
@@ -429,14 +429,12 @@ def _digitize(x: Any, bins: Any, right: bool = False) -> Any:
         if bins.ndim != 1:
             raise ValueError("object of too small depth for desired array")
         before, after = bins[:-1], bins[1:]
-        rises, falls = _now(bins, (before <= after).all(), (before >= after).all())
-        if not (rises or falls):
+        rises, falls = _now(bins, (before < after).any(), (before > after).any())
+        if rises and falls:
             raise ValueError("bins must be monotonically increasing or decreasing")
-        falls = falls and not rises
     else:
         bins = np.asarray(bins)
-        np.digitize(np.empty(0), bins)  # NumPy raises its errors.
-        falls = len(bins) > 1 and bins[0] > bins[-1]
+        falls = not np.digitize(np.nan, bins)  # NumPy raises its errors, and puts NaN last.
     edges = bins[::-1] if falls else bins
     found = _searchsorted(x._lifted(edges, "np.digitize"), x, "left" if right else "right")
     return len(bins) - found if falls else found
@@ -603,6 +601,7 @@ def _unique(
 ) -> Any:
     if axis is not None and (ar.ndim != 1 or normalize_axis(axis, 1)):
         raise Unsupported("np.unique compares elements, not slices: use x.numpy() for axis=")
+    equal_nan = equal_nan and axis is None  # as in NumPy
     found = _distinct(ar, return_index, return_inverse, return_counts, equal_nan)
     if return_inverse and (_FLAT_INVERSE or axis is not None):
         found["inverse_indices"] = flat(found["inverse_indices"])

@@ -473,8 +473,9 @@ def _pad(array: Any, pad_width: Any, mode: str = "constant", constant_values: An
 def _triangle(m: Any, k: int, lower: bool) -> Any:
     if not m.ndim:
         raise TypeError("a 0-d array has no triangle")
-    rows, columns = (index(m, extent) for extent in (m.shape * 2)[-2:])
-    below = rows[:, None] - columns >= (-k if lower else 1 - k)
+    shape = (m.shape * 2)[-2:]
+    rows, columns = (m._make(_ops.coordinate(shape, axis)) for axis in (0, 1))
+    below = rows - columns >= (-k if lower else 1 - k)
     return _where(below, m, False) if lower else _where(below, False, m)
 
 

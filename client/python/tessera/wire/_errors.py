@@ -88,6 +88,7 @@ class MissingData(BadArgument): reason = "MISSING_DATA"
 class UnknownStrategy(BadArgument): reason = "UNKNOWN_STRATEGY"
 class ResultTooLarge(BadArgument): reason = "RESULT_TOO_LARGE"
 class TooManySteps(BadArgument): reason = "TOO_MANY_STEPS"
+class BadFile(BadArgument): reason = "BAD_FILE"
 # --- buffers
 class BufferNotFound(Error, KeyError): reason = "BUFFER_NOT_FOUND"
 class RegionNotFound(Error, KeyError): reason = "REGION_NOT_FOUND"
