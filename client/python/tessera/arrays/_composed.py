@@ -154,9 +154,14 @@ def _gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int = 1) -> A
     return found[0] if len(axes) == 1 else _several(found)
 
 
+_MOST_FACTORS = 4096  # The server has limits for steps, of which each computes some factors.
+
+
 def _polyval(p: Any, x: Any) -> Any:
-    found = np.zeros_like(x)
-    for factor in p if hasattr(p, "_session") else np.asarray(p):
+    found, p = np.zeros_like(x), p if hasattr(p, "_session") else np.asarray(p)
+    if p.size > _MOST_FACTORS:
+        raise Unsupported(f"np.polyval takes at most {_MOST_FACTORS} factors here: use .numpy()")
+    for factor in p:
         found = found * x + factor
     return found
 
