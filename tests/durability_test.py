@@ -200,7 +200,7 @@ class DurabilityTest(o.FreshCase):
                 o.compute.Step(dot=dict(a=o.resident("x17"), b=o.resident("x16"))),
                 o.compute.Step(dot=dict(a=o.resident("none"), b=o.resident("x16"))),
             ]),
-        ]  # fmt: skip
+        ]
         self.assertEqual(client.download("x15"), (x + 15).tobytes())
         self.assertEqual(calls[0].result().value.real, (x + 19).sum())
         calls[1].result()
@@ -419,7 +419,7 @@ class DurabilityTest(o.FreshCase):
     def test_tenants(self):
         tokens = self.folder / "tokens"
         lines = [line_of("a", "write", "one"), line_of("b", "write", "two"),
-                 line_of("r", "read", "one"), line_of("o", "admin", "ops")]  # fmt: skip
+                 line_of("r", "read", "one"), line_of("o", "admin", "ops")]
         tokens.write_text("\n".join(lines))
         server = self.serve("--tokens", tokens)
         one, two, reader, operator = (Caller(server, token) for token in "abro")
@@ -491,7 +491,7 @@ class DurabilityTest(o.FreshCase):
         client.put("y", np.arange(3))
         outcome = client.attempt("Snapshot")
         self.assertEqual((outcome.reason, outcome.metadata["cause"]),
-                         ("SNAPSHOT_FAILED", "Permission denied"))  # fmt: skip
+                         ("SNAPSHOT_FAILED", "Permission denied"))
         self.assertEqual(self.files(), before)
 
     def test_what_is_refused(self):
@@ -515,7 +515,7 @@ class DurabilityTest(o.FreshCase):
         with o.Server(self.folder) as off:
             outcome = off.client().attempt("Snapshot")
             self.assertEqual((outcome.code, outcome.reason),
-                             ("FAILED_PRECONDITION", "SNAPSHOTS_OFF"))  # fmt: skip
+                             ("FAILED_PRECONDITION", "SNAPSHOTS_OFF"))
 
     def test_memory_that_no_longer_suffices(self):
         server = self.serve()

@@ -1,10 +1,7 @@
 #!/usr/bin/env python3
 """Tests expressions as inputs of Reduce and epilogues of Matmul over the wire. The bits are the
 same as with a Map into a buffer followed by the operation. Also tests arrays with one-byte
-elements.
-
-usage: expression_service_test.py --server build/bin/tessera-server [--device cuda:0] [test ...]
-"""
+elements."""
 
 import math
 import sys
@@ -12,31 +9,17 @@ import sys
 import numpy as np
 
 import outsider as o
+import random_requests as r
+from outsider import NUMPY_TYPES as NUMPY
+from outsider import expression, node, operand
+from random_requests import BF16, BOOL, F16, F32, F64, I8, I32, I64, U8
+from random_requests import DTYPES as NUMBERS
 
 RNG = np.random.default_rng(20261125)
-F32, F64, F16, BF16, I32, I64, BOOL, U8, I8 = range(1, 10)
-NUMBERS = (F32, F64, F16, BF16, I32, I64)
-NUMPY = {F32: "f4", F64: "f8", F16: "f2", BF16: "u2", I32: "i4", I64: "i8", BOOL: "?", U8: "u1",
-         I8: "i1"}
 OPS = range(1, 15)
 (SUM, PRODUCT, MIN, MAX, ARGMIN, ARGMAX, MEAN, NORM_L1, NORM_L2, SUM_SQUARES, VARIANCE, ALL,
  ANY, STD) = OPS
 SCRATCH_LIMIT = 128 * o.MI
-
-
-# --- Requests -------------------------------------------------------------------------------------
-
-
-def operand(i):
-    return dict(operand=i)
-
-
-def node(op, *args, dtype=0):
-    return dict(op="MAP_OP_" + op, args=args, dtype=dtype)
-
-
-def expression(*nodes):
-    return o.compute.Expression(nodes=[o.compute.Expression.Node(**n) for n in nodes])
 
 
 def reduction(x, op, nodes, others=(), **more):
@@ -69,17 +52,10 @@ def number(response):
     return getattr(response.value, response.value.WhichOneof("value"))
 
 
-def same(a, b):
-    return a == b or (a != a and b != b)
-
-
 def expect_refused(outcome, reason, **metadata):
     assert not outcome.ok and outcome.reason == reason, (reason, outcome)
     for key, value in metadata.items():
         assert outcome.metadata[key] == value, (key, value, outcome)
-
-
-# --- Reduce ---------------------------------------------------------------------------------------
 
 
 def test_every_strategy_has_the_bits_of_map_and_reduce(server, client):
@@ -101,7 +77,8 @@ def test_every_strategy_has_the_bits_of_map_and_reduce(server, client):
                 want = client.call("Reduce", x=x, op=op, strategy=row.name)
                 got = client.call("Reduce", **reduction(
                     operands[0], op, weighted, operands[1:], strategy=row.name))
-                assert same(number(got), number(want)) and got.index == want.index, context
+                same = np.array_equal(number(got), number(want), equal_nan=True)
+                assert same and got.index == want.index, context
                 assert got.value.WhichOneof("value") == want.value.WhichOneof("value"), context
                 assert got.stats.strategy == row.name and got.stats.roundoff == want.stats.roundoff
 
@@ -123,8 +100,7 @@ def test_steps_of_a_program_are_operands(server, client):
         # Adjacent steps that share a launch, next to a step that does not.
         *[o.compute.Step(reduce=dict(x=o.resident("a"), op=SUM))] * 2,
         reduce_step(o.resident("a"), SUM, [operand(0), node("NEGATE", 0)]),
-        o.compute.Step(reduce=dict(x=o.resident("a"), op=SUM)),
-    ]
+        o.compute.Step(reduce=dict(x=o.resident("a"), op=SUM))]
     results = client.call("Execute", steps=steps).results
     assert np.allclose(o.to_numpy(results[1].reduce.tensor), a.var(axis=0))
     assert math.isclose(number(results[2].reduce), ((a - a.mean(axis=0)) ** 2).sum())
@@ -160,9 +136,6 @@ def test_no_array_is_made(server, client):
     expect_refused(outcome, "SCRATCH_EXHAUSTED")
 
 
-# --- Matmul ---------------------------------------------------------------------------------------
-
-
 def test_matmul_has_the_bits_of_matmul_and_map(server, client):
     nodes = [operand(0), operand(1), node("ADD", 0, 1), node("CAST", 2, dtype=F16)]
     positive = [operand(0), operand(1), node("GREATER", 0, 1)]
@@ -181,9 +154,6 @@ def test_matmul_has_the_bits_of_matmul_and_map(server, client):
                 assert got.dtype == kind and got == want, (dtype, m, n, k)
 
 
-# --- Errors ---------------------------------------------------------------------------------------
-
-
 def test_errors_name_the_operand_and_the_node(server, client):
     stored(client, "a", F32, (4, 3))
     stored(client, "bad", F32, 2)
@@ -191,11 +161,9 @@ def test_errors_name_the_operand_and_the_node(server, client):
     a, add = o.resident("a"), [operand(0), operand(1), node("ADD", 0, 1)]
 
     def both(nodes, others, reason, **metadata):
-        for operation, request in (
-            ("Reduce", reduction(a, SUM, nodes, others)),
-            ("Reduce", reduction(a, SUM, nodes, others, axes=[0])),
-            ("Matmul", product(a, a, nodes, others, transpose_b=True)),
-        ):
+        for operation, request in (("Reduce", reduction(a, SUM, nodes, others)),
+                                   ("Reduce", reduction(a, SUM, nodes, others, axes=[0])),
+                                   ("Matmul", product(a, a, nodes, others, transpose_b=True))):
             expect_refused(client.attempt(operation, **request), reason, **metadata)
 
     both(add, [o.resident("bad")], "BAD_SHAPE", operand="with[0]")
@@ -216,9 +184,6 @@ def test_errors_name_the_operand_and_the_node(server, client):
     expect_refused(client.attempt("Reduce", **request), "BAD_DTYPE")
     request = reduction(a, SUM, add, [o.resident("deep", o.view([1, 4, 1]))], axes=[3])
     expect_refused(client.attempt("Reduce", **request), "BAD_AXES")
-
-
-# --- One-byte elements ----------------------------------------------------------------------------
 
 
 def test_elements_of_a_byte(server, client):
@@ -256,23 +221,14 @@ def test_copies_cast(server, client):
     a = np.array([0, -0.0, 1, 0.9, -0.9, np.nan, np.inf, -np.inf, -5, 127.5, 128, 254.9, 255.5, 300,
                   -128.9, -129, 1e-300, 3e9, -1e19])
     client.put("a", a)
-
-    def cast(numbers, dtype):
-        """Truncates to integers with saturation. NaN becomes 0."""
-        if dtype in (BOOL, F32, F64):
-            return np.array(numbers).astype(NUMPY[dtype])
-        ends = np.iinfo(NUMPY[dtype])
-        whole = [0 if x != x else int(min(max(x, ends.min), ends.max)) for x in numbers]
-        return np.array(whole, NUMPY[dtype])
-
     for dtype in (I32, I64, BOOL, U8, I8):
-        want = cast(a.tolist(), dtype)
+        want = r.cast(a, F64, dtype)
         client.call("CopyBuffer", source="a", name="b", dtype=dtype, replace=True)
         assert client.download("b") == want.tobytes(), dtype
         backwards = dict(source="b", view=o.view([len(a)], [-1], len(a) - 1))
         for target in (F32, F64, I32, I64, BOOL, U8, I8):
             client.call("CopyBuffer", **backwards, name="c", replace=True, dtype=target)
-            back = cast(want[::-1].tolist(), target)
+            back = r.cast(want[::-1], dtype, target)
             assert client.download("c") == back.tobytes(), (dtype, target)
 
 
@@ -297,8 +253,6 @@ def test_other_bytes_are_refused(server, client):
     client.call("DeleteBuffer", name="d")
 
 
-FLAGS = ("--memory-limit", "512Mi", "--scratch-limit", str(SCRATCH_LIMIT))
-
-
 if __name__ == "__main__":
-    sys.exit(o.run_tests(globals(), *FLAGS))
+    flags = ("--memory-limit", "512Mi", "--scratch-limit", str(SCRATCH_LIMIT))
+    sys.exit(o.run_tests(globals(), *flags))

@@ -6,8 +6,7 @@ over.
 usage: http2_test.py --server build/bin/tessera-server [--alone] [test ...]
 
 With --alone it runs the case that needs the machine's descriptors and ports, otherwise all other
-cases.
-"""
+cases."""
 
 import resource
 import struct
@@ -56,10 +55,8 @@ def broken():
     def with_field(name, value):
         return headers(head + literal(name, value)) + frame(o.DATA, o.END_STREAM, 1, body)
 
-    fields = {
-        b":method": b"POST", b":scheme": b"http", b":path": DOT.encode(), b":authority": b"x",
-        b"te": b"trailers", b"content-type": b"application/grpc",
-    }  # fmt: skip
+    fields = {b":method": b"POST", b":scheme": b"http", b":path": DOT.encode(), b":authority": b"x",
+              b"te": b"trailers", b"content-type": b"application/grpc"}
     without = lambda name: b"".join(literal(k, v) for k, v in fields.items() if k != name)
     return {
         # Frames (RFC 9113, sections 4 and 5)
@@ -80,12 +77,10 @@ def broken():
         "padding alone": call(1, body, flags=0) + frame(o.DATA, PADDED, 1, b"\x01\0") * 1000,
         "empty DATA without an end": call(1, b"", flags=0) + frame(o.DATA, 0, 1) * 5000,
         "a stream that depends on itself": headers(
-            b"\0\0\0\x01\x10" + head, o.END_HEADERS | WITH_PRIORITY
-        ),
+            b"\0\0\0\x01\x10" + head, o.END_HEADERS | WITH_PRIORITY),
         "PRIORITY of 3 bytes": frame(PRIORITY, 0, 1, b"\0\0\0"),
         "PRIORITY for many streams": b"".join(
-            frame(PRIORITY, 0, stream, b"\0\0\0\0\x10") for stream in range(1, 8000, 2)
-        ),
+            frame(PRIORITY, 0, stream, b"\0\0\0\0\x10") for stream in range(1, 8000, 2)),
         "PUSH_PROMISE of a client": frame(PUSH_PROMISE, o.END_HEADERS, 1, b"\0\0\0\x02" + head),
         "RST_STREAM of an idle stream": frame(o.RST_STREAM, 0, 9, b"\0\0\0\x08"),
         "RST_STREAM of 3 bytes": call(1, body) + frame(o.RST_STREAM, 0, 1, b"\0\0\0"),
@@ -159,8 +154,7 @@ def broken():
         "a flag that there is not": call(1, b"\x7f" + body[1:]),
         "compressed, by nothing": call(1, b"\x01" + body[1:]),
         "a method that there is not": call(1, body, path="/tessera.v1.ComputeService/Nothing"),
-        "a path without a slash": call(1, body, path="x"),
-    }
+        "a path without a slash": call(1, body, path="x")}
 
 
 def still_answers(raw, seconds):
@@ -376,9 +370,7 @@ def test_ten_thousand_streams(server, client):
 if __name__ == "__main__":
     chosen = "--alone" in sys.argv
     sys.argv = [word for word in sys.argv if word != "--alone"]
-    cases = {
-        name: value
-        for name, value in globals().items()
-        if not name.startswith("test_") or hasattr(value, "alone") == chosen
-    }
+    cases = {name: value
+             for name, value in globals().items()
+             if not name.startswith("test_") or hasattr(value, "alone") == chosen}
     sys.exit(o.run_tests(cases, "--queue=20000", "--no-warm-up"))

@@ -1,8 +1,6 @@
 #!/usr/bin/env python3
 """Tests Map over the wire: every operation in every type against a NumPy model, with every
 strategy; casts, random expressions, results that replace operands, and requests that are refused.
-
-usage: map_service_test.py --server build/bin/tessera-server [--device cuda:0] [test ...]
 """
 
 import fractions
@@ -15,10 +13,11 @@ import sys
 import numpy as np
 
 import outsider as o
+from outsider import expression, node, operand
+from random_requests import BF16, BOOL, F16, F32, F64, I8, I32, I64, U8
+from random_requests import DTYPES as NUMBERS
 
 RNG = np.random.default_rng(20261124)
-F32, F64, F16, BF16, I32, I64, BOOL, U8, I8 = range(1, 10)
-NUMBERS = (F32, F64, F16, BF16, I32, I64)
 NAMES = {F32: "f32", F64: "f64", F16: "f16", BF16: "bf16", I32: "i32", I64: "i64", BOOL: "bool",
          U8: "u8", I8: "i8"}
 # The types in which the model computes values of a type.
@@ -30,7 +29,6 @@ INTEGERS = (I32, I64, *BYTES)
 
 
 # --- The model ------------------------------------------------------------------------------------
-
 
 def round_to(dtype, values):
     """Rounds F32 values to 16 bits. The results are F32 values."""
@@ -167,8 +165,7 @@ MODEL = {  # Name: (arguments, rule, function).
     "AND": (2, "logic", np.logical_and),
     "OR": (2, "logic", np.logical_or),
     "XOR": (2, "logic", np.logical_xor),
-    "NOT": (1, "logic", np.logical_not),
-}
+    "NOT": (1, "logic", np.logical_not)}
 FUNCTIONS = ("EXP", "LOG", "TANH", "POWER")
 
 
@@ -221,25 +218,12 @@ def ulps(dtype, got, want):
 
 # --- Requests -------------------------------------------------------------------------------------
 
-
-def operand(i):
-    return dict(operand=i)
-
-
 def real(x, dtype=0):
     return dict(real=x, dtype=dtype)
 
 
 def integer(x, dtype=0):
     return dict(integer=x, dtype=dtype)
-
-
-def node(op, *args, dtype=0):
-    return dict(op="MAP_OP_" + op, args=args, dtype=dtype)
-
-
-def expression(*nodes):
-    return o.compute.Expression(nodes=[o.compute.Expression.Node(**n) for n in nodes])
 
 
 def tensors(*pairs):
@@ -279,8 +263,7 @@ def specials(dtype):
         some = [0, 1, -1, 2, -2, 3, -7, 10, limits.max, limits.min, limits.max - 1, limits.min + 1]
         return [x for x in some if x >= limits.min]
     tiny, large = {F32: (1e-45, 3e38), F64: (5e-324, 1e308), F16: (6e-8, 6e4), BF16: (1e-40, 3e38)}[
-        dtype
-    ]
+        dtype]
     return [0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -2.5, -0.5, 3.75, tiny, -tiny, large, -large]  + [
         np.inf, -np.inf, np.nan]
 
@@ -302,7 +285,6 @@ def pairs_of(dtype, count=3):
 
 
 # --- Results --------------------------------------------------------------------------------------
-
 
 def test_every_operation_in_every_type(server, client):
     rows = strategies(client)
@@ -453,36 +435,33 @@ def test_random_expressions(server, client):
 
 # --- Refusals -------------------------------------------------------------------------------------
 
-
 def test_bad_expressions_say_which_node(server, client):
     x = tensors((F32, np.ones(3, np.float32)), (I32, np.ones(3, np.int32)))
     a, b = operand(0), operand(1)
-    cases = [
-        (1, [a, {}]),
-        (0, [operand(2)]),
-        (1, [a, dict(op=99)]),
-        (1, [a, dict(op=258)]),  # Its low byte is a valid operation.
-        (1, [a, dict(op=0)]),
-        (1, [a, node("ADD", 0)]),
-        (1, [a, node("ADD", 0, 0, 0)]),
-        (1, [a, node("SQRT", *([0] * 100000))]),
-        (1, [a, node("ADD", 0, 1)]),
-        (1, [a, node("ADD", 0, 2**32 - 1)]),
-        (1, [a, node("NOT", 0)]),
-        (2, [a, b, node("WHERE", 0, 0, 1)]),
-        (1, [a, node("CAST", 0)]),
-        (1, [a, node("CAST", 0, dtype=55)]),
-        (2, [a, node("EQUAL", 0, 0), node("ADD", 1, 1)]),
-        (1, [a, real(1.5, I32), node("ADD", 0, 1)]),
-        (1, [a, integer(2**31, I32), node("ADD", 0, 1)]),
-        (2, [b, integer(2**31), node("ADD", 0, 1)]),
-        (1, [a, integer(1, BOOL), node("ADD", 0, 1)]),
-        (1, [a, integer(-1, U8), node("ADD", 0, 1)]),
-        (1, [a, integer(128, I8), node("ADD", 0, 1)]),
-        (1, [a, real(1.5, U8), node("ADD", 0, 1)]),
-        (1, [a, dict(boolean=True, dtype=F32), node("ADD", 0, 1)]),
-        (0, [dict(real=1.0, dtype=-1), a]),
-    ]
+    cases = [(1, [a, {}]),
+             (0, [operand(2)]),
+             (1, [a, dict(op=99)]),
+             (1, [a, dict(op=258)]),  # Its low byte is a valid operation.
+             (1, [a, dict(op=0)]),
+             (1, [a, node("ADD", 0)]),
+             (1, [a, node("ADD", 0, 0, 0)]),
+             (1, [a, node("SQRT", *([0] * 100000))]),
+             (1, [a, node("ADD", 0, 1)]),
+             (1, [a, node("ADD", 0, 2**32 - 1)]),
+             (1, [a, node("NOT", 0)]),
+             (2, [a, b, node("WHERE", 0, 0, 1)]),
+             (1, [a, node("CAST", 0)]),
+             (1, [a, node("CAST", 0, dtype=55)]),
+             (2, [a, node("EQUAL", 0, 0), node("ADD", 1, 1)]),
+             (1, [a, real(1.5, I32), node("ADD", 0, 1)]),
+             (1, [a, integer(2**31, I32), node("ADD", 0, 1)]),
+             (2, [b, integer(2**31), node("ADD", 0, 1)]),
+             (1, [a, integer(1, BOOL), node("ADD", 0, 1)]),
+             (1, [a, integer(-1, U8), node("ADD", 0, 1)]),
+             (1, [a, integer(128, I8), node("ADD", 0, 1)]),
+             (1, [a, real(1.5, U8), node("ADD", 0, 1)]),
+             (1, [a, dict(boolean=True, dtype=F32), node("ADD", 0, 1)]),
+             (0, [dict(real=1.0, dtype=-1), a])]
     for row in strategies(client) + [""]:
         for place, nodes in cases:
             outcome = client.attempt("Map", operands=x, expression=expression(*nodes), strategy=row)
@@ -578,8 +557,5 @@ def test_results_larger_than_everything(server, client):
     assert client.names() == []
 
 
-FLAGS = ("--memory-limit", "512Mi", "--scratch-limit", "128Mi")
-
-
 if __name__ == "__main__":
-    sys.exit(o.run_tests(globals(), *FLAGS))
+    sys.exit(o.run_tests(globals(), "--memory-limit", "512Mi", "--scratch-limit", "128Mi"))

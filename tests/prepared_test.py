@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
 """Tests prepared operands over the wire. Strided operands that are used again cost no copy, change
-no bit, never outlive their buffer, and take no memory that buffers need.
-
-usage: prepared_test.py --server build/bin/tessera-server [--device cuda:0] [test ...]
-"""
+no bit, never outlive their buffer, and take no memory that buffers need."""
 
 import sys
 import threading

@@ -402,7 +402,7 @@ class FusionTest(python_outsider.Case):
             ("strategy", lambda name: a.sum(axis=0).with_(name), "one", "two"),
             ("timing", lambda timing: a.sum(axis=0).with_("", timing), False, True),
             ("type of the buffer", lambda x: x * 2, half[0].astype("f8"), whole[0].astype("f8")),
-        ):  # fmt: skip
+        ):
             with self.subTest(what):
                 same = self.parts(make(one) + make(one))
                 self.assertEqual(self.parts(make(other) + make(other)), same)

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Tests arrays of bool, masks, and expressions as inputs of reductions and as epilogues of
-products, all against NumPy.
-"""
+products, all against NumPy."""
 
 import functools
 import itertools
@@ -101,7 +100,7 @@ class TruthTest(Case):
                            (np.repeat(m, 2, axis=0), np.repeat(p, 2, axis=0)),
                            (np.zeros_like(m), np.zeros_like(p)),
                            (np.full_like(m, True), np.ones_like(p)),
-                           ):  # fmt: skip
+                           ):
             self.check(mine, want)
             self.check(mine.save(), want)
         for refused in (lambda: m - n, lambda: -m, lambda: m << 1, lambda: np.positive(m)):
@@ -150,8 +149,7 @@ class MasksTest(Case):
                     (getattr(x, name)(where=mask, **how),
                      self.quiet(getattr(np, name), a, where=want, **how), f"{name} {dtype} {how}")
                     for how in ways(None, 0, 1, (0, 1))
-                    for name in (names if dtype != "?" or mask is m else names[:4])
-                ], tolerance)
+                    for name in (names if dtype != "?" or mask is m else names[:4])], tolerance)
                 self.check(np.mean(x, 0, where=mask), self.quiet(np.mean, a, 0, where=want),
                            tolerance)
             small = a[:, :4]
@@ -159,8 +157,7 @@ class MasksTest(Case):
                        np.prod(small, axis=1, where=p[:, :4]), tolerance)
             for name in ("min", "max"):
                 call = getattr(np, name)
-                self.check(call(x, axis=0, initial=1, where=m),
-                           call(a, axis=0, initial=1, where=p))
+                self.check(call(x, axis=0, initial=1, where=m), call(a, axis=0, initial=1, where=p))
                 self.check(call(x, initial=1), call(a, initial=1))
                 self.assertRaises(ValueError, call, x, where=m)
             if dtype != "?":
@@ -311,18 +308,17 @@ class FoldedTest(Case):
         a, b, c = RNG.standard_normal((3, 60, 50)).astype("f4")
         x, y, w = self.t.put(a), self.t.put(b), self.t.put(c)
         for e, want in (
-            (((x - y) ** 2).sum(), ((a - b).astype("f8") ** 2).sum()),
-            ((x * w).sum(axis=1), (a * c).astype("f8").sum(axis=1)),
-            (np.linalg.norm(x - y), np.linalg.norm((a - b).astype("f8"))),
-            (abs(x).max(axis=0, keepdims=True), abs(a).max(axis=0, keepdims=True)),
-            ((x > y).sum(axis=0), (a > b).sum(axis=0)),
-            ((x > y).mean(), (a > b).mean()),
-            ((x - y).argmin(axis=1), (a - b).argmin(axis=1)),
-            ((x - y).argmin(), (a - b).argmin()),
-            ((x > 9).any(), False),
-            ((x - x[:, :1] * y[0]).var(axis=1), (a - a[:, :1] * b[0]).astype("f8").var(axis=1)),
-            ((x.T[::-1] + y.T).sum(axis=0), (a.T[::-1] + b.T).astype("f8").sum(axis=0)),
-        ):
+                (((x - y) ** 2).sum(), ((a - b).astype("f8") ** 2).sum()),
+                ((x * w).sum(axis=1), (a * c).astype("f8").sum(axis=1)),
+                (np.linalg.norm(x - y), np.linalg.norm((a - b).astype("f8"))),
+                (abs(x).max(axis=0, keepdims=True), abs(a).max(axis=0, keepdims=True)),
+                ((x > y).sum(axis=0), (a > b).sum(axis=0)),
+                ((x > y).mean(), (a > b).mean()),
+                ((x - y).argmin(axis=1), (a - b).argmin(axis=1)),
+                ((x - y).argmin(), (a - b).argmin()),
+                ((x > 9).any(), False),
+                ((x - x[:, :1] * y[0]).var(axis=1), (a - a[:, :1] * b[0]).astype("f8").var(axis=1)),
+                ((x.T[::-1] + y.T).sum(axis=0), (a.T[::-1] + b.T).astype("f8").sum(axis=0))):
             calls, operations, got = self.operations(e)
             self.assertEqual((calls, operations), (["Reduce"], ["reduce"]), e.explain())
             np.testing.assert_allclose(got, want, rtol=1e-5, err_msg=e.explain())
@@ -383,12 +379,11 @@ class ProductsTest(Case):
         x, y, b, r, z = map(self.t.put, (a, w, bias, rows, residual))
         exact = a.astype("f8") @ w
         for e, want in (
-            (x @ y + b, exact + bias), (np.tanh(x @ y + r), np.tanh(exact + rows)),
-            (z - 2 * (x @ y), residual - 2 * exact),
-            (np.maximum(x @ y + b, 0) + z, np.maximum(exact + bias, 0) + residual),
-            ((x @ y) * (x @ y), exact * exact), (x.T @ y / 8, (a.T.astype("f8") @ w) / 8),
-            (x @ y.T + b[::-1], a.astype("f8") @ w.T + bias[::-1]),
-        ):
+                (x @ y + b, exact + bias), (np.tanh(x @ y + r), np.tanh(exact + rows)),
+                (z - 2 * (x @ y), residual - 2 * exact),
+                (np.maximum(x @ y + b, 0) + z, np.maximum(exact + bias, 0) + residual),
+                ((x @ y) * (x @ y), exact * exact), (x.T @ y / 8, (a.T.astype("f8") @ w) / 8),
+                (x @ y.T + b[::-1], a.astype("f8") @ w.T + bias[::-1])):
             with self.calls() as calls:
                 got = e.numpy()
             self.assertEqual(calls, ["Matmul"], e.explain())
@@ -449,12 +444,11 @@ class ProductsTest(Case):
         name = next(row.name for row in self.t.call("ListStrategies").strategies
                     if row.operation == "matmul" and row.available)
         for e, operations, timed in (
-            ((x @ x).with_(strategy=name) + 1, ["matmul"], False),
-            ((x @ x + 1).with_(timing=True), ["matmul"], True),
-            # A product with timing is a separate step.
-            ((x @ x).with_(timing=True) + 1, ["matmul", "map"], True),
-            ((x @ x + 1).with_(strategy="fused"), ["matmul", "map"], False),
-        ):
+                ((x @ x).with_(strategy=name) + 1, ["matmul"], False),
+                ((x @ x + 1).with_(timing=True), ["matmul"], True),
+                # A product with timing is a separate step.
+                ((x @ x).with_(timing=True) + 1, ["matmul", "map"], True),
+                ((x @ x + 1).with_(strategy="fused"), ["matmul", "map"], False)):
             self.check(e, a @ a + 1)
             self.assertEqual([s.operation for s in e.stats], operations)
             self.assertEqual(e.stats[0].kernel_us > 0, timed)

@@ -2,8 +2,7 @@
 
 A case is one request: its fields, and either the reasons for which the server refuses it or the
 right result. Most cases are valid, and the others have one fault each. The model shares no code
-with the server.
-"""
+with the server."""
 
 import argparse
 import collections
@@ -25,8 +24,7 @@ SIZES = {F32: 4, F64: 8, F16: 2, BF16: 2, I32: 4, I64: 8, BOOL: 1, U8: 1, I8: 1}
 STEPS = {
     "Dot": "dot", "Reduce": "reduce", "Matmul": "matmul", "Add": "add", "WindowSum": "window_sum",
     "Map": "map", "TopK": "top_k", "Scan": "scan", "Sort": "sort", "Take": "take",
-    "Select": "select",
-}
+    "Select": "select"}
 # The reasons of each status code. All other reasons have INVALID_ARGUMENT.
 REASONS = {
     "NOT_FOUND": "BUFFER_NOT_FOUND REGION_NOT_FOUND",
@@ -37,8 +35,7 @@ REASONS = {
     "RESOURCE_EXHAUSTED": "SCRATCH_EXHAUSTED QUOTA_EXCEEDED HOST_MEMORY_EXHAUSTED "
     "GPU_MEMORY_EXHAUSTED TENANT_QUOTA_EXCEEDED",
     "PERMISSION_DENIED": "ROLE_TOO_SMALL SOURCE_NOT_ALLOWED",
-    "UNAUTHENTICATED": "BAD_TOKEN",
-}
+    "UNAUTHENTICATED": "BAD_TOKEN"}
 CODES = {reason: code for code, reasons in REASONS.items() for reason in reasons.split()}
 EXTREMES = (-(2**63), -(2**62), -(2**31), -1, 2**31 - 1, 2**31, 2**32, 2**53, 2**62, 2**63 - 1)
 BAD_NAMES = ["", "white space", "x" * 129, "\u00e4", "x\n", "x\0", "*", "\u2028"]
@@ -59,11 +56,9 @@ def check_end(outcome, reasons, ok):
         check(ok, "OK, not", reasons)
         return True
     # Only a GPU strategy itself knows what it needs apart from types.
-    needs_more = (
-        outcome.reason == "STRATEGY_UNSUPPORTED"
-        and o.Program.device != "cpu"
-        and not outcome.metadata.get("needs", "dtype").startswith("dtype")
-    )
+    needs_more = (outcome.reason == "STRATEGY_UNSUPPORTED"
+                  and o.Program.device != "cpu"
+                  and not outcome.metadata.get("needs", "dtype").startswith("dtype"))
     check(needs_more or outcome.reason in reasons, outcome, "is not", ("OK",) * ok + (*reasons,))
     check(outcome.code == CODES.get(outcome.reason, "INVALID_ARGUMENT"), outcome)
     check(outcome.domain == "tessera" and outcome.text, "no domain or no text:", outcome)
@@ -93,7 +88,6 @@ def run_tests(namespace, arguments, *flags):
 
 
 # --- Arithmetic -----------------------------------------------------------------------------------
-
 
 def bf16_values(bits):
     bits = np.asarray(bits)
@@ -172,13 +166,9 @@ def strided(array, view):
 
 # The functions that the operations of an expression compute. The model does not know the last bits
 # of the functions in LIBRARY.
-BINARY = {
-    "ADD": np.add, "SUBTRACT": np.subtract, "MULTIPLY": np.multiply, "DIVIDE": np.divide,
-    "MINIMUM": np.minimum, "MAXIMUM": np.maximum,
-}
-COMPARISONS = {
-    "LESS": np.less, "GREATER": np.greater, "EQUAL": np.equal, "NOT_EQUAL": np.not_equal,
-}
+BINARY = {"ADD": np.add, "SUBTRACT": np.subtract, "MULTIPLY": np.multiply, "DIVIDE": np.divide,
+          "MINIMUM": np.minimum, "MAXIMUM": np.maximum}
+COMPARISONS = {"LESS": np.less, "GREATER": np.greater, "EQUAL": np.equal, "NOT_EQUAL": np.not_equal}
 LOGIC = {"AND": np.logical_and, "OR": np.logical_or, "XOR": np.logical_xor}
 UNARY = {"ABS": np.abs, "NEGATE": np.negative, "SQRT": np.sqrt}
 LIBRARY = ("EXP", "TANH", "LOG")
@@ -208,8 +198,7 @@ class Expression:
         make = o.compute.Expression.Node
         return o.compute.Expression(nodes=[
             make(operand=node) if isinstance(node, int)
-            else make(op="MAP_OP_" + node[0], args=node[1:]) for node in self.nodes
-        ])
+            else make(op="MAP_OP_" + node[0], args=node[1:]) for node in self.nodes])
 
     def values(self, *operands):
         """Returns the result for operands of f64 or i64, as f64 or i64."""
@@ -229,7 +218,6 @@ class Expression:
 
 
 # --- Expected results -----------------------------------------------------------------------------
-
 
 def check_equal(actual, expected, dtype):
     got, want = wide(actual, dtype), wide(expected, dtype)
@@ -275,10 +263,8 @@ def check_scalar(response, integer, expected, terms, what):
     check(abs(actual - expected) <= bound, what, actual, "is not", expected, "within", bound)
 
 
-OPS = (
-    "SUM", "PRODUCT", "MIN", "MAX", "ARGMIN", "ARGMAX", "MEAN", "NORM_L1", "NORM_L2",
-    "SUM_SQUARES", "VARIANCE", "STD", "ALL", "ANY",
-)
+OPS = ("SUM", "PRODUCT", "MIN", "MAX", "ARGMIN", "ARGMAX", "MEAN", "NORM_L1", "NORM_L2",
+       "SUM_SQUARES", "VARIANCE", "STD", "ALL", "ANY")
 OPS_OF_TRUTH = ("SUM", "MEAN", "ALL", "ANY")
 SCANS = ("SUM", "PRODUCT", "MIN", "MAX", "ALL", "ANY")
 # The results of reductions of no elements. All other such reductions are refused.
@@ -307,15 +293,13 @@ def fold(op, x):
         if op == "MEAN":
             total = sum(x.tolist()) if x.dtype.kind == "i" else real.sum()
             return total / len(x), size / len(x), None
-        value, terms = {
-            "SUM": lambda: (x.sum(dtype=x.dtype), size),
-            "NORM_L1": lambda: (np.abs(x).sum(dtype=x.dtype), size),
-            "SUM_SQUARES": lambda: ((x * x).sum(dtype=x.dtype), float(squares.sum())),
-            "VARIANCE": lambda: (float(np.var(long)), 4 * float(squares.mean())),
-            "STD": lambda: (float(np.std(long)), 4 * float(np.sqrt(squares.mean()))),
-            "ALL": lambda: (int(np.all(x != 0)), 0.0),
-            "ANY": lambda: (int(np.any(x != 0)), 0.0),
-        }[op]()
+        value, terms = {"SUM": lambda: (x.sum(dtype=x.dtype), size),
+                        "NORM_L1": lambda: (np.abs(x).sum(dtype=x.dtype), size),
+                        "SUM_SQUARES": lambda: ((x * x).sum(dtype=x.dtype), float(squares.sum())),
+                        "VARIANCE": lambda: (float(np.var(long)), 4 * float(squares.mean())),
+                        "STD": lambda: (float(np.std(long)), 4 * float(np.sqrt(squares.mean()))),
+                        "ALL": lambda: (int(np.all(x != 0)), 0.0),
+                        "ANY": lambda: (int(np.any(x != 0)), 0.0)}[op]()
         return value, terms, None
 
 
@@ -346,10 +330,8 @@ def scan_along(op, x, axis, exclusive, reverse, dtype):
     rows = np.moveaxis(x, axis, -1)
     if reverse:
         rows = rows[..., ::-1]
-    step = {
-        "SUM": np.add, "PRODUCT": np.multiply, "MIN": np.minimum, "MAX": np.maximum,
-        "ALL": np.minimum, "ANY": np.maximum,
-    }[op]
+    step = {"SUM": np.add, "PRODUCT": np.multiply, "MIN": np.minimum, "MAX": np.maximum,
+            "ALL": np.minimum, "ANY": np.maximum}[op]
     integers = dtype in INTEGERS
     limits = np.iinfo(o.NUMPY_TYPES[dtype]) if integers else None
     nothing = {
@@ -377,7 +359,6 @@ def top_indices(rows, k, smallest):
 
 
 # --- Cases ----------------------------------------------------------------------------------------
-
 
 class Case:
     """A request, and the expected outcome."""
@@ -533,18 +514,14 @@ class Requests:
         return rng.choice((
             view(offset=count, shape=[1]),
             view(offset=rng.choice(EXTREMES), shape=[1 if count else 2]),
-            view(shape=[size + 1]),
-            view(shape=[2], strides=[size]),
+            view(shape=[size + 1]), view(shape=[2], strides=[size]),
             view(shape=[2], strides=[-1]),
             view(shape=[2], strides=[rng.choice(EXTREMES)])
             if count < 3 else view(shape=[count + 1]),
             view(shape=[2, 2], strides=[2**62, 2**62]),
-            view(shape=[2**63 - 1], strides=[2**63 - 1]),
-            view(shape=[-1]),
-            view(shape=[2, -(2**63)]),
-            view(shape=[1] * 9, strides=[0] * 9),
-            view(shape=[1, 1], strides=[1]),
-            view(shape=[1], strides=[1, 1]),
+            view(shape=[2**63 - 1], strides=[2**63 - 1]), view(shape=[-1]),
+            view(shape=[2, -(2**63)]), view(shape=[1] * 9, strides=[0] * 9),
+            view(shape=[1, 1], strides=[1]), view(shape=[1], strides=[1, 1]),
         )), ("BAD_VIEW", "BAD_SHAPE")
 
     def operand(self, dtype, rank=None, shape=None, special=True):
@@ -891,8 +868,7 @@ class Requests:
             reasons = ("EMPTY_INPUT",)
         out = result_of_fold(op, dtype)
         extents = tuple(
-            1 if axis in axes else shape[axis] for axis in range(rank) if keep or axis in kept
-        )
+            1 if axis in axes else shape[axis] for axis in range(rank) if keep or axis in kept)
 
         def judge(response, stored):
             table = values().transpose(kept + sorted(axes)).reshape(rows, folded)
@@ -1190,12 +1166,9 @@ class ThroughPrograms(o.Client):
         size = math.prod(tensor.shape) * SIZES.get(tensor.dtype, 0)
         if len(tensor.data) != size or tensor.dtype not in DTYPES:
             return
-        folded = o.compute.Tensor(
-            dtype=tensor.dtype, shape=[*tensor.shape, 1], data=tensor.data
-        )
+        folded = o.compute.Tensor(dtype=tensor.dtype, shape=[*tensor.shape, 1], data=tensor.data)
         request = o.compute.ReduceRequest(
             x=o.compute.Operand(tensor=folded), op="REDUCE_OP_MAX", axes=[len(tensor.shape)],
-            result=o.compute.Result(scratch=True),
-        )
+            result=o.compute.Result(scratch=True))
         operand.step = len(steps)
         steps.append(o.compute.Step(reduce=request))

@@ -5,8 +5,8 @@ the bits of one device.
 usage: shards_test.py --server build/bin/tessera-server [--device cuda:0,cuda:1] [test ...]
 """
 
+import itertools
 import sys
-import threading
 import time
 
 import numpy as np
@@ -15,7 +15,6 @@ import outsider as o
 from outsider import eventually
 
 RNG = np.random.default_rng(20261126)
-MIB = 1 << 20
 # Arrays for GPUs are larger, and some calls need more scratch memory for them. Without
 # --no-warm-up, warming up eight devices would take a long time on few cores.
 FLAGS = ("--scratch-limit", "1Gi" if "cuda" in " ".join(sys.argv) else "64Mi", "--no-warm-up")
@@ -23,7 +22,7 @@ FLAGS = ("--scratch-limit", "1Gi" if "cuda" in " ".join(sys.argv) else "64Mi", "
 
 def unit(client):
     """Returns the unit. Every shard begins at a multiple of it."""
-    return 2 * MIB if client.info().devices[0].backend == "cuda" else 4096
+    return 2 * o.MI if client.info().devices[0].backend == "cuda" else 4096
 
 
 def used(client):
@@ -67,30 +66,6 @@ def test_where_the_shards_are(server, client):
     assert backwards.device == names[-1]
 
 
-def test_what_is_refused(server, client):
-    first, second = client.devices()[:2]
-    array = np.zeros(10, np.float32)
-    for spec, reason in (
-        (dict(placement=[first, "cuda:77"]), "BAD_DEVICE"),
-        (dict(placement=[first, first]), "BAD_PLACEMENT"),
-        (dict(placement=[first, ""]), "BAD_PLACEMENT"),
-        (dict(placement=["all", first]), "BAD_PLACEMENT"),
-        (dict(placement=[first, second], device=first), "BAD_PLACEMENT"),
-    ):
-        outcome = client.attempt("CreateBuffer", name="x", spec=o.spec_of(array, **spec))
-        assert (outcome.code, outcome.reason) == ("INVALID_ARGUMENT", reason), (spec, outcome)
-        assert outcome.metadata["field"] in ("placement", "device"), outcome
-    client.put("x", array)
-    for fields in (dict(placement=["all", "all"]), dict(placement=["all"], device=first)):
-        outcome = client.attempt("CopyBuffer", source="x", name="y", **fields)
-        assert outcome.reason == "BAD_PLACEMENT", outcome
-    # A result is on the device where the operation runs, or on other devices if requested.
-    result = o.into("sum", placement=[second])
-    outcome = client.attempt("Add", a=o.resident("x"), b=o.resident("x"), result=result)
-    assert outcome.reason == "BAD_PLACEMENT", outcome
-    assert client.names() == ["x"]
-
-
 def test_results_smaller_than_the_team(server, client):
     """Devices write their parts of results that are entirely on other devices."""
     rows, columns = 3 * unit(client) // 8, 128
@@ -99,9 +74,8 @@ def test_results_smaller_than_the_team(server, client):
     client.put("x", x, placement=["all"])
     client.put("y", y)
     for rpc, fields, expected in (
-        ("Reduce", dict(x=o.resident("x"), op="REDUCE_OP_SUM", axes=[1]), x.sum(1)),
-        ("Matmul", dict(a=o.resident("x"), b=o.resident("y")), x @ y),
-    ):
+            ("Reduce", dict(x=o.resident("x"), op="REDUCE_OP_SUM", axes=[1]), x.sum(1)),
+            ("Matmul", dict(a=o.resident("x"), b=o.resident("y")), x @ y)):
         answer = client.call(rpc, **fields, result=o.into("out", replace=True, placement=["all"]))
         got = np.frombuffer(client.download("out"), "f4").reshape(expected.shape)
         assert np.array_equal(got, expected), rpc
@@ -145,8 +119,7 @@ def test_copies(server, client):
         ("x", dict(device=names[0]), ()), ("x", dict(device=names[-1]), ()), ("x", {}, names),
         ("x", dict(placement=names[::-1]), names[::-1]), ("plain", dict(placement=["all"]), names),
         ("plain", dict(placement=names[:2]), names[:2]),
-        ("x", dict(placement=names[-2:]), names[-2:]),
-    ]
+        ("x", dict(placement=names[-2:]), names[-2:])]
     for source, fields, expected in copies:
         copy = client.call("CopyBuffer", source=source, name="copy", replace=True, **fields).buffer
         assert client.download("copy") == x.tobytes(), (source, fields)
@@ -193,8 +166,7 @@ def test_every_operation(server, client):
         client.put(f"{name}N", array, placement=["all"])
     nodes = [
         dict(operand=0), dict(operand=1), dict(operand=2), dict(op="MAP_OP_MULTIPLY", args=[0, 1]),
-        dict(op="MAP_OP_ADD", args=[3, 2]),
-    ]
+        dict(op="MAP_OP_ADD", args=[3, 2])]
     squares = dict(nodes=[dict(operand=0), dict(op="MAP_OP_MULTIPLY", args=[0, 0])])
     every = len(names)
 
@@ -275,6 +247,9 @@ def test_where_results_go(server, client):
     a = o.resident(small.name)
     got = client.call("Add", a=a, b=a, result=result)
     assert got.buffer.device == names[-1] and not got.buffer.shards, got.buffer
+    result = o.into("other", placement=names[:1])  # Out of its reach.
+    o.check_refusal(client.attempt("Add", a=a, b=a, result=result), "INVALID_ARGUMENT",
+                    "BAD_PLACEMENT")
 
 
 def test_products_of_views_and_steps(server, client):
@@ -292,10 +267,8 @@ def test_products_of_views_and_steps(server, client):
     # On a GPU, strategies may be chosen by the extents.
     for first, end in ((0, m // 8 or 1), (m // 2, m), (m - 3, m)):
         window = o.view([end - first, k], [k, 1], first * k)
-        got = client.call(
-            "Matmul", a=o.resident("a", window), b=o.resident("b"),
-            strategy=whole.stats.strategy, result=o.into("part", replace=True),
-        )
+        got = client.call("Matmul", a=o.resident("a", window), b=o.resident("b"),
+                          strategy=whole.stats.strategy, result=o.into("part", replace=True))
         part = np.frombuffer(client.download("part"), "f4").reshape(-1, n)
         if step == 4096 or got.stats.devices > 1:
             assert part.tobytes() == c[first:end].tobytes(), (first, end, got.stats)
@@ -332,13 +305,11 @@ def test_programs(server, client):
     client.put("x", x, placement=["all"])
     client.put("y", x, device=names[0])
     part = dict(a=o.resident("x"), b=o.resident("y"))
-    steps = [
-        o.compute.Step(dot=dict(part, b=part["a"])),
-        o.compute.Step(dot=part),
-        o.compute.Step(add=dict(part, result=o.into("sum", placement=["all"]))),
-        o.compute.Step(add=dict(part, b=part["a"], result=o.compute.Result(scratch=True))),
-        o.compute.Step(reduce=dict(op="REDUCE_OP_SUM", x=o.compute.Operand(step=3))),
-    ]
+    steps = [o.compute.Step(dot=dict(part, b=part["a"])),
+             o.compute.Step(dot=part),
+             o.compute.Step(add=dict(part, result=o.into("sum", placement=["all"]))),
+             o.compute.Step(add=dict(part, b=part["a"], result=o.compute.Result(scratch=True))),
+             o.compute.Step(reduce=dict(op="REDUCE_OP_SUM", x=o.compute.Operand(step=3)))]
     answer = client.call("Execute", steps=steps, stats=True)
     got = [o.Outcome.of_step(result) for result in answer.results]
     assert all(outcome.ok for outcome in got), got
@@ -392,24 +363,17 @@ def test_replaced_and_deleted_meanwhile(server, client):
     names, step = client.devices(), unit(client)
     n = 4 * step // 4
     client.put("x", np.zeros(n, np.float32), placement=["all"])
-    stop = threading.Event()
+    own, numbers = server.client(), itertools.count(1)
 
     def replace():
-        own, k = server.client(), 0
-        while not stop.is_set():
-            k += 1
-            placement = (["all"], names[::-1], [names[k % len(names)]])[k % 3]
-            own.put("x", np.full(n, k % 50, np.float32), placement=placement, replace=True)
+        k = next(numbers)
+        placement = (["all"], names[::-1], [names[k % len(names)]])[k % 3]
+        own.put("x", np.full(n, k % 50, np.float32), placement=placement, replace=True)
 
-    writer = threading.Thread(target=replace)
-    writer.start()
-    try:
+    with o.meanwhile(replace):
         for _ in range(60):
             got = client.call("Reduce", op="REDUCE_OP_SUM", x=o.resident("x")).value.real
             assert got % n == 0 and 0 <= got < 50 * n, "a mixture of two versions"
-    finally:
-        stop.set()
-        writer.join()
     client.call("DeleteBuffer", name="x")
     assert eventually(lambda: not any(used(client)), 5), used(client)
 

@@ -26,7 +26,6 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 
 import grpc
 import numpy as np
@@ -69,12 +68,11 @@ def processor_seconds(server):
 @contextlib.contextmanager
 def scraped(server):
     """Reads a server's metrics every two seconds."""
-    address = re.search(r"metrics at http://([\d.:]+)/", server.log())[1]
     stop = threading.Event()
 
     def read():
         while not stop.wait(2):
-            urllib.request.urlopen(f"http://{address}/metrics", timeout=20).read()
+            server.page()
 
     thread = threading.Thread(target=read)
     thread.start()
@@ -113,8 +111,7 @@ def count_instructions(build, folder):
 
         def switch(state):
             subprocess.run(["callgrind_control", "-i", state, str(server.pid)], check=True,
-                           stdout=subprocess.DEVNULL,
-                           stderr=subprocess.DEVNULL)
+                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
         calls(5)
         switch("on")
@@ -126,8 +123,7 @@ def count_instructions(build, folder):
     finally:
         server.kill()
     text = subprocess.run(["callgrind_annotate", "--inclusive=yes", "--threshold=100", out],
-                          check=True,
-                          capture_output=True, text=True).stdout
+                          check=True, capture_output=True, text=True).stdout
     found = {}
     for line in text.splitlines():
         for name, pattern in (("all", "PROGRAM TOTALS"),
