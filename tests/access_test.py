@@ -148,13 +148,6 @@ class AccessTest(o.FreshCase):
         end = o.outcome_of(lambda: raw(b"\xff" * 100, timeout=20))
         self.assertEqual(end.code, "UNAUTHENTICATED")
 
-    def test_without_the_flag_nobody_needs_a_token(self):
-        server = super().serve()
-        for caller in (Caller(server), Caller(server, "anything")):
-            self.assertEqual(caller.dot_of_ones(), 1)
-            caller.put("x", PIECE, replace=True)
-        self.assertGreater(len(Caller(server).info().budgets), 2)
-
     # --- The file ---
 
     def test_a_changed_file_is_used_without_a_restart(self):

@@ -402,118 +402,80 @@ class CliTest(CliCase):
         indices = np.take(order, np.arange(k), axis)
         return np.take_along_axis(x, indices, axis), indices
 
-    def test_topk(self):
+    def test_arrays_that_operations_make(self):
         x = np.random.default_rng(8).integers(-9, 9, (30, 40)).astype("<f4")
-        self.put("x", x)
-        for flags, how in (((), {}), (("--axis=-2", "--smallest"), {"axis": 0, "smallest": True})):
-            answer = self.json("topk", "x", "--k", 5, *flags)
-            for name, dtype, expected in zip(("values", "indices"), ("f32", "i64"),
-                                             self.topk(x, 5, **how)):
-                self.assertEqual(answer[name]["dtype"], dtype)
-                self.assertEqual(answer[name]["shape"], list(expected.shape))
-                self.assertEqual(answer[name]["data"], expected.tolist(), flags)
-        self.assertEqual(self.cli("topk", "x[0, :5]", "--k", 2),
-                         "{}\n{}\n".format(*self.topk(x[0, :5], 2)))
-        values, indices = self.topk(x, 7)
-        command = ("topk", "x", "--k", 7, "--out", "v", "--indices-out", "i")
-        self.assertEqual(self.cli(*command),
-                         f"v: f32 [30, 7], 840 B on {o.Program.device}\n"
-                         f"i: i64 [30, 7], 1.6 KiB on {o.Program.device}\n")
-        np.testing.assert_array_equal(self.get("v"), values)
-        np.testing.assert_array_equal(self.get("i"), indices)
-        self.fails(9, "BUFFER_EXISTS", "--replace", *command)
-        answer = self.json(*command, "--replace", "--ttl", "5m", "--timing")
-        self.assertEqual(answer["indices"]["buffer"]["name"], "i")
+        rows, mask, order = np.array([[3, -1], [0, 29]]), x > 7, np.argsort(x, kind="stable")
+        sums = x[::-1].cumsum(0)[::-1] - x
+        some = dict(x=x, y=np.full(40, 2, "<f4"), rows=rows, mask=mask, order=order[:, :3],
+                    far=np.array([0, 30]))
+        for name, array in some.items():
+            self.put(name, array)
+        # What the commands print as JSON: an array, or values and indices.
+        for command, *want in (
+                ("scan sum x", x.cumsum(1)),
+                ("scan sum x --axis 0 --exclusive --reverse", sums),
+                ("scan any x --axis=-2 --with y --expression a>b",
+                 np.logical_or.accumulate(x > 2).astype("<i4")),
+                ("take x rows --axis 0", x[rows]), ("take x rows[0]", x.take(rows[0])),
+                ("take x order --axis 1 --along", np.take_along_axis(x, order[:, :3], 1)),
+                ("topk x --k 5", *self.topk(x, 5)),
+                ("topk x --k 5 --axis=-2 --smallest", *self.topk(x, 5, axis=0, smallest=True)),
+                ("sort x", np.sort(x), order),
+                ("sort x --axis 0 --descending --only values", np.sort(x, 0)[::-1], None),
+                ("sort x --expression abs(a) --only values", np.sort(abs(x)), None),
+                ("select x mask", x[mask], np.flatnonzero(mask)),
+                ("select x[0] mask[0] --only indices", None, np.flatnonzero(mask[0]))):
+            answer = self.json(*command.split())
+            found = [answer] if len(want) == 1 else [answer.get(n) for n in ("values", "indices")]
+            for got, array in zip(found, want):
+                with self.subTest(command):
+                    if array is None:
+                        self.assertIsNone(got)
+                        continue
+                    dtype = {"<f4": "f32", "<i4": "i32", "<i8": "i64"}[array.dtype.str]
+                    self.assertEqual((got["dtype"], got["shape"]), (dtype, list(array.shape)))
+                    self.assertEqual(got["data"], array.tolist())
+        # What they print.
+        for command, said in (
+                ("topk x[0,:5] --k 2", "{}\n{}".format(*self.topk(x[0, :5], 2))),
+                ("scan max x[0,:4]", np.maximum.accumulate(x[0, :4])),
+                ("sort x[0,:4] --only values", np.sort(x[0, :4]))):
+            self.assertEqual(self.cli(*command.split()), f"{said}\n")
+        # What they store.
+        count, (largest, places) = mask.sum(), self.topk(x, 7)
+        for command, said, name, want in (
+                ("scan sum x --axis 0 --exclusive --reverse --out s", "s: f32 [30, 40], 4.7 KiB",
+                 "s", sums),
+                ("take x rows --axis=-1 --mode clip --out t", "t: f32 [30, 2, 2], 480 B", "t",
+                 x.take(rows, 1, mode="clip")),
+                ("sort x --only indices --indices-out i", "i: i64 [30, 40], 9.4 KiB", "i", order),
+                ("select x mask --only values --out v", f"v: f32 [{count}], {4 * count} B", "v",
+                 x[mask]),
+                ("topk x --k 7 --out w", "w: f32 [30, 7], 840 B", "w", largest),
+                ("topk x --k 7 --indices-out p", "p: i64 [30, 7], 1.6 KiB", "p", places)):
+            with self.subTest(command):
+                self.assertIn(f"{said} on {o.Program.device}\n", self.cli(*command.split()))
+                np.testing.assert_array_equal(self.get(name), want)
+        answer = self.json("topk", "x", "--k", 7, "--out", "w", "--indices-out", "p", "--replace",
+                           "--ttl", "5m", "--timing")
+        self.assertEqual(answer["indices"]["buffer"]["name"], "p")
         self.assertIsNotNone(answer["values"]["buffer"]["expire_time"])
         self.assertGreater(answer["stats"]["kernel_us"], 0)
-        lines = self.cli("topk", "x[0]", "--k", 2, "--indices-out", "i", "--replace").splitlines()
-        self.assertEqual(lines[0], str(self.topk(x[0], 2)[0]))
-        self.all_fail(4, *(("BAD_K", "1 to 4096", "topk", "x", f"--k={k}") for k in (0, 1 << 40)),
-                      ("BAD_AXES", "tessera info", "topk", "x", "--k", 1, "--axis", 2))
-        for flags in ("--replace", "--ttl 5m", "-o -", "-o one.npy --indices-output one.npy"):
-            self.fails(2, "BAD_OPTION", "--help", "topk", "x", "--k", 1, *flags.split())
-
-    def test_take(self):
-        x = np.random.default_rng(9).integers(-9, 9, (30, 40)).astype("<f4")
-        rows = np.array([[3, -1], [0, 29]])
-        self.put("x", x)
-        self.put("rows", rows)
-        answer = self.json("take", "x", "rows", "--axis", 0)
-        self.assertEqual((answer["dtype"], answer["shape"]), ("f32", [2, 2, 40]))
-        self.assertEqual(answer["data"], x[rows].tolist())
-        self.assertEqual(self.json("take", "x", "rows[0]")["data"], x.take(rows[0]).tolist())
-        self.assertEqual(self.cli("take", "x", "rows", "--axis=-1", "--mode", "clip", "--out", "t"),
-                         f"t: f32 [30, 2, 2], 480 B on {o.Program.device}\n")
-        np.testing.assert_array_equal(self.get("t"), x.take(rows, 1, mode="clip"))
-        order = np.argsort(x, axis=1)[:, :3]
-        self.put("order", order)
-        self.assertEqual(self.json("take", "x", "order", "--axis", 1, "--along")["data"],
-                         np.take_along_axis(x, order, 1).tolist())
-        self.put("far", np.array([0, 30]))
-        self.all_fail(4, ("BAD_INDEX", "--mode", "take", "x", "far", "--axis", 0),
-                      ("BAD_DTYPE", "tessera info", "take", "x", "x"),
-                      ("BAD_AXES", "tessera info", "take", "x", "rows", "--axis", 2))
-
-    def test_select(self):
-        x = np.random.default_rng(10).integers(-9, 9, (30, 40)).astype("<f4")
-        self.put("x", x)
-        self.put("mask", x > 7)
-        answer = self.json("select", "x", "mask")
-        self.assertEqual((answer["values"]["dtype"], answer["values"]["data"]),
-                         ("f32", x[x > 7].tolist()))
-        self.assertEqual(answer["indices"]["data"], np.flatnonzero(x > 7).tolist())
-        answer = self.json("select", "x[0]", "mask[0]", "--only", "indices")
-        self.assertEqual(answer["indices"]["data"], np.flatnonzero(x[0] > 7).tolist())
-        count = (x > 7).sum()
-        self.assertEqual(self.cli("select", "x", "mask", "--only", "values", "--out", "s"),
-                         f"s: f32 [{count}], {4 * count} B on {o.Program.device}\n")
-        np.testing.assert_array_equal(self.get("s"), x[x > 7])
-        self.all_fail(4, ("BAD_DTYPE", "tessera info", "select", "x", "x"),
-                      ("BAD_SHAPE", "tessera info", "select", "x[0]", "mask"))
-
-    def test_scan(self):
-        x = np.random.default_rng(8).integers(-9, 9, (30, 40)).astype("<f4")
-        self.put("x", x)
-        self.put("y", np.full(40, 2, "<f4"))
-        answer = self.json("scan", "sum", "x")
-        self.assertEqual((answer["dtype"], answer["shape"]), ("f32", [30, 40]))
-        self.assertEqual(answer["data"], x.cumsum(1).tolist())
-        sums = x[::-1].cumsum(0)[::-1] - x
-        command = ("scan", "sum", "x", "--axis", 0, "--exclusive", "--reverse")
-        self.assertEqual(self.json(*command)["data"], sums.tolist())
-        self.assertEqual(self.cli(*command, "--out", "s"),
-                         f"s: f32 [30, 40], 4.7 KiB on {o.Program.device}\n")
-        np.testing.assert_array_equal(self.get("s"), sums)
-        self.assertEqual(self.cli("scan", "max", "x[0, :4]"),
-                         f"{np.maximum.accumulate(x[0, :4])}\n")
-        answer = self.json("scan", "any", "x", "--axis=-2", "--expression", "a > b", "--with", "y")
-        self.assertEqual(answer["dtype"], "i32")
-        self.assertEqual(answer["data"], np.logical_or.accumulate(x > 2).astype(int).tolist())
-        self.all_fail(4, ("BAD_AXES", "tessera info", "scan", "sum", "x", "--axis", 2),
-                      ("BAD_EXPRESSION", "--help", "scan", "sum", "x", "--expression", "a +"))
-
-    def test_sort(self):
-        x = np.random.default_rng(8).integers(-9, 9, (30, 40)).astype("<f4")
-        self.put("x", x)
-        order = np.argsort(x, kind="stable")
-        answer = self.json("sort", "x")
-        self.assertEqual(answer["values"]["data"], np.sort(x).tolist())
-        self.assertEqual(answer["indices"]["data"], order.tolist())
-        answer = self.json("sort", "x", "--axis", 0, "--descending", "--only", "values")
-        self.assertEqual(answer["values"]["data"], np.sort(x, 0)[::-1].tolist())
-        self.assertNotIn("indices", answer)
-        command = ("sort", "x", "--only", "indices")
-        self.assertEqual(self.cli(*command, "--indices-out", "i"),
-                         f"i: i64 [30, 40], 9.4 KiB on {o.Program.device}\n")
-        np.testing.assert_array_equal(self.get("i"), order)
-        self.assertEqual(self.cli("sort", "x[0, :4]", "--only", "values"),
-                         f"{np.sort(x[0, :4])}\n")
-        answer = self.json("sort", "x", "--expression", "abs(a)", "--only", "values")
-        self.assertEqual(answer["values"]["data"], np.sort(abs(x)).tolist())
-        self.all_fail(4, ("BAD_AXES", "tessera info", "sort", "x", "--axis", 2),
-                      ("BAD_EXPRESSION", "--help", "sort", "x", "--expression", "a +"))
-        for flags in ("--out y", "-o -", "--replace"):
-            self.fails(2, "BAD_OPTION", "--help", *command, *flags.split())
+        self.fails(9, "BUFFER_EXISTS", "--replace", "topk", "x", "--k", 7, "--out", "w")
+        info = "tessera info"
+        self.all_fail(4, *((reason, hint, *command.split()) for reason, hint, command in (
+            ("BAD_K", "1 to 4096", "topk x --k=0"), ("BAD_K", "1 to 4096", f"topk x --k={1 << 40}"),
+            ("BAD_AXES", info, "topk x --k 1 --axis 2"), ("BAD_AXES", info, "scan sum x --axis 2"),
+            ("BAD_AXES", info, "sort x --axis 2"), ("BAD_AXES", info, "take x rows --axis 2"),
+            ("BAD_INDEX", "--mode", "take x far --axis 0"), ("BAD_DTYPE", info, "take x x"),
+            ("BAD_DTYPE", info, "select x x"), ("BAD_SHAPE", info, "select x[0] mask"),
+            ("BAD_EXPRESSION", "--help", "scan sum x --expression a+"),
+            ("BAD_EXPRESSION", "--help", "sort x --expression a+"))))
+        for command in (
+                "topk x --k 1 --replace", "topk x --k 1 --ttl 5m", "topk x --k 1 -o -",
+                "topk x --k 1 -o one.npy --indices-output one.npy",
+                *(f"sort x --only indices {flags}" for flags in ("--out y", "-o -", "--replace"))):
+            self.fails(2, "BAD_OPTION", "--help", *command.split())
 
     def test_large_results_of_topk_go_to_files(self):
         x = np.random.default_rng(9).permutation(600_000).reshape(600, 1000)

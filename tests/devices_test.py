@@ -33,38 +33,31 @@ def test_names_and_budgets(server, client):
         assert [bytes_used > 0 for bytes_used in used] == [k <= i for k in range(len(used))], used
 
 
-def test_every_operation_with_operands_everywhere(server, client):
+def test_operands_everywhere(server, client):
     names = client.devices()
-    a = RNG.standard_normal((37, 53)).astype(np.float32)
-    b = RNG.standard_normal((53, 41)).astype(np.float32)
     x = RNG.standard_normal(100_003).astype(np.float32)
     y = RNG.standard_normal(100_003).astype(np.float32)
     for name in names:
-        for key, array in dict(a=a, b=b, x=x, y=y).items():
+        for key, array in dict(x=x, y=y).items():
             client.put(named(key, name), array, device=name)
 
     def at(key, name):
         return o.resident(named(key, name))
 
     home = names[0]
-    expected = dict(add=(x + y).tobytes(),
-                    dot=client.call("Dot", a=at("x", home), b=at("y", home)).value.real)
+    expected = client.call("Dot", a=at("x", home), b=at("y", home)).value.real
     exact = float(np.dot(x.astype(np.longdouble), y.astype(np.longdouble)))
     for first in names:
         for second in names:
             got = client.call("Dot", a=at("x", first), b=at("y", second))
-            assert got.value.real == expected["dot"], (first, second)
+            assert got.value.real == expected, (first, second)
             assert abs(got.value.real - exact) < 1e-2
             assert got.stats.device == first
-            got = client.call("Add", a=at("x", first), b=at("y", second))
-            assert got.tensor.data == expected["add"], (first, second)
-            got = client.call("Matmul", a=at("a", first), b=at("b", second))
-            assert np.allclose(o.to_numpy(got.tensor), a @ b, atol=1e-4)
             # The result is on the device where the call ran.
             result = o.into("result", replace=True)
             stored = client.call("Add", a=at("x", first), b=at("y", second), result=result)
             assert stored.buffer.device == first
-            assert client.download(stored.buffer.name) == expected["add"]
+            assert client.download("result") == (x + y).tobytes(), (first, second)
     assert eventually(client.is_idle, 5)
 
 

@@ -12,7 +12,6 @@ import re
 import signal
 import threading
 import time
-import urllib.request
 
 import grpc
 import numpy as np
@@ -53,9 +52,7 @@ class DurabilityTest(o.FreshCase):
         self.data = self.folder / "data"
 
     def serve(self, *flags, **more):
-        server = o.Server(self.folder, "--data-dir", self.data, *flags, **more)
-        self.addCleanup(server.kill)
-        return server
+        return super().serve("--data-dir", self.data, *flags, **more)
 
     def restart(self, server, *flags, **more):
         server.kill()
@@ -77,9 +74,7 @@ class DurabilityTest(o.FreshCase):
         return self.data / "arrays" / f"{number}.safetensors"
 
     def metrics(self, server):
-        address = re.search(r"metrics at http://([\d.:]+)/", server.log())[1]
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as page:
-            return dict(re.findall(r"(?m)^(tessera_\S+) (\S+)$", page.read().decode()))
+        return dict(re.findall(r"(?m)^(tessera_\S+) (\S+)$", server.page()))
 
     def serve_while_loading(self, names):
         """Starts a server that can load no array until release() is called, and returns both. It
@@ -100,8 +95,7 @@ class DurabilityTest(o.FreshCase):
         return server, release
 
     def assert_lost(self, outcome, name):
-        self.assertEqual((outcome.code, outcome.reason), DATA_LOST, outcome)
-        self.assertEqual(outcome.metadata["name"], name)
+        o.check_refusal(outcome, *DATA_LOST, name=name)
 
     def test_a_kill_under_load_loses_nothing_that_a_snapshot_held(self):
         rng = random.Random(7)
@@ -451,8 +445,8 @@ class DurabilityTest(o.FreshCase):
         before = self.files()
         client.put("large", np.zeros(100_000, np.float32))
         outcome = client.attempt("Snapshot")
-        self.assertEqual((outcome.code, outcome.reason), ("FAILED_PRECONDITION", "SNAPSHOT_FAILED"))
-        self.assertEqual(outcome.metadata["cause"], "File too large")
+        refused = ("FAILED_PRECONDITION", "SNAPSHOT_FAILED")
+        o.check_refusal(outcome, *refused, cause="File too large")
         self.assertEqual(self.files(), before)
         failed = 'tessera_snapshots_total{result="failed"}'
         self.assertEqual(self.metrics(server)[failed], "1")
@@ -514,8 +508,7 @@ class DurabilityTest(o.FreshCase):
         self.assertIn("--snapshot-interval needs --data-dir", said)
         with o.Server(self.folder) as off:
             outcome = off.client().attempt("Snapshot")
-            self.assertEqual((outcome.code, outcome.reason),
-                             ("FAILED_PRECONDITION", "SNAPSHOTS_OFF"))
+            o.check_refusal(outcome, "FAILED_PRECONDITION", "SNAPSHOTS_OFF")
 
     def test_memory_that_no_longer_suffices(self):
         server = self.serve()

@@ -314,26 +314,6 @@ def test_programs_that_take_too_long_together(server, client):
     assert float(outcome.metadata["estimate_seconds"]) > float(outcome.metadata["limit_seconds"])
 
 
-def test_callers_that_leave(server, client):
-    """The programs of callers that leave stop, and leave no buffers and no memory behind."""
-    m = fill(client, "m", [400, 400], 1)
-    used = client.device().buffer_used_bytes
-    steps = [matmul(m, m, result=o.into(f"left{i}")) for i in range(10)]
-    steps += [matmul(step(9), m, result=scratch()) for _ in range(10)]
-    for pause in (0.0, 0.005, 0.02):
-        futures = [client.future("Execute", steps=steps) for _ in range(6)]
-        time.sleep(pause)
-        for future in futures:
-            future.cancel()
-    outcome = client.attempt("Execute", steps=steps, timeout=0.002)
-    assert outcome.code in ("DEADLINE_EXCEEDED", "OK"), outcome
-    assert eventually(lambda: idle(client) and client.device().waiting == 0, 20)
-    for name in client.names():
-        if name.startswith("left"):  # It ended before its caller left.
-            client.call("DeleteBuffer", name=name)
-    assert eventually(lambda: client.device().buffer_used_bytes == used, 5)
-
-
 if __name__ == "__main__":
     flags = "--memory-limit 512Mi --scratch-limit 128Mi --max-operation-seconds 15"
     sys.exit(o.run_tests(globals(), *flags.split()))

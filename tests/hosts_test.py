@@ -10,7 +10,6 @@ import socket
 import sys
 import tempfile
 import time
-from functools import partial
 
 import grpc
 import numpy as np
@@ -75,31 +74,9 @@ def same(client, name, array):
     return client.download(name) == array.tobytes()
 
 
-# --- links
+# --- links. tests/fuzz_tenants_test.py has a model of them.
 
-def test_link_is_the_same_memory(server, client):
-    x = np.arange(3 * o.MI // 4, dtype=np.float32)
-    first = client.put("x", x)
-    before = used(client)
-    link = client.call("CopyBuffer", source="x", name="t/1", link=True).buffer
-    assert used(client) == before, "a link takes memory"
-    assert (link.name, link.state, link.size_bytes) == ("t/1", 2, x.nbytes)
-    assert link.version > first.version and tuple(link.shape) == x.shape
-    # A link stays valid when the first name is deleted or is given to another array.
-    client.put("x", np.zeros(3, np.float32), replace=True)
-    assert same(client, "t/1", x)
-    got = client.call("Dot", a=o.resident("t/1", version=link.version), b=o.resident("t/1"))
-    assert abs(got.value.real - np.dot(x.astype(np.float64), x)) <= 1e-6 * got.value.real
-    # A link to a link refers to the same memory, which is freed with the last name.
-    again = client.call("CopyBuffer", source="t/1", name="t/2", link=True).buffer
-    client.call("DeleteBuffer", name="t/1")
-    assert same(client, "t/2", x) and again.version > link.version
-    client.call("DeleteBuffer", name="t/2")
-    client.call("DeleteBuffer", name="x")
-    assert eventually(lambda: used(client) == 0, 10)
-
-
-def test_link_errors_and_expiry(server, client):
+def test_links_that_cannot_be(server, client):
     x = np.ones(8, np.float32)
     client.put("x", x)
     for field in (dict(view=o.view([8])), dict(dtype=2), dict(device=client.device().name),
@@ -109,12 +86,6 @@ def test_link_errors_and_expiry(server, client):
     client.create("draft", x)
     outcome = client.attempt("CopyBuffer", source="draft", name="t", link=True)
     fails(outcome, "FAILED_PRECONDITION", "BUFFER_NOT_READY")
-    ttl = Duration(nanos=300_000_000)
-    client.call("CopyBuffer", source="x", name="ticket", link=True, ttl=ttl)
-    client.call("DeleteBuffer", name="x")
-    assert eventually(lambda: "ticket" not in client.names(), 10)
-    client.call("DeleteBuffer", name="draft")
-    assert eventually(lambda: used(client) == 0, 10), "an expired ticket holds the memory"
 
 
 def test_link_counts_as_a_buffer(server, client):
@@ -152,30 +123,7 @@ def test_sharded_buffers(server, client):
         assert eventually(lambda: all(d.buffer_used_bytes == 0 for d in own.info().devices), 10)
 
 
-# --- imports
-
-def test_import_types_and_shapes(server, client):
-    with servers(FROM_HERE) as (near,):
-        there = near.client()
-        for i, array in enumerate([
-                np.arange(7, dtype=np.int64), np.ones((3, 0, 2), np.float64),
-                np.float32(3.5).reshape(()), np.arange(24, dtype=np.uint16).reshape(2, 3, 4),
-                np.random.default_rng(1).normal(size=(300, 1000)).astype(np.float32)]):
-            name = f"a/{i}"
-            put = client.put if array.nbytes < o.MI else partial(put_with_checksums, client)
-            source = put(name, array)
-            outcome = import_from(there, server.address, f"b/{i}", source_name=name,
-                                  source_version=source.version)
-            assert outcome.ok and outcome.answer.interruptions == 0, outcome
-            got = outcome.answer.buffer
-            assert (got.name, got.state, got.dtype) == (f"b/{i}", 2, source.dtype)
-            assert tuple(got.shape) == array.shape and same(there, f"b/{i}", array)
-            assert got.HasField("crc32c") and got.crc32c == o.crc32c(array.tobytes())
-        again = dict(name="b/0", source_name="a/0", ttl=Duration(seconds=100))
-        fails(import_from(there, server.address, **again), "ALREADY_EXISTS", "BUFFER_EXISTS")
-        replaced = import_from(there, server.address, replace=True, **again)
-        assert replaced.answer.buffer.HasField("expire_time")
-
+# --- imports. tests/fuzz_tenants_test.py has a model of what they bring.
 
 def test_import_is_closed_by_default(server, client):
     client.put("x", np.ones(4, np.float32))

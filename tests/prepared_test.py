@@ -47,25 +47,6 @@ def test_the_third_call_copies_nothing(server, client):
     assert client.device().buffer_used_bytes == 0
 
 
-def test_the_steps_of_a_program_share_it(server, client):
-    x, left = matrix(), np.ones((1, SIDE // 2), np.float32)
-    client.put("x", x)
-    fields = dict(a=o.inline(left), b=every_other("x"))
-    naive = "cpu_naive" if o.Program.device == "cpu" else "naive"
-    step = o.compute.Step(matmul=fields)
-    wrong = o.compute.Step(matmul=dict(fields, strategy=naive, launch=dict(grid_size=1 << 30)))
-    for before, prepared in ((0, [0, 0, KEPT]), (KEPT, [KEPT] * 3)):
-        assert client.device().prepared_bytes == before
-        answer = client.call("Execute", steps=[step, wrong, step, step], stats=True)
-        kinds = [result.WhichOneof("result") for result in answer.results]
-        assert kinds == ["matmul", "error", "matmul", "matmul"], kinds
-        right = [result.matmul for result in answer.results
-                 if result.WhichOneof("result") == "matmul"]
-        assert [result.stats.prepared_bytes for result in right] == prepared
-        for result in right:
-            assert np.array_equal(o.to_numpy(result.tensor), left @ x[::2, ::2])
-
-
 def test_buffers_come_first(server, client):
     limit = client.device().buffer_limit_bytes
     left = np.ones((1, SIDE // 2), np.float32)

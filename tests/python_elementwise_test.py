@@ -283,25 +283,6 @@ class ElementwiseTest(python_outsider.Case):
             self.t.put(a) + self.t.put(a, dtype="u1")
         self.assertEqual((self.t.put(a) + self.t.put(a, dtype="bf16")).dtype, ts.bfloat16)
 
-    def test_results_of_bytes(self):
-        for dtype in ("u1", "i1"):
-            a = every_byte(dtype, 5).reshape(16, -1)
-            x = self.t.put(a)
-            for axis in (None, 0, 1):
-                got = x.sum(axis=axis)
-                self.assertEqual(got.dtype, np.dtype("i8"))
-                np.testing.assert_array_equal(got.numpy(), a.sum(axis=axis, dtype="i8"))
-                self.assertEqual(x.max(axis=axis).save().dtype, np.dtype(dtype))
-            self.assertEqual(x.sum(where=x > 3).item(), a[a > 3].sum(dtype="i8"))
-            values, places = x.topk(5, axis=1)
-            self.assertEqual(values.dtype, np.dtype(dtype))
-            np.testing.assert_array_equal(values.numpy(), -np.sort(-a.astype("i4"))[:, :5])
-            np.testing.assert_array_equal(
-                np.take_along_axis(a, places.numpy(), 1), values.numpy())
-            product = x @ x.T
-            self.assertEqual(product.dtype, np.dtype("i4"))
-            np.testing.assert_array_equal(product.numpy(), a.astype("i4") @ a.T.astype("i4"))
-
     def test_casts_of_bytes(self):
         for dtype in ("u1", "i1"):
             a = every_byte(dtype, 6)

@@ -195,10 +195,8 @@ class Expression:
         return self.nodes[i][0] if isinstance(self.nodes[i], tuple) else ""
 
     def message(self):
-        make = o.compute.Expression.Node
-        return o.compute.Expression(nodes=[
-            make(operand=node) if isinstance(node, int)
-            else make(op="MAP_OP_" + node[0], args=node[1:]) for node in self.nodes])
+        return o.expression(*(o.operand(node) if isinstance(node, int) else o.node(*node)
+                              for node in self.nodes))
 
     def values(self, *operands):
         """Returns the result for operands of f64 or i64, as f64 or i64."""
@@ -347,6 +345,17 @@ def scan_along(op, x, axis, exclusive, reverse, dtype):
     if reverse:
         folds, terms = folds[..., ::-1], terms[..., ::-1]
     return np.moveaxis(folds, -1, axis), np.moveaxis(terms, -1, axis)
+
+
+def check_arrays(response, values, indices, dtype, left_out=()):
+    """Checks the arrays of values and of indices, except those that the request leaves out."""
+    if "indices" not in left_out:
+        got = o.to_numpy(response.indices)
+        check(np.array_equal(got, indices), "indices", got.tolist(), "not", indices.tolist())
+    if "values" not in left_out:
+        check(response.values.data == values.tobytes(), "values at", indices.tolist())
+        check(tuple(response.values.shape) == values.shape, response.values.shape)
+        check(response.values.dtype == dtype, response.values.dtype)
 
 
 def top_indices(rows, k, smallest):
@@ -628,6 +637,32 @@ class Requests:
             numbers.append(at)
         return Expression(dtype, *nodes)
 
+    def with_expression(self, x, dtype, fields):
+        """Adds an expression of x and one of its rows to some requests. Returns the expression, all
+        operands, and a function that returns the values that the operation gets."""
+        operands, expression = [x], None
+        if self.rng.random() < 0.4:
+            expression = self.expression(dtype)
+            row = x.array.shape[self.rng.randint(0, x.array.ndim) :]
+            operands.append(self.operand(dtype, shape=row))
+            fields["expression"], fields["with"] = expression.message(), [operands[1].message]
+
+        def values():
+            seen = [wide(operand.array, dtype) for operand in operands]
+            return expression.values(*seen) if expression else seen[0]
+
+        return expression, operands, values
+
+    def axis(self, x, fault, fields):
+        """Adds an axis. Returns it, and the reasons why it is refused."""
+        rng, rank = self.rng, x.array.ndim
+        axis = rng.randrange(-rank, rank) if rank else 0
+        if fault == "shape":
+            axis = rng.choice((rank, -rank - 1, 2**31 - 1))
+        if axis != -1 or rng.random() < 0.5:
+            fields["axis"] = axis
+        return axis, ("BAD_AXES",) if rank == 0 or fault == "shape" else ()
+
     # --- Operations ---
 
     def case(self, kind=None):
@@ -792,11 +827,8 @@ class Requests:
         def judge(response, _):
             rows = np.moveaxis(wide(x.array, dtype), axis, -1)
             indices = np.moveaxis(top_indices(rows, k, smallest), -1, axis)
-            got = o.to_numpy(response.indices)
-            check(np.array_equal(got, indices), "indices", got.tolist(), "not", indices.tolist())
             values = np.take_along_axis(np.asarray(x.array), indices, axis=axis)
-            check(response.values.data == values.tobytes(), "values of", indices.tolist())
-            check(response.values.dtype == dtype, response.values.dtype)
+            check_arrays(response, values, indices, dtype)
 
         fields = dict(x=x.message, k=k, axis=axis, smallest=smallest)
         return Case("top_k", "TopK", fields, dtype, reasons, (x,), judge=judge)
@@ -815,17 +847,8 @@ class Requests:
         if dtype == BOOL and rng.random() < 0.9:
             op = rng.choice(OPS_OF_TRUTH)
         x = self.operand(dtype)
-        fields, operands, expression = dict(x=x.message, op="REDUCE_OP_" + op), [x], None
-        if rng.random() < 0.4:
-            expression = self.expression(dtype)
-            row = x.array.shape[rng.randint(0, x.array.ndim) :]
-            operands.append(self.operand(dtype, shape=row))
-            fields["expression"], fields["with"] = expression.message(), [operands[1].message]
-
-        def values():
-            seen = [wide(operand.array, dtype) for operand in operands]
-            return expression.values(*seen) if expression else seen[0]
-
+        fields = dict(x=x.message, op="REDUCE_OP_" + op)
+        expression, operands, values = self.with_expression(x, dtype, fields)
         kind = expression.dtype if expression else dtype
         if kind == BOOL and op not in OPS_OF_TRUTH:
             return Case("reduce", "Reduce", fields, kind, ("BAD_DTYPE",), operands)
@@ -900,18 +923,8 @@ class Requests:
                 fields["op"] = rng.choice((0, 15, 99, -1, "REDUCE_OP_" + rng.choice(wrong)))
                 reasons = ("BAD_OPERATION",)
             return Case("scan", "Scan", fields, dtype, reasons, (x,))
-        rank, operands, expression, reasons = x.array.ndim, [x], None, ()
-        axis = rng.randrange(-rank, rank) if rank else 0
-        if fault == "shape":
-            axis = rng.choice((rank, -rank - 1, 2**31 - 1))
-        if axis != -1 or rng.random() < 0.5:
-            fields["axis"] = axis
-        if rank == 0 or fault == "shape":
-            reasons = ("BAD_AXES",)
-        if rng.random() < 0.4:
-            expression = self.expression(dtype)
-            operands.append(self.operand(dtype, shape=x.array.shape[rng.randint(0, rank) :]))
-            fields["expression"], fields["with"] = expression.message(), [operands[1].message]
+        axis, reasons = self.axis(x, fault, fields)
+        expression, operands, values_of = self.with_expression(x, dtype, fields)
         kind = expression.dtype if expression else dtype
         if kind == BOOL and op not in OPS_OF_TRUTH:
             reasons = (*reasons, "BAD_DTYPE")
@@ -920,8 +933,7 @@ class Requests:
         out = result_of_fold(op, folded)
 
         def judge(response, stored):
-            seen = [wide(operand.array, dtype) for operand in operands]
-            values = expression.values(*seen) if expression else seen[0]
+            values = values_of()
             if product_is_safe(op, values.ravel()):
                 folds, terms = scan_along(op, values, axis, exclusive, reverse, out)
                 check_near(stored, folds, terms, out, response.stats.roundoff, count=values.size)
@@ -938,24 +950,14 @@ class Requests:
         fields = dict(x=x.message, descending=descending)
         if fault == "view":
             return Case("sort", "Sort", fields, dtype, (*x.reasons, "BAD_AXES"), (x,))
-        rank, operands, expression, reasons = x.array.ndim, [x], None, ()
-        axis = rng.randrange(-rank, rank) if rank else 0
-        if fault == "shape":
-            axis = rng.choice((rank, -rank - 1, 2**31 - 1))
-        if axis != -1 or rng.random() < 0.5:
-            fields["axis"] = axis
-        if rank == 0 or fault == "shape":
-            reasons = ("BAD_AXES",)
-        wanted = rng.choice(((), ("values",), ("indices",)))
-        for name in wanted:
+        axis, reasons = self.axis(x, fault, fields)
+        left_out = rng.choice(((), ("values",), ("indices",)))
+        for name in left_out:
             fields[name] = dict(none=True)
         if fault == "dtype":
             fields["values"] = fields["indices"] = dict(none=True)
             reasons = ("BAD_RESULT",)
-        if rng.random() < 0.4:
-            expression = self.expression(dtype)
-            operands.append(self.operand(dtype, shape=x.array.shape[rng.randint(0, rank) :]))
-            fields["expression"], fields["with"] = expression.message(), [operands[1].message]
+        expression, operands, _ = self.with_expression(x, dtype, fields)
         kind = expression.dtype if expression else dtype
 
         def judge(response, _):
@@ -965,13 +967,8 @@ class Requests:
             rows = np.moveaxis(wide(x.array, dtype), axis, -1)
             order = top_indices(rows, rows.shape[-1], not descending) if rows.size else rows
             indices = np.moveaxis(order.astype(np.int64), -1, axis)
-            if "indices" not in wanted:
-                got = o.to_numpy(response.indices)
-                check(np.array_equal(got, indices), "indices", got.tolist(), indices.tolist())
-            if "values" not in wanted:
-                values = np.take_along_axis(np.asarray(x.array), indices, axis=axis)
-                check(response.values.data == values.tobytes(), "values of", indices.tolist())
-                check(response.values.dtype == dtype, response.values.dtype)
+            values = np.take_along_axis(np.asarray(x.array), indices, axis=axis)
+            check_arrays(response, values, indices, dtype, left_out)
 
         # Elements of one byte are sorted as i32.
         sorted_as = I32 if kind in BYTES else kind
@@ -1044,24 +1041,18 @@ class Requests:
             reasons = ("BAD_DTYPE",)
         mask = self.operand(kind, shape=shape)
         fields["mask"] = mask.message
-        wanted = rng.choice(((), ("values",), ("indices",)))
+        left_out = rng.choice(((), ("values",), ("indices",)))
         if not reasons and rng.random() < 0.05:
-            wanted, reasons = ("values", "indices"), ("BAD_RESULT",)
-        for name in wanted:
+            left_out, reasons = ("values", "indices"), ("BAD_RESULT",)
+        for name in left_out:
             fields[name] = dict(none=True)
         if fault == "view":
             reasons = (*reasons, "BAD_SHAPE")
 
         def judge(response, _):
             places = np.flatnonzero(mask.array)
-            if "indices" not in wanted:
-                got = o.to_numpy(response.indices)
-                check(np.array_equal(got, places), "indices", got.tolist(), places.tolist())
-            if "values" not in wanted:
-                want = np.asarray(x.array).ravel()[places]
-                check(response.values.data == want.tobytes(), "values at", places.tolist())
-                check(tuple(response.values.shape) == want.shape, response.values.shape)
-                check(response.values.dtype == dtype, response.values.dtype)
+            values = np.asarray(x.array).ravel()[places]
+            check_arrays(response, values, places, dtype, left_out)
 
         return Case("select", "Select", fields, dtype, reasons, (x, mask), judge=judge)
 

@@ -165,29 +165,6 @@ class AnswersTest(TracesCase):
         self.assertNotIn(ID, line["message"])
         self.assertEqual(line["trace_id"], ID)
 
-    def test_json_lines_have_it_as_a_field(self):
-        server = self.serve("--log-format", "json", "--slow-call", "1ns")
-        text = b'\x1e"quoted'  # Not a valid buffer name.
-        get = f"/{BUFFERS}/GetBuffer"
-        self.client.put("x", ONES)
-        unary(self.client, get, b"\x0a\x01x", with_trace(SAMPLED))
-        unary(self.client, get, b"\x0a" + bytes([len(text)]) + text, with_trace(UNSAMPLED))
-        unary(self.client, get, b"\x0a" + bytes([len(text)]) + text)
-
-        def lines():
-            found = [json.loads(line) for line in server.log().splitlines()]
-            found = [line for line in found if "GetBuffer from" in line["message"]]
-            return found if len(found) == 5 else None
-
-        found = eventually(lines, 10)
-        self.assertTrue(found, server.log())
-        self.assertEqual([line.get("trace_id") for line in found], [ID] * 3 + [None] * 2)
-        always = {"time", "level", "message", "method", "peer", "code", "total_seconds"}
-        self.assertLessEqual(always, set.intersection(*map(set, found)))
-        for line in found:
-            self.assertNotIn("trace", line["message"])
-            self.assertNotIn("\x1e", line["message"])
-
 
 TIME = r"[0-9][0-9a-zµ.]*s"
 
