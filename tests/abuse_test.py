@@ -552,11 +552,12 @@ class CountTest(Case):
     """The server has a small limit on each of these counts."""
 
     def setUp(self):
-        self.server = self.share("--max-transfers", "3")
+        self.server = self.share(
+            "--max-transfers", "3", "--max-connections", "20", "--max-streams", "10")
         self.client = self.server.client()
 
     def used(self, budget):
-        return self.client.budget(budget).used
+        return self.server.clients[0].budget(budget).used
 
     def test_uploads_are_counted(self):
         client, stop, spec = self.client, threading.Event(), o.spec_of(FOUR)
@@ -583,6 +584,25 @@ class CountTest(Case):
         self.assertEqual(len(client.download("big")), 32 << 20)
         for call in calls:
             call.cancel()
+
+    def test_connections_and_their_streams_are_counted(self):
+        client = self.server.clients[0]
+        self.client.close()
+        self.assert_becomes(1, lambda: self.used("connections"))
+        raw = []
+        for _ in range(60):
+            with contextlib.suppress(OSError):  # It may be closed before it has sent anything.
+                raw.append(self.raw(self.server))
+        settings = list(filter(None, (one.find_frame(o.SETTINGS, LONG_S) for one in raw)))
+        counts = (len(settings), self.used("connections"), client.budget("connections").limit)
+        self.assertEqual(counts, (19, 20, 20))
+        streams = dict(struct.iter_unpack(">HI", settings[0][3]))[3]
+        self.assertEqual(streams, 10)
+        self.assert_serves(client)
+        for one in raw:
+            one.close()
+        self.assert_becomes(1, lambda: self.used("connections"))
+        self.assert_serves(self.server.client())
 
 
 LOG_LINE = re.compile(

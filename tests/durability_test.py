@@ -178,33 +178,6 @@ class DurabilityTest(o.FreshCase):
         self.assertEqual(client.download("link"), arrays["matrix"].tobytes())
         self.assertGreater(client.put("newest", arrays["half"]).version, newest)
 
-    def test_every_kind_of_call_waits_for_its_arrays(self):
-        server = self.serve()
-        x = np.random.default_rng(1).integers(-9, 9, 200_000).astype(np.float64)
-        for i in range(20):
-            server.client().put(f"x{i}", x + i)
-        server.client().call("Snapshot")
-        server = self.restart(server)
-        client = server.client()
-        # Those that are asked for are loaded before those that are not.
-        calls = [
-            client.future("Reduce", x=o.resident("x19"), op="REDUCE_OP_SUM"),
-            client.future("CopyBuffer", source="x18", name="copy"),
-            client.future("Execute", steps=[
-                o.compute.Step(dot=dict(a=o.resident("x17"), b=o.resident("x16"))),
-                o.compute.Step(dot=dict(a=o.resident("none"), b=o.resident("x16"))),
-            ]),
-        ]
-        self.assertEqual(client.download("x15"), (x + 15).tobytes())
-        self.assertEqual(calls[0].result().value.real, (x + 19).sum())
-        calls[1].result()
-        self.assertEqual(client.download("copy"), (x + 18).tobytes())
-        dot, missing = calls[2].result().results
-        self.assertEqual(dot.dot.value.real, ((x + 17) * (x + 16)).sum())
-        self.assertEqual(missing.error.reason, "BUFFER_NOT_FOUND")
-        for i in range(15):
-            self.assertEqual(client.download(f"x{i}"), (x + i).tobytes())
-
     def test_what_waits_for_the_disk_and_what_does_not(self):
         server = self.serve()
         x = np.arange(1000, dtype=np.float64)

@@ -81,41 +81,8 @@ def test_scalars_are_arrays_of_rank_0(server, client):
         assert o.to_numpy(answers[7].tensor) == np.array((exact * exact).sum()).astype(result)
 
 
-def test_neighbours_that_share_no_launch(server, client):
-    """Steps with other element types, operations, strategies or launches, and steps with an
-    expression. Each step has the value of a separate call, whichever step precedes it."""
-    calls = []
-    for dtype in ("<f4", "<f8", "<f2", "<i4", "<i8"):
-        a, b = (o.inline((20 * RNG.standard_normal(1000)).astype(dtype)) for _ in range(2))
-        calls.append(("Dot", dict(a=a, b=b)))
-        calls += [("Reduce", dict(x=a, op="REDUCE_OP_" + op)) for op in ("SUM", "MAX", "NORM_L2")]
-    a, b = calls[0][1]["a"], calls[0][1]["b"]
-    usable = [one.name for one in client.strategies("dot") if o.buffers.DTYPE_F32 in one.dtypes]
-    assert len(usable) > 1
-    calls += [("Dot", dict(a=a, b=b, strategy=name)) for name in usable]
-    calls.append(("Dot", dict(a=a, b=b, timing=True)))
-    twice = o.expression(o.operand(0), o.node("ADD", 0, 0))
-    calls.append(("Reduce", dict(x=a, op="REDUCE_OP_SUM", expression=twice)))
-    alone = [client.call(rpc, **fields).value for rpc, fields in calls]
-    make = dict(Dot=dot, Reduce=lambda op, x, **more: reduce(op[len("REDUCE_OP_"):], x, **more))
-    steps = [make[rpc](**fields) for rpc, fields in calls]
-    apart = add(o.inline(np.ones(1, "f4")), o.inline(np.ones(1, "f4")))
-    for first, before in enumerate(steps):
-        program = [one for second in steps for one in (before, second, apart)]
-        outcomes = run(client, *program, stats=True)
-        for i, outcome in enumerate(outcomes):
-            if i % 3 == 2:
-                continue
-            assert outcome.ok, outcome
-            which, answer = (first, i // 3)[i % 3], outcome.answer
-            pair = calls[first], calls[i // 3]
-            assert answer.value.SerializeToString() == alone[which].SerializeToString(), pair
-            fields = calls[which][1]
-            assert fields.get("strategy", answer.stats.strategy) == answer.stats.strategy, pair
-            assert answer.stats.kernel_us > 0 or not fields.get("timing"), pair
-
-
 def test_neighbours_that_read_each_other_share_no_launch(server, client):
+    """tests/compute_service_test.cc has other neighbours, and random programs have all kinds."""
     a = o.inline(RNG.integers(-9, 10, 1000).astype(np.float64))
     answers = values(client, dot(a, a), dot(step(0), step(0)), dot(step(1), step(0)))
     first = answers[0].value.real

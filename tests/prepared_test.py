@@ -47,26 +47,6 @@ def test_the_third_call_copies_nothing(server, client):
     assert client.device().buffer_used_bytes == 0
 
 
-def test_buffers_come_first(server, client):
-    limit = client.device().buffer_limit_bytes
-    left = np.ones((1, SIDE // 2), np.float32)
-    client.put("x", matrix())
-    for _ in range(3):
-        multiply(client, "x", left)
-    eventually(lambda: client.device().prepared_bytes == KEPT, "it is kept")
-    client.create("y", np.broadcast_to(np.float32(0), ((limit - ALL) // 4,)))
-    assert client.device().prepared_bytes == 0
-    assert client.device().buffer_used_bytes == limit
-    full = client.attempt("CreateBuffer", name="z", spec=o.spec_of(np.zeros(1, np.float32)))
-    assert (full.reason, full.metadata["free"]) == ("QUOTA_EXCEEDED", "0"), full
-    # Without free memory, everything works as before.
-    for _ in range(3):
-        assert multiply(client, "x", left)[1].prepared_bytes == 0
-    client.call("DeleteBuffer", name="y", version=client.call("GetBuffer", name="y").buffer.version)
-    eventually(lambda: client.device().buffer_used_bytes == ALL, "the draft is gone")
-    eventually(lambda: multiply(client, "x", left)[1].prepared_bytes == KEPT, "there is room again")
-
-
 def test_many_callers_and_buffers_that_change(server, client):
     """Every result is computed from contents that the buffer had while the call ran, namely those
     of the version in the response."""

@@ -71,10 +71,8 @@ class TruthTest(Case):
         x, y = self.t.put(a), self.t.put(b)
         m, n = self.t.keep(x > y, ~(x == 0) & (y < 2))
         p, q = a > b, ~(a == 0) & (b < 2)
-        for mine, want in ((m, p), (n, q), (m & n, p & q), (m | n.T.T, p | q), (m ^ n, p ^ q),
-                           (~m, ~p), (m == n, p == q), (m < n, p < q), (m[::-1] >= n, p[::-1] >= q),
-                           (m + n, p + q), (m * n, p * q), (np.maximum(m, n), p | q),
-                           (np.logical_not(m), ~p), (np.logical_and(m, y), p & (b != 0)),
+        for mine, want in ((m, p), (n, q), (m | n.T.T, p | q), (m[::-1] >= n, p[::-1] >= q),
+                           (np.logical_and(m, y), p & (b != 0)),
                            (m + 1, p + 1), (m * 2.5, p * 2.5), (m * y, p * b), (m / 2, p / 2),
                            (m & True, p), (np.where(m, x, y), np.where(p, a, b)),
                            (np.where(m, n, False), p & q), (np.where(x, m, n), np.where(a, p, q)),

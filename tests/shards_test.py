@@ -124,25 +124,6 @@ def test_copies(server, client):
     assert eventually(client.is_idle, 5)
 
 
-def test_sums_out_of_range_and_named_strategies(server, client):
-    names, step = client.devices(), unit(client)
-    n = 16 * step // 4
-    huge = np.full(n, 3e38, np.float32)
-    huge[::2] = -3e38
-    huge[: n // 2] = 3e38
-    client.put("one", huge)
-    client.put("many", huge, placement=["all"])
-    for strategy in ("", "fixed_tree", "compensated", *(("cpu_serial",) if step == 4096 else ())):
-        for op in ("SUM", "NORM_L1", "MEAN"):
-            fields = dict(op="REDUCE_OP_" + op, strategy=strategy, timing=True)
-            one = client.call("Reduce", x=o.resident("one"), **fields)
-            many = client.call("Reduce", x=o.resident("many"), **fields)
-            assert one.value == many.value and np.isfinite(one.value.real), (strategy, op)
-            alone = strategy == "cpu_serial" or step != 4096
-            assert (many.stats.devices == 1) == alone, (strategy, many.stats)
-            assert many.stats.device == names[0]
-
-
 def test_operations_that_are_shared_out(server, client):
     """Compares each result bit by bit with the same call on one device. tests/team_test.cc has all
     kinds of problems, and tests/fuzz_model_test.py has all operations on shards."""
@@ -251,36 +232,6 @@ def test_products_of_views_and_steps(server, client):
             got = client.call("Matmul", result=o.into("d", replace=True, placement=placement),
                               **request)
             assert got.stats.devices == count, got.stats
-    assert eventually(client.is_idle, 5)
-
-
-def test_programs(server, client):
-    names, step = client.devices(), unit(client)
-    n = (40 if step == 4096 else 24) * step // 4 + 3  # A size that a program may keep on GPUs.
-    x = RNG.standard_normal(n).astype(np.float32)
-    client.put("x", x, placement=["all"])
-    client.put("y", x, device=names[0])
-    part = dict(a=o.resident("x"), b=o.resident("y"))
-    steps = [o.compute.Step(dot=dict(part, b=part["a"])),
-             o.compute.Step(dot=part),
-             o.compute.Step(add=dict(part, result=o.into("sum", placement=["all"]))),
-             o.compute.Step(add=dict(part, b=part["a"], result=o.compute.Result(scratch=True))),
-             o.compute.Step(reduce=dict(op="REDUCE_OP_SUM", x=o.compute.Operand(step=3)))]
-    answer = client.call("Execute", steps=steps, stats=True)
-    got = [o.Outcome.of_step(result) for result in answer.results]
-    assert all(outcome.ok for outcome in got), got
-    alone = client.call("Dot", a=part["b"], b=part["b"]).value.real
-    assert got[0].answer.value.real == alone and got[1].answer.value.real == alone
-    assert client.download("sum") == (x + x).tobytes()
-    held = [s.device for s in got[2].answer.buffer.shards]
-    assert held == names[: -(-4 * n // step)], got[2].answer
-    client.put("twice", x + x)
-    whole = client.call("Reduce", op="REDUCE_OP_SUM", x=o.resident("twice")).value.real
-    assert got[4].answer.value.real == whole
-    if step == 4096:
-        for i in (0, 3):
-            assert got[i].answer.stats.devices == len(names), got[i].answer.stats
-        assert got[2].answer.stats.devices == 1, "y is out of reach of the others"
     assert eventually(client.is_idle, 5)
 
 

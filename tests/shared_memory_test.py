@@ -343,10 +343,6 @@ def test_limits(server, client):
     regions.pop().close()
     connection.close()
     assert eventually(lambda: client.budget("shared_regions").used == REGIONS - 1, 5)
-    big, _ = make_file(LIMIT, allocate=False)
-    connection, answer = register(path, [big])
-    rejected(answer, "SHARED_MEMORY_EXHAUSTED")
-    assert answer.metadata["requested"] == str(LIMIT) and answer.metadata["total"] == str(LIMIT)
     for region in regions:
         region.close()
     assert eventually(lambda: is_clean(server, client), 5)

@@ -29,28 +29,6 @@ def test_bits_of_zeros_and_nans_are_kept(server, client):
         assert answer.values.data == bits[order].tobytes()
 
 
-def test_results_in_buffers(server, client):
-    array = RNG.integers(-50, 50, (20, 300)).astype(np.int32)
-    values, indices = expected_of(array, 9)
-    fields = dict(x=o.inline(array), k=9)
-    answer = client.call("TopK", values=o.into("v"), indices=o.into("i"), **fields)
-    assert answer.values_buffer.name == "v" and answer.indices_buffer.name == "i"
-    assert list(answer.indices_buffer.shape) == [20, 9]
-    assert not answer.HasField("values") and not answer.HasField("indices")
-    assert client.download("v") == values.tobytes()
-    assert client.download("i") == indices.tobytes()
-    # One result is inline, and the other goes to a buffer.
-    answer = client.call("TopK", indices=o.into("i", replace=True), **fields)
-    assert answer.values.data == values.tobytes() and answer.HasField("indices_buffer")
-    # A failed call leaves nothing behind. It fails because the name of the indices is taken.
-    refused = client.attempt("TopK", values=o.into("new"), indices=o.into("i"), **fields)
-    assert refused.reason == "BUFFER_EXISTS", refused
-    assert "new" not in client.names()
-    same = client.attempt("TopK", values=o.into("new"), indices=o.into("new"), **fields)
-    assert same.reason == "BAD_RESULT", same
-    assert sorted(client.names()) == ["i", "v"]
-
-
 def test_refusals(server, client):
     x = o.inline(np.zeros((3, 10), np.float32))
     for reason, fields in (
@@ -59,6 +37,7 @@ def test_refusals(server, client):
             ("BAD_OPERAND", dict(k=1)),
             ("BAD_OPERAND", dict(x=o.compute.Operand(tensor=o.tensor([1.0]), output=1), k=1)),
             ("BAD_RESULT", dict(x=x, k=1, values=scratch())),
+            ("BAD_RESULT", dict(x=x, k=1, values=o.into("one"), indices=o.into("one"))),
             ("BAD_RESULT", dict(x=x, k=1, indices=scratch()))):
         outcome = client.attempt("TopK", **fields)
         assert outcome.reason == reason, (reason, fields, outcome)
@@ -66,6 +45,10 @@ def test_refusals(server, client):
     # Without rows there is nothing to find, and nothing to refuse.
     answer = client.call("TopK", x=o.inline(np.zeros((0, 10), np.float32)), k=3)
     assert list(answer.values.shape) == [0, 3] and answer.indices.data == b""
+    # A call that fails at its second array leaves no first one.
+    client.put("taken", np.ones(1, np.float32))
+    outcome = client.attempt("TopK", x=x, k=1, values=o.into("new"), indices=o.into("taken"))
+    assert outcome.reason == "BUFFER_EXISTS" and client.names() == ["taken"], outcome
     # Values and indices count together.
     rows = o.inline(np.zeros(4096, np.float32), o.view([100, 4096], [0, 1]))
     outcome = client.attempt("TopK", x=rows, k=4096)
