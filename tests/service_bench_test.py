@@ -79,13 +79,15 @@ class ServiceBenchTest(o.Case):
         said = f"^service_bench: cannot share memory with {server.address}: "
         self.assertRegex(done.stderr, said)
 
-    def test_sizes_are_rows(self):
+    def test_sizes_are_rows_beside_other_calls(self):
         _, rows = self.measure(
             *("--operations", "dot,matmul,upload", "--elements", "16,4096", "--side", "8,16"),
-            *("--transfer-mib", "1,2", "--callers", "1,20"))
+            *("--transfer-mib", "1,2", "--callers", "1,20", "--beside", "upload:3"))
         sizes = {(operation, size, callers) for operation, size, callers, *_ in rows}
         wanted = {"dot": (16, 4096), "matmul": (8, 16), "upload": (1, 2)}
         self.assertEqual(sizes, {(o, s, c) for o in wanted for s in wanted[o] for c in (1, 20)})
+        for key, row in rows.items():
+            self.assertGreater(row["median"]["beside_per_second"], 0, key)
 
     def test_open_loops(self):
         _, rows = self.measure("--rate", "500", "--load", "0.5", "--seconds", "0.4")
@@ -134,11 +136,6 @@ class ServiceBenchTest(o.Case):
         done = short_run("--target", self.socket, "--operations", "ping")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertNotIn("bare gRPC  ", done.stdout)
-
-    def test_beside(self):
-        _, rows = self.measure("--beside", "upload:3")
-        for key, row in rows.items():
-            self.assertGreater(row["median"]["beside_per_second"], 0, key)
 
     def test_bad_flags(self):
         for flags, said in [

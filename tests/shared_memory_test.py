@@ -379,29 +379,6 @@ def test_a_region_that_ends_during_a_transfer(server, client):
     assert eventually(lambda: is_clean(server, client), 5)
 
 
-def test_cancelled_transfers(server, client):
-    """When callers leave or deadlines pass, nothing is left, and created drafts are deleted."""
-    region, begin = large_upload(server, client, replace=True)
-    for i in range(12):
-        if i % 2:
-            outcome = o.outcome_of(begin(timeout=0.002 * i))
-            assert outcome.code in ("DEADLINE_EXCEEDED", "OK"), outcome
-        else:
-            future = begin()
-            time.sleep(0.004 * i)
-            future.cancel()
-            if not future.cancelled():
-                assert future.exception() is None
-        assert eventually(lambda: client.budget("uploads").used == 0, 10)
-        if client.names():
-            buffer = client.call("GetBuffer", name="x")
-            assert buffer.buffer.state == 2 and not buffer.drafts
-            client.call("DeleteBuffer", name="x")
-    assert eventually(lambda: client.device().buffer_used_bytes == 0, 5)
-    region.close()
-    assert eventually(lambda: is_clean(server, client), 5)
-
-
 # A process without threads. It forks clients that register a region and live until they are killed.
 # For each line that it reads, it writes a line with the pid and the response in hexadecimal.
 NURSERY = """
