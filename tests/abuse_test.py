@@ -266,10 +266,32 @@ class Case(o.Case):
 class BusyWorkerTest(Case):
     """The only worker is busy with a product that takes minutes."""
 
+    QUEUE = 8
+
     def setUp(self):
         self.needs_cpu()
-        self.server = self.share(*PATIENT, "--workers", "1")
+        self.server = self.share(*PATIENT, "--workers", "1", "--queue", str(self.QUEUE))
         self.client = self.server.client()
+
+    def waiting(self):
+        return self.client.device().waiting
+
+    def test_places_of_callers_who_have_left_are_free(self):
+        client, x = self.client, inline(ONE)
+        self.assertEqual(client.info().limits.queue_length, self.QUEUE)
+        self.hold_worker(client)
+        for ending, timeout in (("CANCELLED", 600), ("DEADLINE_EXCEEDED", 0.3)):
+            calls = [client.future("Dot", a=x, b=x, timeout=timeout) for _ in range(self.QUEUE)]
+            if ending == "CANCELLED":
+                self.assert_becomes(self.QUEUE, self.waiting)
+                full = client.attempt("Dot", a=x, b=x)
+                self.assert_fails(full, "RESOURCE_EXHAUSTED", "QUEUE_FULL")
+                self.assertIsNotNone(full.retry_s, "QUEUE_FULL without a RetryInfo")
+                for call in calls:
+                    call.cancel()
+            for call in calls:
+                self.assertEqual(outcome_of(call).code, ending)
+            self.assert_becomes(0, self.waiting, f"calls that ended with {ending}")
 
     def test_the_bytes_of_a_program_count_until_it_is_parsed(self):
         client = self.client
@@ -279,7 +301,7 @@ class BusyWorkerTest(Case):
         x = inline(np.ones(3 * o.MI // 4, np.float32))
         call = client.future(
             "Execute", steps=[o.compute.Step(reduce=dict(x=x, op="REDUCE_OP_SUM"))])
-        self.assert_becomes(1, lambda: client.device().waiting)
+        self.assert_becomes(1, self.waiting)
         held = used() - before
         self.assertTrue(3 * o.MI < held < 4 * o.MI, f"3 MiB count as {held / o.MI:.1f} MiB")
         call.cancel()
@@ -535,6 +557,17 @@ class MemoryTest(Case):
         self.assertEqual(
             [draft.version for draft in client.call("GetBuffer", name="y").drafts], made[4:])
 
+    def test_ttls_out_of_range(self):
+        """Copies and results. tests/fuzz_model_test.py has the other calls."""
+        client = self.share().client()
+        client.put("x", FOUR)
+        one = inline(ONE)
+        for ttl in ({"seconds": -1}, {"seconds": 5, "nanos": 10**9}, {"seconds": 2**63 - 1}, {}):
+            for outcome in (client.attempt("CopyBuffer", source="x", name="c", ttl=ttl),
+                            client.attempt("Add", a=one, b=one, result=into("d", ttl=ttl))):
+                with self.subTest(ttl=ttl):
+                    self.assert_fails(outcome, "INVALID_ARGUMENT", "BAD_TTL")
+
     def test_sealing_again_checks_the_checksum(self):
         client = self.share().client()
         right = o.crc32c(NEW)
@@ -585,7 +618,7 @@ class CountTest(Case):
         for call in calls:
             call.cancel()
 
-    def test_connections_and_their_streams_are_counted(self):
+    def test_connections_are_counted(self):
         client = self.server.clients[0]
         self.client.close()
         self.assert_becomes(1, lambda: self.used("connections"))
@@ -593,16 +626,18 @@ class CountTest(Case):
         for _ in range(60):
             with contextlib.suppress(OSError):  # It may be closed before it has sent anything.
                 raw.append(self.raw(self.server))
-        settings = list(filter(None, (one.find_frame(o.SETTINGS, LONG_S) for one in raw)))
-        counts = (len(settings), self.used("connections"), client.budget("connections").limit)
+        kept = [one for one in raw if one.find_frame(o.SETTINGS, LONG_S)]
+        counts = (len(kept), self.used("connections"), client.budget("connections").limit)
         self.assertEqual(counts, (19, 20, 20))
-        streams = dict(struct.iter_unpack(">HI", settings[0][3]))[3]
-        self.assertEqual(streams, 10)
         self.assert_serves(client)
         for one in raw:
             one.close()
         self.assert_becomes(1, lambda: self.used("connections"))
         self.assert_serves(self.server.client())
+
+    def test_streams_of_a_connection_are_bounded(self):
+        payload = self.raw(self.server).find_frame(o.SETTINGS, LONG_S)[3]
+        self.assertEqual(dict(struct.iter_unpack(">HI", payload))[3], 10)
 
 
 LOG_LINE = re.compile(
@@ -788,6 +823,48 @@ class BrokenUploadTest(Case):
         self.assertEqual(client.call("GetBuffer", name="d").buffer.committed_bytes, 0)
 
 
+class SlowClientTest(Case):
+    def setUp(self):
+        self.server = self.share("--transfer-timeout", "3s", *METRICS)
+        self.client = self.server.client()
+
+    def test_idle_uploads_end_and_slow_ones_do_not(self):
+        client, stop, go_on = self.client, threading.Event(), threading.Event()
+        first = dict(name="idle", spec=o.spec_of(FOUR), data=NEW[:4])
+        idle = {
+            "nothing": self.idle_upload(client, stop, first),
+            "empty messages": self.idle_upload(client, stop, dict(first, name="e"), pause=0.05)}
+        running = self.slow_upload(client, go_on)
+        for sends, call in idle.items():
+            self.assert_eventually(call.done, f"it sends {sends}")
+            self.assert_fails(outcome_of(call), "DEADLINE_EXCEEDED", "UPLOAD_IDLE", limit="3s")
+        self.assertFalse(running.done())
+        go_on.set()
+        self.assert_ok(outcome_of(running))
+        self.assertEqual(client.names(), ["slow"])
+
+    def test_half_open_connections(self):
+        client, server = self.client, self.server
+        spec = o.spec_of(np.zeros(1000, np.float32), replace=True)
+        request = o.buffers.UploadRequest(name="half", spec=spec, data=b"1234")
+        ended = lambda: self.metric(server, "tessera_requests_total", 'rpc="Upload"')
+        before = ended()
+        raw = [self.raw(server) for _ in range(15)]
+        for one in raw:
+            one.send(o.frame(o.HEADERS, o.END_HEADERS, 1, o.request_headers(BUFFERS + "Upload")),
+                     o.frame(o.DATA, 0, 1, in_frames(request)))
+        # All uploads have begun, and some may have ended already.
+        self.assert_eventually(lambda: ended() + client.budget("uploads").used >= before + 15)
+        # The first third sends nothing from now on.
+        for one in raw[5:10]:
+            one.socket.shutdown(socket.SHUT_WR)
+        for one in raw[10:]:
+            one.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            one.close()
+        self.assert_serves(client)
+        self.assert_empty(client)
+
+
 class UnreadTest(Case):
     """Downloads and other responses that their callers do not read."""
 
@@ -809,6 +886,16 @@ class UnreadTest(Case):
         self.assert_eventually(lambda: "DEADLINE_EXCEEDED DOWNLOAD_IDLE" in self.server.log())
         for call in calls:
             self.assertFalse(outcome_of(lambda call=call: list(call)).ok)
+
+    def test_slow_downloads_do_not_end(self):
+        client = self.client
+        unread, slow = self.unread_downloads(self.server, count=2)
+        size = o.MI
+        while client.budget("downloads").used == 2:
+            size += len(next(slow).data)
+            time.sleep(0.2)
+        self.assertFalse(outcome_of(lambda: list(unread)).ok)
+        self.assertEqual(size + sum(len(message.data) for message in slow), 32 << 20)
 
     def test_answers_that_nobody_reads_are_bounded(self):
         client, server = self.client, self.server
@@ -921,6 +1008,19 @@ class MessageTest(Case):
         self.assertIn("not a valid HealthCheckRequest", outcome.text)
         self.assert_serves(client)
 
+    def test_messages_above_the_limit(self):
+        client = self.share().client()
+        limit = client.info().limits.max_message_bytes
+        for size, code, reason in ((limit + 100, "INVALID_ARGUMENT", "BAD_MESSAGE"),
+                                   (2 * limit - 100, "INVALID_ARGUMENT", "BAD_MESSAGE"),
+                                   (2 * limit + 100, "RESOURCE_EXHAUSTED", "")):
+            x = inline(np.zeros(size // 4, np.float32))
+            outcome = client.attempt("Reduce", x=x, op="REDUCE_OP_SUM")
+            self.assertEqual((outcome.code, outcome.reason), (code, reason), outcome)
+            if reason:
+                self.assert_fails(outcome, code, reason, "value", limit=limit)
+                self.assertIn(str(limit), outcome.text)
+
     def test_a_bomb_of_gzip(self):
         server = self.start()
         client = server.client(compression=grpc.Compression.Gzip)
@@ -964,10 +1064,9 @@ class ErrorTest(Case):
         client = self.share().client()
         x = np.arange(6, dtype=np.float32)
         client.put("x", x)
-        good, limit = resident("x"), client.info().limits.max_message_bytes
+        good = resident("x")
         sum_of = dict(x=good, op="REDUCE_OP_SUM")
-        large, negative = inline(np.zeros(limit // 4 + 1, np.float32)), dict(dtype=1, shape=[-3])
-        spec = o.spec_of(x)
+        spec, negative = o.spec_of(x), dict(dtype=1, shape=[-3])
         eight = dict(name="y", spec=spec, data=b"12345678")
         far = inline(np.array([0, -77]))
         square = inline(np.ones((1, 1), bool))
@@ -986,7 +1085,6 @@ class ErrorTest(Case):
             ("BAD_DTYPE", "f32", client.attempt("Take", x=good, indices=good)),
             ("BAD_DTYPE", "f32", client.attempt("Select", x=good, mask=good)),
             ("BAD_SHAPE", "[1, 1]", client.attempt("Select", x=good, mask=square)),
-            ("BAD_MESSAGE", str(limit), client.attempt("Reduce", **(sum_of | dict(x=large)))),
             ("BAD_RANGE", "4711", outcome_of(lambda: client.download("x", offset=4711))),
             ("MISSING_DATA", "24", client.try_upload([eight])),
         ):

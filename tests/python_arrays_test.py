@@ -588,7 +588,8 @@ class ArraysTest(python_outsider.Case):
         self.assertEqual(calls[:1], ["Select"])
         row, column = a[0] > 0, a[:, 0] > 0
         for mine, host in (((a > 0).tolist(), a > 0), (column.tolist(), column),
-                           (x[:, 0] > 99, a[:, 0] > 99), (np.s_[:, x[0] > 0], np.s_[:, row]), (np.s_[::2, row], np.s_[::2, row]),
+                           (x[:, 0] > 99, a[:, 0] > 99), (np.s_[:, x[0] > 0], np.s_[:, row]),
+                           (np.s_[::2, row], np.s_[::2, row]),
                            (np.s_[x[:, 0] > 0, ::3], np.s_[column, ::3]),
                            (np.s_[3, x[0] > 0], np.s_[3, row])):
             self.check(x[mine], a[host], 0)
