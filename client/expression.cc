@@ -40,6 +40,12 @@ Expr Element(std::uint32_t operand) {
   return Expr(std::move(node));
 }
 
+Expr Coordinate(std::int32_t axis) {
+  v1::Expression::Node node;
+  node.set_coordinate(axis);
+  return Expr(std::move(node));
+}
+
 // Like ~Data, uses no recursion: a node stays in `open` until all its arguments have been written.
 v1::Expression Expr::ToMessage() const {
   v1::Expression message;

@@ -50,6 +50,7 @@ class Expr {
   Expr(MapOp op, std::vector<Expr> args, std::optional<DType> dtype = std::nullopt);
 
   friend Expr Element(std::uint32_t operand);
+  friend Expr Coordinate(std::int32_t axis);
   // Returns all nodes, each once. The last node is the expression itself.
   v1::Expression ToMessage() const;
 
@@ -68,6 +69,8 @@ class Expr {
 
 // Returns the element of the operand with this index.
 Expr Element(std::uint32_t operand);
+// Returns the element's coordinate along an axis of the shape to which operands are broadcast.
+Expr Coordinate(std::int32_t axis);
 
 inline Expr operator+(const Expr& a, const Expr& b) { return {MapOp::kAdd, {a, b}}; }
 inline Expr operator-(const Expr& a, const Expr& b) { return {MapOp::kSubtract, {a, b}}; }

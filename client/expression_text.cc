@@ -190,6 +190,7 @@ class Parser {
     if (word == "false") return false;
     if (word == "inf") return std::numeric_limits<double>::infinity();
     if (word == "nan") return std::numeric_limits<double>::quiet_NaN();
+    if (word == "coordinate") return Axis();
     for (const DTypeInfo& info : kDTypeInfos)
       if (word == info.name) return Nested([&] { return Call(MapOp::kCast, 1, info.dtype); });
     for (const MapOpInfo& info : kMapOpInfos) {
@@ -198,6 +199,19 @@ class Parser {
     }
     at_ = begin;
     return Fail(absl::StrCat("the name '", Absl(word), "' is unknown"));
+  }
+
+  Expr Axis() {
+    Expect("(");
+    const std::size_t begin = at_;
+    while (at_ < text_.size() && text_[at_] != ')') ++at_;
+    std::int32_t axis = 0;
+    if (!absl::SimpleAtoi(Absl(text_.substr(begin, at_ - begin)), &axis)) {
+      at_ = begin;
+      return Fail("the number of an axis is expected");
+    }
+    Expect(")");
+    return Coordinate(axis);
   }
 
   Expr Call(MapOp op, int arguments, std::optional<DType> dtype) {

@@ -339,7 +339,13 @@ std::string MakeNpyHeader(DType dtype, absl::Span<const std::int64_t> shape) {
 
 // --- NpyFile -------------------------------------------------------------------------------------
 
-absl::StatusOr<NpyFile> NpyFile::Open(const std::string& path) {
+absl::StatusOr<NpyFile> NpyFile::Open(const std::string& path) { return Open(path, nullptr); }
+
+absl::StatusOr<NpyFile> NpyFile::Open(const std::string& path, const NpyHeader& header) {
+  return Open(path, &header);
+}
+
+absl::StatusOr<NpyFile> NpyFile::Open(const std::string& path, const NpyHeader* known) {
   NpyFile file;
   file.path_ = path;
   file.fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -349,20 +355,20 @@ absl::StatusOr<NpyFile> NpyFile::Open(const std::string& path) {
   if (!S_ISREG(info.st_mode)) return BadNpy(absl::StrCat(path, " is not a regular file"));
   const std::uint64_t size = static_cast<std::uint64_t>(info.st_size);
 
-  std::string begin(std::min<std::uint64_t>(size, kMaxHeader + 16), '\0');
+  std::string begin(known == nullptr ? std::min<std::uint64_t>(size, kMaxHeader + 16) : 0, '\0');
   if (absl::Status status = ReadAt(file.fd_, path, 0, absl::MakeSpan(begin)); !status.ok()) {
     return status;
   }
-  absl::StatusOr<NpyHeader> header = ParseNpyHeader(begin);
+  absl::StatusOr<NpyHeader> header = known == nullptr ? ParseNpyHeader(begin) : *known;
   if (!header.ok()) {
     absl::Status status = header.status();
     SetErrorMetadata(status, "path", path);
     return status;
   }
-  if (size - header->data_offset < header->data_bytes) {
+  const std::uint64_t present = size - std::min(size, header->data_offset);
+  if (present < header->data_bytes) {
     return BadNpy(absl::StrCat(path, " is truncated: its header promises ", header->data_bytes,
-                               " bytes of elements, but only ", size - header->data_offset,
-                               " are present"));
+                               " bytes of elements, but only ", present, " are present"));
   }
   file.header_ = *std::move(header);
   // A column-major array with fewer than two dimensions is also row-major.
@@ -465,10 +471,13 @@ absl::Status NpyWriter::Open() {
 
 absl::StatusOr<NpyWriter> NpyWriter::Create(const std::string& path, DType dtype,
                                             absl::Span<const std::int64_t> shape) {
+  return Create(path, MakeNpyHeader(dtype, shape));
+}
+
+absl::StatusOr<NpyWriter> NpyWriter::Create(const std::string& path, std::string_view header) {
   NpyWriter writer;
   writer.path_ = path;
   if (absl::Status status = writer.Open(); !status.ok()) return status;
-  const std::string header = MakeNpyHeader(dtype, shape);
   if (absl::Status status = writer.Append(header); !status.ok()) return status;
   writer.data_offset_ = header.size();
   return writer;

@@ -48,6 +48,8 @@ class NpyFile {
   // Returns the errors of ParseNpyHeader, BAD_NPY if the file is shorter than its header says,
   // NOT_FOUND / FILE_NOT_FOUND, or FAILED_PRECONDITION / FILE_ERROR.
   static absl::StatusOr<NpyFile> Open(const std::string& path);
+  // Opens an array that is within a file of another format. The header says where its elements are.
+  static absl::StatusOr<NpyFile> Open(const std::string& path, const NpyHeader& header);
   NpyFile(NpyFile&& other) noexcept;
   NpyFile& operator=(NpyFile&& other) noexcept;
   ~NpyFile();
@@ -61,6 +63,7 @@ class NpyFile {
 
  private:
   NpyFile() = default;
+  static absl::StatusOr<NpyFile> Open(const std::string& path, const NpyHeader* known);
   NpyHeader header_;
   std::string path_;
   int fd_ = -1;
@@ -83,6 +86,8 @@ class NpyWriter {
   // Returns FAILED_PRECONDITION / FILE_ERROR if the file cannot be created or written.
   static absl::StatusOr<NpyWriter> Create(const std::string& path, DType dtype,
                                           absl::Span<const std::int64_t> shape);
+  // Begins a file of another format with these bytes, which the elements follow.
+  static absl::StatusOr<NpyWriter> Create(const std::string& path, std::string_view header);
   NpyWriter(NpyWriter&& other) noexcept;
   NpyWriter& operator=(NpyWriter&&) = delete;
   // Removes the unfinished file unless Finish has succeeded.

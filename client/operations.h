@@ -81,6 +81,18 @@ struct OperationOptions {
   std::stop_token cancel = {};
 };
 
+// The bins of a Histogram: even ones between two numbers, one for each integer from 0 on, or those
+// between edges.
+struct EvenBins {
+  std::int64_t count = 0;
+  double low = 0;
+  double high = 0;
+};
+struct IntegerBins {
+  std::int64_t count = 0;
+};
+using Bins = std::variant<EvenBins, IntegerBins, Operand>;
+
 // Which results of Sort or Select are computed.
 enum class Results { kBoth, kValues, kIndices };
 
@@ -112,6 +124,8 @@ Request NewRequest(const OperationOptions& options, const Operand& first,
                    const Operand* second = nullptr);
 v1::MapRequest NewMapRequest(const OperationOptions& options, absl::Span<const Operand> operands,
                              const v1::Expression& expression);
+v1::HistogramRequest NewHistogramRequest(const OperationOptions& options, const Operand& x,
+                                         const Bins& bins);
 // Returns a request about the buffer or draft with this name and version.
 template <class Request>
 Request BufferRequest(const std::string& name, std::uint64_t version) {
@@ -227,6 +241,21 @@ class Operations {
               const OperationOptions& options = {}, Done&&... done) {
     auto request = NewRequest<v1::SelectRequest>(options, x, &mask);
     LeaveOut(results, request);
+    return Send(std::move(request), options, std::forward<Done>(done)...);
+  }
+  // Returns the number of elements of x in each bin, as I64.
+  template <class... Done>
+  auto Histogram(const Operand& x, const Bins& bins, const OperationOptions& options = {},
+                 Done&&... done) {
+    return Send(NewHistogramRequest(options, x, bins), options, std::forward<Done>(done)...);
+  }
+  // Returns, for each key, the position at which it can be inserted into the sorted vector x:
+  // before the elements that are equal to it, or, if `right`, after them.
+  template <class... Done>
+  auto SearchSorted(const Operand& x, const Operand& keys, bool right = false,
+                    const OperationOptions& options = {}, Done&&... done) {
+    auto request = NewRequest<v1::SearchSortedRequest>(options, x, &keys);
+    request.set_right(right);
     return Send(std::move(request), options, std::forward<Done>(done)...);
   }
   // Computes the expression for each element of the operands, which are broadcast.

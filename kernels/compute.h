@@ -393,7 +393,8 @@ struct StrategyInfo {
   std::string needs;       // when not available
   Cost cost;  // for the reference problem: 2^20 f32 elements; axes and matmul: 1024 per side;
               // windows: radius 8; map: a * b + c; top_k: the 100 largest of 16 rows; take: 2^14
-              // rows of 64 elements; select: half of the elements
+              // rows of 64 elements; select: half of the elements; histogram: 256 even bins;
+              // search_sorted: as many elements as keys
   double roundoff = 0;
 };
 

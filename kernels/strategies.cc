@@ -140,6 +140,20 @@
   CUDA(Select, LookBack)             \
   CUDA(Select, Library)
 
+#define STRATEGIES_Histogram(CPU, CUDA) \
+  CPU(Histogram, CpuSerial)             \
+  CPU(Histogram, CpuParallel)           \
+  CUDA(Histogram, GlobalAtomics)        \
+  CUDA(Histogram, Privatized)           \
+  CUDA(Histogram, Library)
+
+#define STRATEGIES_SearchSorted(CPU, CUDA) \
+  CPU(SearchSorted, CpuSerial)             \
+  CPU(SearchSorted, CpuParallel)           \
+  CUDA(SearchSorted, Binary)               \
+  CUDA(SearchSorted, TopLevels)            \
+  CUDA(SearchSorted, Library)
+
 #define NOTHING(Operation, Row)
 #ifdef TESSERA_WITH_CUDA
 #define IF_CUDA(macro) macro
@@ -334,6 +348,17 @@ const Strategy<SelectProblem>* DefaultOf(const SelectProblem& problem, const Dev
   return FirstOf({"look_back", "cpu_parallel"}, problem, device);
 }
 
+// `privatized` refuses bins whose counters do not fit in shared memory.
+const Strategy<HistogramProblem>* DefaultOf(const HistogramProblem& problem, const Device& device) {
+  return FirstOf({"privatized", "global_atomics", "cpu_parallel"}, problem, device);
+}
+
+// Whether `top_levels` is faster has not been measured.
+const Strategy<SearchSortedProblem>* DefaultOf(const SearchSortedProblem& problem,
+                                               const Device& device) {
+  return FirstOf({"binary", "cpu_parallel"}, problem, device);
+}
+
 template <class Problem>
 Problem Reference(std::int64_t elements) {
   return {.n = elements};
@@ -376,6 +401,14 @@ TakeProblem Reference(std::int64_t elements) {
 template <>
 SelectProblem Reference(std::int64_t elements) {
   return {.n = elements, .count = elements / 2};
+}
+template <>
+HistogramProblem Reference(std::int64_t elements) {
+  return {.n = elements, .bins = 256};
+}
+template <>
+SearchSortedProblem Reference(std::int64_t elements) {
+  return {.length = elements, .n = elements};
 }
 
 }  // namespace

@@ -1056,7 +1056,11 @@ class ErrorTest(Case):
                     ("Take", "x", dict(x=operand, indices=inline(np.zeros(1, np.int64)))),
                     ("Take", "indices", dict(x=good, indices=operand)),
                     ("Select", "x", dict(x=operand, mask=inline(np.ones(1, bool)))),
-                    ("Select", "mask", dict(x=good, mask=operand))):
+                    ("Select", "mask", dict(x=good, mask=operand)),
+                    ("Histogram", "x", dict(x=operand, even=dict(count=1, low=0, high=1))),
+                    ("Histogram", "edges", dict(x=good, edges=operand)),
+                    ("SearchSorted", "x", dict(x=operand, keys=good)),
+                    ("SearchSorted", "keys", dict(x=good, keys=operand))):
                 outcome = client.attempt(rpc, **fields)
                 self.assertEqual((outcome.reason, outcome.metadata.get("operand")), (reason, which))
 
@@ -1085,6 +1089,11 @@ class ErrorTest(Case):
             ("BAD_DTYPE", "f32", client.attempt("Take", x=good, indices=good)),
             ("BAD_DTYPE", "f32", client.attempt("Select", x=good, mask=good)),
             ("BAD_SHAPE", "[1, 1]", client.attempt("Select", x=good, mask=square)),
+            ("BAD_BINS", "bins", client.attempt("Histogram", x=good)),
+            ("BAD_BINS", "0 to 0", client.attempt("Histogram", x=good, even=dict(count=1))),
+            ("BAD_DTYPE", "f32", client.attempt("Histogram", x=good, integers=5)),
+            ("BAD_DTYPE", "i64", client.attempt("SearchSorted", x=good, keys=far)),
+            ("BAD_SHAPE", "[]", client.attempt("SearchSorted", x=inline(np.float32(1)), keys=good)),
             ("BAD_RANGE", "4711", outcome_of(lambda: client.download("x", offset=4711))),
             ("MISSING_DATA", "24", client.try_upload([eight])),
         ):

@@ -83,7 +83,7 @@ class AccessTest(o.FreshCase):
         x, out = o.resident("x"), o.into("out", replace=True)
         step = o.compute.Step(add=o.compute.AddRequest(a=x, b=x, result=out))
         plain = o.compute.Step(add=o.compute.AddRequest(a=x, b=x))
-        # tests/fuzz_tenants_test.py has the operations with one result.
+        # tests/fuzz_tenants_test.py has the other operations with one result.
         mask = o.inline(np.ones(PIECE.shape, bool))
         for rpc, fields in (("Add", dict(a=x, b=x, result=out)),
                             ("TopK", dict(x=x, k=1, indices=out)),
@@ -270,6 +270,8 @@ class AccessTest(o.FreshCase):
                 bert.attempt("Sort", x=operand),
                 bert.attempt("Take", x=operand, indices=operand),
                 bert.attempt("Select", x=operand, mask=operand),
+                bert.attempt("Histogram", x=operand, edges=operand),
+                bert.attempt("SearchSorted", x=operand, keys=operand),
                 bert.attempt("Map", operands=[operand], expression=same),
                 bert.attempt("Reduce", op=o.compute.REDUCE_OP_SUM, x=operand),
                 bert.try_upload([dict(name=name, data=b"1234")]),

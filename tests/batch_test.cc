@@ -16,8 +16,10 @@ constexpr std::int64_t kLengths[] = {0,    1,    2,    3,    7,     8,    9,    
 
 constexpr std::int64_t kElements = 70000;
 
-class BatchTest : public BackendDTypeTest {
+class BatchTest : public StrategyTest<ReduceProblem> {
  protected:
+  static DType dtype() { return GetParam().dtype; }
+
   using Operands = std::vector<std::array<View, 2>>;
 
   // Returns vectors of the lengths that fit a batch, at every alignment, in the array at data.
@@ -86,85 +88,76 @@ class BatchTest : public BackendDTypeTest {
   }
 };
 
-TEST_P(BatchTest, HasTheBitsOfEachProblemAlone) {
-  DispatchDType(dtype(), [&]<class T>(T) {
-    CheckAll(NormalVector<T>(kElements, 1, 0.25), NormalVector<T>(kElements, 2));
-  });
+TESSERA_TYPED_TEST(BatchTest, HasTheBitsOfEachProblemAlone) {
+  CheckAll(NormalVector<T>(kElements, 1, 0.25), NormalVector<T>(kElements, 2));
 }
 
 // NaN, infinities, and values whose sums and products exceed the range of f32.
-TEST_P(BatchTest, HasThemForExtremesToo) {
-  DispatchDType(dtype(), [&]<class T>(T) {
-    std::vector<T> x(kElements);
-    Random random(3);
-    if constexpr (std::is_integral_v<T>) {
-      for (T& v : x)
-        v = random.Bits() % 2 == 0 ? std::numeric_limits<T>::max() : std::numeric_limits<T>::min();
-    } else {
-      const double largest = sizeof(T) == 8 ? 1e150 : std::is_same_v<T, Half> ? 6e4 : 3e38;
-      for (T& v : x) v = Element<T>((random.Bits() % 4 == 0 ? -1 : 1) * largest);
-    }
-    CheckAll(x, x);
-    if constexpr (!std::is_integral_v<T>) {
-      for (std::size_t i = 40; i < x.size(); i += 997)
-        x[i] = Element<T>(i % 2 == 0 ? kInfinity : i % 3 == 0 ? -kInfinity : std::nan(""));
-      CheckAll(x, NormalVector<T>(kElements, 4));
-    }
-  });
+TESSERA_TYPED_TEST(BatchTest, HasThemForExtremesToo) {
+  std::vector<T> x(kElements);
+  Random random(3);
+  if constexpr (std::is_integral_v<T>) {
+    for (T& v : x)
+      v = random.Bits() % 2 == 0 ? std::numeric_limits<T>::max() : std::numeric_limits<T>::min();
+  } else {
+    const double largest = sizeof(T) == 8 ? 1e150 : std::is_same_v<T, Half> ? 6e4 : 3e38;
+    for (T& v : x) v = Element<T>((random.Bits() % 4 == 0 ? -1 : 1) * largest);
+  }
+  CheckAll(x, x);
+  if constexpr (!std::is_integral_v<T>) {
+    for (std::size_t i = 40; i < x.size(); i += 997)
+      x[i] = Element<T>(i % 2 == 0 ? kInfinity : i % 3 == 0 ? -kInfinity : std::nan(""));
+    CheckAll(x, NormalVector<T>(kElements, 4));
+  }
 }
 
-TEST_P(BatchTest, TakesThousandsOfProblems) {
-  DispatchDType(dtype(), [&]<class T>(T) {
-    DeviceArray<T> x(stream(), NormalVector<T>(kElements, 5, 0.25)),
-        y(stream(), NormalVector<T>(kElements, 6), 1);
-    Random random(7);
-    Operands operands;
-    for (int i = 0; i < 5000; ++i) {
-      const auto n = static_cast<std::int64_t>(i % 100 == 0 ? 3000 : random.Bits() % 300);
-      const auto cut = [&](const T* data) {
-        return WholeView({dtype(), MakeShape({n})}, data + random.Bits() % 60000);
-      };
-      operands.push_back({cut(x.data()), cut(y.data())});
-    }
-    CheckReduce(ReduceOp::kSum, operands);
-    CheckReduce(ReduceOp::kArgMax, operands);
-    CheckDot(operands);
-  });
+TESSERA_TYPED_TEST(BatchTest, TakesThousandsOfProblems) {
+  DeviceArray<T> x(stream(), NormalVector<T>(kElements, 5, 0.25)),
+      y(stream(), NormalVector<T>(kElements, 6), 1);
+  Random random(7);
+  Operands operands;
+  for (int i = 0; i < 5000; ++i) {
+    const auto n = static_cast<std::int64_t>(i % 100 == 0 ? 3000 : random.Bits() % 300);
+    const auto cut = [&](const T* data) {
+      return WholeView({dtype(), MakeShape({n})}, data + random.Bits() % 60000);
+    };
+    operands.push_back({cut(x.data()), cut(y.data())});
+  }
+  CheckReduce(ReduceOp::kSum, operands);
+  CheckReduce(ReduceOp::kArgMax, operands);
+  CheckDot(operands);
 }
 
 // Tests operands that are equally spaced slices of an array, and operands of which one has another
 // offset or is shorter.
-TEST_P(BatchTest, TakesSlicesAtOneDistance) {
-  DispatchDType(dtype(), [&]<class T>(T) {
-    DeviceArray<T> x(stream(), NormalVector<T>(kElements, 8, 0.25)),
-        y(stream(), NormalVector<T>(kElements, 9), 1);
-    for (const std::int64_t n : {1, 9, 300, 2100}) {
-      const int count = n < 10 ? 300 : 30;
-      for (const std::int64_t apart : {n, n + 1, std::int64_t{0}, -n}) {
-        const T* const first = x.data() + (apart < 0 ? -apart * count : 0);
-        for (const int other : {-1, 0, 1, 17, count / 2, count - 1}) {
-          for (const bool shorter : {false, true}) {
-            SCOPED_TRACE(absl::StrCat(n, " elements, ", apart, " apart, but for ", other,
-                                      shorter ? " shorter" : " elsewhere"));
-            Operands operands;
-            for (int i = 0; i < count; ++i) {
-              const bool differs = i == other;
-              const auto cut = [&](const T* begin) {
-                return WholeView({dtype(), MakeShape({n - (differs && shorter)})},
-                                 begin + (differs && !shorter ? 5 : 0));
-              };
-              // Each slice is combined with one vector, and with a slice of another array.
-              operands.push_back(
-                  {cut(first + i * apart), cut(y.data() + (n % 2 == 0 ? 0 : i * n))});
-            }
-            CheckReduce(ReduceOp::kSum, operands);
-            CheckDot(operands);
-            if (HasFailure()) return;
+TESSERA_TYPED_TEST(BatchTest, TakesSlicesAtOneDistance) {
+  DeviceArray<T> x(stream(), NormalVector<T>(kElements, 8, 0.25)),
+      y(stream(), NormalVector<T>(kElements, 9), 1);
+  for (const std::int64_t n : {1, 9, 300, 2100}) {
+    const int count = n < 10 ? 300 : 30;
+    for (const std::int64_t apart : {n, n + 1, std::int64_t{0}, -n}) {
+      const T* const first = x.data() + (apart < 0 ? -apart * count : 0);
+      for (const int other : {-1, 0, 1, 17, count / 2, count - 1}) {
+        for (const bool shorter : {false, true}) {
+          SCOPED_TRACE(absl::StrCat(n, " elements, ", apart, " apart, but for ", other,
+                                    shorter ? " shorter" : " elsewhere"));
+          Operands operands;
+          for (int i = 0; i < count; ++i) {
+            const bool differs = i == other;
+            const auto cut = [&](const T* begin) {
+              return WholeView({dtype(), MakeShape({n - (differs && shorter)})},
+                               begin + (differs && !shorter ? 5 : 0));
+            };
+            // Each slice is combined with one vector, and with a slice of another array.
+            operands.push_back({cut(first + i * apart), cut(y.data() + (n % 2 == 0 ? 0 : i * n))});
           }
+          CheckReduce(ReduceOp::kSum, operands);
+          CheckDot(operands);
+          if (HasFailure()) return;
         }
       }
     }
-  });
+  }
 }
 
 TEST_P(BatchTest, ChecksBeforeItRuns) {
@@ -191,7 +184,9 @@ TEST_P(BatchTest, FitsWhatIsShortAndContiguous) {
   EXPECT_FALSE(FitsBatch(WholeView({dtype(), MakeShape({most + 1})}, nullptr)));
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, BatchTest, BackendDTypes(), BackendDTypeName);
+// The default strategy of both devices.
+TESSERA_STRATEGIES(BatchTest,
+                   [](const auto& strategy, DType) { return strategy.name == "fixed_tree"; });
 
 }  // namespace
 }  // namespace tessera::test

@@ -23,8 +23,9 @@ import random_requests as r
 from random_requests import BF16, BOOL, BYTES, F16, F32, F64, I8, I32, I64, U8, Operand
 
 LENGTH = 1 << 16  # The length of the resident arrays.
-# The number of requests, and of those at their end that take and that select elements.
-COUNT, TAKES, SELECTS = 336, 24, 24
+# The kinds of the requests at the end, with their numbers, and the number of all requests.
+LATE = {"take": 24, "select": 24, "histogram": 24, "search_sorted": 24}
+COUNT = 288 + sum(LATE.values())
 AT_ONCE = 64
 GOLDEN = pathlib.Path(__file__).with_name("bits.txt")
 SEED = 20261125  # The seed of GOLDEN.
@@ -32,7 +33,7 @@ SEED = 20261125  # The seed of GOLDEN.
 # hence on every machine. Expressions are included if they need no library function of the device or
 # the host. The bits of NaN are excluded.
 ON_EVERY_DEVICE = ("dot", "add", "map", "reduce", "top_k", "scan", "sort", "bytes", "take",
-                   "select")
+                   "select", "histogram", "search_sorted")
 # Reductions of one-byte types that are computed in integers.
 EXACT = ("SUM", "MIN", "MAX", "ARGMIN", "ARGMAX", "ALL", "ANY")
 BOUNDS = {I32: (-(1 << 20), 1 << 20), I64: (-(1 << 20), 1 << 20), U8: (0, 256), I8: (-128, 128),
@@ -130,11 +131,10 @@ class Suite:
     def __init__(self, server):
         self.requests = Windows(ARGUMENTS.seed)
         # Rotates through the kinds, so every kind occurs.
-        late = "take", "select"
-        kinds = [kind for kind in r.Requests.KINDS if kind not in late] + ["reduce"] * 3
+        kinds = [kind for kind in r.Requests.KINDS if kind not in LATE] + ["reduce"] * 3
         # The requests before these do not depend on them.
-        kinds = [kinds[i % len(kinds)] for i in range(COUNT - TAKES - SELECTS)]
-        kinds += ["take"] * TAKES + ["select"] * SELECTS
+        kinds = [kinds[i % len(kinds)] for i in range(COUNT - sum(LATE.values()))]
+        kinds += [kind for kind, count in LATE.items() for _ in range(count)]
         self.cases = [self.requests.valid(kind) for kind in kinds]
         self.alone = []
         for case, response in zip(self.cases, self.responses(server)):

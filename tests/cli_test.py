@@ -13,11 +13,14 @@ import struct
 import subprocess
 import sys
 import tempfile
+import zipfile
 
 import grpc
 import numpy as np
 
+import files_of_arrays
 import outsider as o
+from files_of_arrays import RAW, TYPES, archive, npy, read_safetensors, safetensors, tensors
 from outsider import eventually
 from relay import Relay
 from terminal import Terminal
@@ -186,6 +189,87 @@ class CliTest(CliCase):
         self.assertLess(abs(r.mean()), 0.02)
         self.assertLess(abs(r.std() - 1), 0.02)
 
+    def file(self, name, data):
+        (self.folder / name).write_bytes(data)
+        return name
+
+    def test_files_of_named_arrays(self):
+        arrays = {t[1:]: RAW.view(t).reshape(2, -1) for t in TYPES}
+        arrays |= {"empty": np.zeros((0, 4), "<f4"), "layer.0/w": np.arange(300_000.0),
+                   "number": np.array(7, "<i8")}
+        np.savez(self.folder / "n.npz", F=np.asfortranarray(np.arange(6.0).reshape(2, 3)), **arrays)
+        self.file("s.safetensors", tensors(arrays))
+        for file, name in (("n.npz", "n"), ("s.safetensors", "s")):
+            answer = self.json("put", file, "--ttl", "10m", "--device", o.Program.device)
+            names = {one["name"] for one in answer["buffers"]}
+            self.assertEqual(names - {"n/F"}, {f"{name}/{key}" for key in arrays})
+            self.assertTrue(all(one["expire_time"] for one in answer["buffers"]))
+            for key, array in arrays.items():
+                back = self.get(f"{name}/{key}")
+                self.assertEqual((back.dtype, back.shape), (array.dtype, array.shape))
+                self.assertEqual(back.tobytes(), array.tobytes())
+        np.testing.assert_array_equal(self.get("n/F"), np.arange(6.0).reshape(2, 3))
+
+        self.cli("get", "--prefix", "s/", "-o", "all.npz")
+        self.cli("get", *(f"s/{key}" for key in arrays), "-o", "some.npz")
+        out = self.cli("get", "--prefix", "s/", "-o", "all.safetensors")
+        self.assertIn("all.safetensors: 2.3 MiB\n", out)
+        with self.load("all.npz") as one, self.load("some.npz") as two:
+            self.assertIsNone(one.zip.testzip())  # The CRC-32 of every member.
+            for key, array in arrays.items():
+                for read, name in ((one, key), (two, f"s/{key}"),
+                                   (read_safetensors(self.folder / "all.safetensors"), key)):
+                    self.assertEqual((read[name].dtype, read[name].shape),
+                                     (array.dtype, array.shape))
+                    self.assertEqual(read[name].tobytes(), array.tobytes())
+        self.cli("put", "all.npz", "--name", "again", "--prefix", "x/")
+        np.testing.assert_array_equal(self.get("x/again/layer.0/w"), arrays["layer.0/w"])
+
+    def test_a_folder_of_files(self):
+        (self.folder / "model" / "more").mkdir(parents=True)
+        for number in (1, 2):
+            self.file(f"model/part {number}.safetensors", tensors({"w.0": RAW * number, "b": RAW}))
+        self.file("model/x.npy", npy(RAW))
+        self.file("model/README.md", b"ignored")
+        out = self.cli("put", "model", "--prefix", "v1/")
+        want = ["v1/part_1/b", "v1/part_1/w.0", "v1/part_2/b", "v1/part_2/w.0", "v1/x"]
+        self.assertEqual(sorted(line.split(":")[0] for line in out.splitlines()), want)
+        np.testing.assert_array_equal(self.get("v1/part_2/w.0"), RAW * 2)
+        self.all_fail(9, ("BUFFER_EXISTS", "--replace", "put", "model", "--prefix", "v1/"))
+        self.cli("put", "model", "--prefix", "v1/", "--replace")
+        self.assertEqual(self.names(), want)
+        self.all_fail(2, ("BAD_OPTION", "--help", "put", "model", "--name", "x"),
+                      ("BAD_OPTION", "--help", "get", "v1/x", "v1/part_1/b", "-o", "x.npy"),
+                      ("BAD_OPTION", "--help", "get", "-o", "x.npz"),
+                      ("BAD_OPTION", "--help", "get", "v1/x", "v1/x", "-o", "x.npz"),
+                      ("BAD_OPTION", "--help", "get", "--prefix", "none/", "-o", "x.npz"))
+        self.all_fail(4, ("BAD_FILE", "savez", "put", "model/more"))
+        # A failed upload takes back those before it, and a wrong file is found before any upload.
+        self.cli("rm", *want[:3], *want[4:])
+        self.all_fail(9, ("BUFFER_EXISTS", "--replace", "put", "model", "--prefix", "v1/"))
+        self.assertEqual(self.names(), [want[3]])
+        self.file("model/y.npy", npy(RAW)[:-1])
+        self.all_fail(4, ("BAD_NPY", "numpy.save", "put", "model", "--replace"))
+        self.assertEqual(self.names(), [want[3]])
+        self.file("before.npz", b"before")
+        self.all_fail(3, ("BUFFER_NOT_FOUND", "ls", "get", want[3], "gone", "-o", "before.npz"))
+        self.assertEqual((self.folder / "before.npz").read_bytes(), b"before")
+        self.assertEqual(self.parts(), [])
+
+    def test_hostile_files(self):
+        f8 = {"x": {"dtype": "F8_E4M3", "shape": [1], "data_offsets": [0, 1]}}
+        bad = [(kind, data) for kind, files in files_of_arrays.hostile().items() for data in files]
+        bad += [(".safetensors", safetensors(f8, b"a")),
+                (".safetensors", tensors({"x": RAW.view("<u2")})),
+                (".npz", archive([("a.npy", npy(RAW))], zipfile.ZIP_DEFLATED))]
+        for number, (kind, data) in enumerate(bad):
+            with self.subTest(f"{kind} {number}"):
+                process = self.run_cli("--json", "put", self.file(f"bad{kind}", data))
+                self.assertEqual(process.returncode, 4, process.stderr)
+                self.assertIn(json.loads(process.stdout)["error"]["reason"],
+                              ("BAD_FILE", "BAD_NPY", "BAD_DTYPE", "BAD_SHAPE"))
+        self.assertEqual(self.names(), [])
+
     def test_ls_info_rm(self):
         for name in ("b", "a/1", "a/2"):
             self.put(name, np.zeros((100, 256)))
@@ -332,7 +416,12 @@ class CliTest(CliCase):
             {"sort": {"x": "x[0]", "descending": True}},
             {"take": {"x": "x", "indices": "step:5.indices@0:3:1", "mode": "clip"}},
             {"map": {"operands": ["x"], "expression": "a > 5", "result": "scratch"}},
-            {"select": {"x": "x", "mask": "step:12", "values": {"none": True}}})
+            {"select": {"x": "x", "mask": "step:12", "values": {"none": True}}},
+            {"histogram": {"x": "step:11", "even": {"count": 2, "low": -9, "high": 9}}},
+            {"map": {"operands": ["x[0, :3]"], "expression": "f64(a)", "result": "scratch"}},
+            {"histogram": {"x": "x", "edges": "step:15"}},
+            {"sort": {"x": "x[0]", "values": "scratch", "indices": {"none": True}}},
+            {"search_sorted": {"x": "step:17", "keys": "x[1]"}})
         answer = self.json("run", path)
         steps = answer["steps"]
         product = x @ x.T
@@ -351,6 +440,10 @@ class CliTest(CliCase):
         self.assertEqual(steps[10]["values"]["data"], np.sort(x[0])[::-1].tolist())
         self.assertEqual(steps[11]["data"], x.ravel()[[5, 4, 3]].tolist())
         self.assertEqual(steps[13]["indices"]["data"], np.flatnonzero(x > 5).tolist())
+        self.assertEqual(steps[14]["data"],
+                         np.histogram(x.ravel()[[5, 4, 3]], 2, (-9, 9))[0].tolist())
+        self.assertEqual(len(steps[16]["data"]), 2)
+        self.assertEqual(steps[18]["data"], np.searchsorted(np.sort(x[0]), x[1]).tolist())
         self.assertTrue(all(step["stats"]["strategy"] for step in steps))
         self.assertGreater(answer["wall_us"], 0)
         self.cli("rm", "sum", "i")
@@ -407,7 +500,8 @@ class CliTest(CliCase):
         rows, mask, order = np.array([[3, -1], [0, 29]]), x > 7, np.argsort(x, kind="stable")
         sums = x[::-1].cumsum(0)[::-1] - x
         some = dict(x=x, y=np.full(40, 2, "<f4"), rows=rows, mask=mask, order=order[:, :3],
-                    far=np.array([0, 30]))
+                    far=np.array([0, 30]), edges=np.array([-5, 0, 0.5, 9]),
+                    line=np.arange(-9, 9, 3, "<f4"))
         for name, array in some.items():
             self.put(name, array)
         # What the commands print as JSON: an array, or values and indices.
@@ -424,7 +518,11 @@ class CliTest(CliCase):
                 ("sort x --axis 0 --descending --only values", np.sort(x, 0)[::-1], None),
                 ("sort x --expression abs(a) --only values", np.sort(abs(x)), None),
                 ("select x mask", x[mask], np.flatnonzero(mask)),
-                ("select x[0] mask[0] --only indices", None, np.flatnonzero(mask[0]))):
+                ("select x[0] mask[0] --only indices", None, np.flatnonzero(mask[0])),
+                ("histogram x --bins 7 --range -3,8", np.histogram(x, 7, (-3, 8))[0]),
+                ("histogram rows --bins 5", np.array([1, 0, 0, 1, 0])),
+                ("search-sorted line x", np.searchsorted(some["line"], x)),
+                ("search-sorted line x --right", np.searchsorted(some["line"], x, "right"))):
             answer = self.json(*command.split())
             found = [answer] if len(want) == 1 else [answer.get(n) for n in ("values", "indices")]
             for got, array in zip(found, want):
@@ -452,7 +550,9 @@ class CliTest(CliCase):
                 ("select x mask --only values --out v", f"v: f32 [{count}], {4 * count} B", "v",
                  x[mask]),
                 ("topk x --k 7 --out w", "w: f32 [30, 7], 840 B", "w", largest),
-                ("topk x --k 7 --indices-out p", "p: i64 [30, 7], 1.6 KiB", "p", places)):
+                ("topk x --k 7 --indices-out p", "p: i64 [30, 7], 1.6 KiB", "p", places),
+                ("histogram x edges --out h", "h: i64 [3], 24 B", "h",
+                 np.histogram(x, some["edges"])[0])):
             with self.subTest(command):
                 self.assertIn(f"{said} on {o.Program.device}\n", self.cli(*command.split()))
                 np.testing.assert_array_equal(self.get(name), want)
@@ -469,6 +569,9 @@ class CliTest(CliCase):
             ("BAD_AXES", info, "sort x --axis 2"), ("BAD_AXES", info, "take x rows --axis 2"),
             ("BAD_INDEX", "--mode", "take x far --axis 0"), ("BAD_DTYPE", info, "take x x"),
             ("BAD_DTYPE", info, "select x x"), ("BAD_SHAPE", info, "select x[0] mask"),
+            ("BAD_DTYPE", info, "histogram x x"), ("BAD_SHAPE", info, "search-sorted x y"),
+            ("BAD_BINS", "--bins", "histogram rows"),
+            ("BAD_BINS", "--range", "histogram x --bins 3 --range 1,1"),
             ("BAD_EXPRESSION", "--help", "scan sum x --expression a+"),
             ("BAD_EXPRESSION", "--help", "sort x --expression a+"))))
         for command in (
@@ -767,7 +870,8 @@ class CliTest(CliCase):
                 "reduce sum x --axes a", "reduce sum x --out y", "cp x", "cp x y --dtype f8",
                 "window-sum x", "bench", "topk x", "topk x --k all", "search x --k 3",
                 "topk x --k 1 --out y -o y.npy", "scan mean x", "scan x",
-                "take x", "take x i --mode raise", "select x",
+                "take x", "take x i --mode raise", "select x", "histogram x --range 3",
+                "histogram x e --bins 3", "search-sorted x",
                 "search x --queries q --k 3 --metric cosine",
                 "bench order x", "sort x --only both", "bench dot x", "bench reduce magic x",
                 "bench dot x x --repeat 0"):
@@ -1080,6 +1184,8 @@ class BenchTest(CliCase):
                 self.cli("cp", name, name, "--replace", "--dtype", dtype)
             self.put("rows", random.integers(-side, side, 7))
             self.put("all", np.ones((side, side), bool))
+            self.put("ordered", np.arange(n) // 9)
+            self.cli("cp", "ordered", "ordered", "--replace", "--dtype", dtype)
             for operation, arguments, unit, work in (
                     ("dot", ("dot", "x", "y"), "B/s", 2 * n * size),
                     ("dot", ("dot", "x", "x"), "B/s", n * size),
@@ -1100,7 +1206,11 @@ class BenchTest(CliCase):
                     ("sort", ("sort", "m", "--axis", 0), "B/s", side * side * (2 * size + 8)),
                     ("take", ("take", "m", "rows", "--axis", 0), "B/s",
                      7 * (8 + 2 * side * size)),
-                    ("select", ("select", "m", "all"), "B/s", side * side * (1 + 2 * size + 8))):
+                    ("select", ("select", "m", "all"), "B/s", side * side * (1 + 2 * size + 8)),
+                    ("histogram", ("histogram", "x", "--bins", 3, "--range", "-9,9"), "B/s",
+                     n * size + 3 * 8),
+                    ("search_sorted", ("search-sorted", "ordered", "y"), "B/s",
+                     n * (2 * size + 8))):
                 with self.subTest(dtype=dtype, operation=operation):
                     report = self.bench(*arguments, "--repeat", 3)
                     self.assertEqual(report["operation"], operation)

@@ -35,43 +35,34 @@ class AsyncTest : public ::testing::Test {
 };
 
 TEST_F(AsyncTest, EveryCallAnswersInBothForms) {
-  Future<v1::DotResponse> dot = client_.Async().Dot("x", "x");
-  Future<v1::ReduceResponse> sum = client_.Async().Reduce(ReduceOp::kSum, "x");
-  Future<v1::AddResponse> twice = client_.Async().Add("x", "x");
-  Future<v1::WindowSumResponse> window = client_.Async().WindowSum("x", 1);
-  Future<v1::TopKResponse> largest = client_.Async().TopK("x", 1);
-  Future<v1::ScanResponse> running = client_.Async().Scan(ReduceOp::kSum, "x");
-  Future<v1::SortResponse> sorted = client_.Async().Sort("x", 0, /*descending=*/true);
-  Future<v1::TakeResponse> taken = client_.Async().Take("x", Integers({2, 0}));
-  v1::Tensor mask = Floats({});
+  AsyncClient async = client_.Async();
+  EXPECT_EQ(async.Dot("x", "x").Get()->value().real(), 14);
+  EXPECT_EQ(async.Reduce(ReduceOp::kSum, "x").Get()->value().real(), 6);
+  EXPECT_EQ(async.Add("x", "x").Get()->tensor().data(), Bytes<float>({2, 4, 6}));
+  EXPECT_EQ(async.WindowSum("x", 1).Get()->tensor().data(), Bytes<float>({3, 6, 5}));
+  const absl::StatusOr<v1::TopKResponse> largest = async.TopK("x", 1).Get();
+  EXPECT_EQ(largest->values().data(), Bytes<float>({3}));
+  EXPECT_EQ(largest->indices().data(), Bytes<std::int64_t>({2}));
+  EXPECT_EQ(async.Scan(ReduceOp::kSum, "x").Get()->tensor().data(), Bytes<float>({1, 3, 6}));
+  EXPECT_EQ(async.Sort("x", 0, /*descending=*/true).Get()->values().data(),
+            Bytes<float>({3, 2, 1}));
+  EXPECT_EQ(async.Take("x", Integers({2, 0})).Get()->tensor().data(), Bytes<float>({3, 1}));
+  v1::Tensor mask;
   mask.set_dtype(v1::DTYPE_BOOL);
-  mask.set_shape(0, 3);
+  mask.add_shape(3);
   mask.set_data(std::string("\0\1\1", 3));
-  Future<v1::SelectResponse> selected = client_.Async().Select("x", mask);
-  Future<v1::MatmulResponse> product = client_.Async().Matmul("x", "x");
-  Future<v1::MapResponse> squares = client_.Async().Map({"x"}, Element(0) * Element(0));
-  Future<v1::GetBufferResponse> buffer = client_.Async().GetBuffer("x");
-  Future<v1::GetServerInfoResponse> info = client_.Async().GetServerInfo();
+  EXPECT_EQ(async.Select("x", mask).Get()->values().data(), Bytes<float>({2, 3}));
+  EXPECT_EQ(async.Histogram("x", EvenBins{2, 1, 3}).Get()->tensor().data(),
+            Bytes<std::int64_t>({1, 2}));
+  EXPECT_EQ(async.SearchSorted("x", "x").Get()->tensor().data(), Bytes<std::int64_t>({0, 1, 2}));
+  EXPECT_EQ(ErrorReason(async.Matmul("x", "x").Get().status()), "BAD_SHAPE");
+  EXPECT_EQ(async.Map({"x"}, Element(0) * Element(0)).Get()->tensor().data(),
+            Bytes<float>({1, 4, 9}));
+  EXPECT_EQ(async.GetBuffer("x").Get()->buffer().name(), "x");
+  EXPECT_EQ(async.GetServerInfo().Get()->devices_size(), 1);
   Program program;
   program.Dot("x", "x");
-  Future<v1::ExecuteResponse> answers = client_.Async().Execute(program);
-
-  EXPECT_EQ(dot.Get()->value().real(), 14);
-  EXPECT_EQ(sum.Get()->value().real(), 6);
-  EXPECT_EQ(twice.Get()->tensor().data(), Floats({2, 4, 6}).data());
-  EXPECT_EQ(window.Get()->tensor().data(), Floats({3, 6, 5}).data());
-  const absl::StatusOr<v1::TopKResponse> found = largest.Get();
-  EXPECT_EQ(found->values().data(), Floats({3}).data());
-  EXPECT_EQ(Values<std::int64_t>(found->indices()), std::vector<std::int64_t>{2});
-  EXPECT_EQ(running.Get()->tensor().data(), Floats({1, 3, 6}).data());
-  EXPECT_EQ(sorted.Get()->values().data(), Floats({3, 2, 1}).data());
-  EXPECT_EQ(taken.Get()->tensor().data(), Floats({3, 1}).data());
-  EXPECT_EQ(selected.Get()->values().data(), Floats({2, 3}).data());
-  EXPECT_EQ(ErrorReason(product.Get().status()), "BAD_SHAPE");
-  EXPECT_EQ(squares.Get()->tensor().data(), Floats({1, 4, 9}).data());
-  EXPECT_EQ(buffer.Get()->buffer().name(), "x");
-  EXPECT_EQ(info.Get()->devices_size(), 1);
-  EXPECT_EQ(answers.Get()->results(0).dot().value().real(), 14);
+  EXPECT_EQ(async.Execute(program).Get()->results(0).dot().value().real(), 14);
 
   const absl::Status blocking = client_.Dot("x", "nothing").status();
   const Traffic before = client_.traffic();
@@ -182,9 +173,11 @@ TEST(AsyncWithoutServer, EndsAfterItsConnectTimeoutOrWhenItIsCancelled) {
 class BusyAsyncTest : public WithABusyServer {};
 
 TEST_F(BusyAsyncTest, ACallEndsAtItsDeadline) {
-  const auto answer = client_->Async().Dot("x", "x", {.timeout = absl::Milliseconds(200)}).Get();
-  EXPECT_EQ(answer.status(),
-            absl::DeadlineExceededError("no answer within 200ms, the call's deadline"));
+  const OperationOptions options = {.timeout = absl::Milliseconds(200)};
+  for (const auto& answer :
+       {client_->Dot("x", "x", options), client_->Async().Dot("x", "x", options).Get()})
+    EXPECT_EQ(answer.status(),
+              absl::DeadlineExceededError("no answer within 200ms, the call's deadline"));
 }
 
 TEST_F(BusyAsyncTest, ACallIsCancelledOnTheServerToo) {
@@ -283,7 +276,7 @@ TEST_F(ProgramResultsTest, AnswersByStepAndByName) {
   }
 }
 
-TEST_F(ProgramResultsTest, ExpressionsOfReduceAndMatmul) {
+TEST_F(ProgramResultsTest, StepsInExpressions) {
   const Expr difference = Element(0) - Element(1);
   Program program;
   const ProgramStep mean = program.Reduce(ReduceOp::kMean, "x");
@@ -296,16 +289,6 @@ TEST_F(ProgramResultsTest, ExpressionsOfReduceAndMatmul) {
   ASSERT_TRUE(results.ok()) << results.status();
   EXPECT_EQ(*results->Real("deviations"), 2);  // The deviations of 1, 2 and 3.
   EXPECT_EQ(*results->Integer("above"), 2);
-
-  v1::Tensor row = Floats({3, 4});
-  row.mutable_shape()->Clear();
-  row.add_shape(1);
-  row.add_shape(2);
-  const auto product = client_.Matmul(
-      row, row, true, false, {},
-      {.expression = (Element(0) * Element(1) - 1).ToMessage(), .with = {Operand(row)}});
-  ASSERT_TRUE(product.ok()) << product.status();
-  EXPECT_THAT(Values<float>(product->tensor()), ::testing::ElementsAre(26, 47, 35, 63));
 }
 
 TEST_F(ProgramResultsTest, TheTwoResultsOfTopK) {

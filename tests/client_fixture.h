@@ -47,11 +47,6 @@ inline std::string Pattern(std::size_t bytes) {
 }
 
 template <class T>
-std::string Bytes(const std::vector<T>& values) {
-  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
-}
-
-template <class T>
 std::vector<T> Values(const v1::Tensor& tensor) {
   std::vector<T> values(tensor.data().size() / sizeof(T));
   std::memcpy(values.data(), tensor.data().data(), tensor.data().size());
@@ -122,9 +117,7 @@ class WithABusyServer : public ::testing::Test {
     Options options = TcpOptions();
     options.workers = 1;
     options.queue = 1;
-    std::vector<std::unique_ptr<Device>> devices;
-    devices.emplace_back(device_);
-    server_ = std::make_unique<TestServer>(options, std::move(devices));
+    server_ = std::make_unique<TestServer>(options, Only(device_));
     client_ = std::make_unique<Client>(FastOptions(server_->address()));
     ASSERT_TRUE(PutFloats(*client_, "x", {1, 2, 3}).ok());
     device_->Close(FakeDevice::Step::kBegin);

@@ -468,6 +468,8 @@ TEST(RepetitionTest, NotOfOperationsThatStoreTheirResult) {
     expect(client.Sort("x", {}, false, Results::kValues, options).status());
     expect(client.Take("x", "i", {}, TakeMode::kError, false, options).status());
     expect(client.Select("x", "m", Results::kValues, options).status());
+    expect(client.Histogram("x", IntegerBins{1}, options).status());
+    expect(client.SearchSorted("x", "k", false, options).status());
     OperationOptions indices;
     indices.indices_target = options.target;
     expect(client.TopK("x", 1, false, {}, indices).status());

@@ -144,21 +144,6 @@ TEST(TwoServers, CallsOfOneLeaveTheOthersWhereTheyWere) {
   }
 }
 
-TEST(OneServer, ACallToOneThatHangsEndsAtItsDeadline) {
-  ServerProcess server;
-  ClientOptions options = FastOptions(server.address());
-  options.timeout = absl::InfiniteDuration();  // Unless a call sets it.
-  Client client(options);
-  ASSERT_TRUE(client.GetServerInfo().ok());
-  server.Signal(SIGSTOP);
-  EXPECT_EQ(client.GetServerInfo({.timeout = absl::Milliseconds(300)}).status().code(),
-            absl::StatusCode::kDeadlineExceeded);
-  EXPECT_EQ(
-      client.Async().GetServerInfo({.timeout = absl::Milliseconds(300)}).Get().status().code(),
-      absl::StatusCode::kDeadlineExceeded);
-  server.Signal(SIGCONT);
-}
-
 TEST(OneServer, AMissingBufferSaysThatTheServerHasBeenStartedAgain) {
   ServerProcess server;
   Client client(FastOptions(server.address()));

@@ -118,15 +118,6 @@ class ClosingChannel : public testing::Test {
   const Port port_;
 };
 
-TEST_F(ClosingChannel, EndsAConnectionThatIsMadeAfterwards) {
-  port_.Listen();
-  std::shared_ptr<grpc::Channel> channel = Connect(port_);
-  const int connection = port_.Accept();
-  channel.reset();
-  Greet(connection);
-  EXPECT_TRUE(Ends(connection));
-}
-
 TEST_F(ClosingChannel, EndsOneThatIsMadeAgain) {
   std::shared_ptr<grpc::Channel> channel = Connect(port_);
   Await(*channel, GRPC_CHANNEL_TRANSIENT_FAILURE);

@@ -16,6 +16,7 @@ import outsider as o
 ROOT = o.ROOT
 DEPLOY = ROOT / "deploy"
 CHART = DEPLOY / "helm" / "tessera"
+SNAPSHOT_SECONDS = 300  # How long the last snapshot may take.
 
 
 def help_of(program):
@@ -39,7 +40,8 @@ class ComposeTest(unittest.TestCase):
         self.services = self.document["services"]
 
     def test_docker_compose_1_29_knows_all_of_it(self):
-        self.assertEqual({key for key in self.document if not key.startswith("x-")}, {"services"})
+        self.assertEqual({key for key in self.document if not key.startswith("x-")},
+                         {"services", "volumes"})
 
     def test_services(self):
         for name, service in self.services.items():
@@ -52,7 +54,8 @@ class ComposeTest(unittest.TestCase):
                 self.assertLessEqual(set(service.get("environment", {})), variables())
                 for volume in service.get("volumes", []):
                     path = volume.split(":")[0]
-                    self.assertTrue(path.startswith("${") or (DEPLOY / path).is_file(), path)
+                    self.assertTrue(path.startswith("${") or (DEPLOY / path).is_file()
+                                    or path in self.document["volumes"], path)
 
     def test_builds(self):
         for name, service in self.services.items():
@@ -67,8 +70,14 @@ class ComposeTest(unittest.TestCase):
         text = (DEPLOY / "Dockerfile").read_text()
         delay = float(re.search(r"TESSERA_DRAIN_DELAY=(\d+)s", text)[1])
         for name in ("tessera-gpu", "tessera-cpu"):
-            grace = float(self.services[name]["stop_grace_period"].rstrip("s"))
-            self.assertGreater(grace, delay + 30)
+            service = self.services[name]
+            grace = float(service["stop_grace_period"].rstrip("s"))
+            self.assertGreater(grace, delay + 30 + SNAPSHOT_SECONDS)
+            # The data folder is on the volume, which belongs to the image's user.
+            (volume,) = service["volumes"]
+            folder = volume.split(":")[1]
+            self.assertIn(f"-{folder}/", service["environment"]["TESSERA_DATA_DIR"])
+            self.assertRegex(text, rf"install -d -o 65532 -g 65532 {folder}\n")
 
 
 class PinsTest(unittest.TestCase):
@@ -152,7 +161,7 @@ class KubernetesTest(unittest.TestCase):
             self.assertEqual(container[probe]["grpc"]["port"], port["containerPort"])
         drain = sum(
             int(environment[f"TESSERA_DRAIN_{part}"].rstrip("s")) for part in ("DELAY", "TIMEOUT"))
-        self.assertGreater(pod["terminationGracePeriodSeconds"], drain + 5)
+        self.assertGreater(pod["terminationGracePeriodSeconds"], drain + SNAPSHOT_SECONDS)
         self.assertEqual(container["securityContext"]["capabilities"], {"drop": ["ALL"]})
         self.assertTrue(container["securityContext"]["readOnlyRootFilesystem"])
         user = re.search(r"^USER (\d+):", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)[1]
@@ -218,7 +227,8 @@ class ChartTest(unittest.TestCase):
         (mount,) = re.findall(r"name: data, mountPath: (\S+)\}", template)
         self.assertTrue(folder.startswith(mount + "/"))
         own, claims = template.split("  volumeClaimTemplates:\n")
-        self.assertTrue(own.endswith("{{- if .Values.data.size }}\n"))
+        self.assertTrue(own.endswith(
+            "{{- if and .Values.data.size (not .Values.data.existingClaim) }}\n"))
         self.assertIn("accessModes: [ReadWriteOnce]", claims)
         refused = "and .Values.data.existingClaim (gt (int .Values.replicas) 1) }}\n{{- fail "
         self.assertIn(refused, template)
@@ -253,7 +263,14 @@ class ServiceTest(unittest.TestCase):
         unit = (DEPLOY / "systemd" / "tessera-server.service").read_text()
         self.assertIn("Type=notify", unit)
         drain = re.search(r"--drain-timeout TIME=(\d+)s", help_of(o.Program.path))
-        self.assertGreater(int(re.search(r"TimeoutStopSec=(\d+)s", unit)[1]), int(drain[1]) + 5)
+        self.assertGreater(int(re.search(r"TimeoutStopSec=(\d+)s", unit)[1]),
+                           int(drain[1]) + SNAPSHOT_SECONDS)
+
+    def test_it_may_write_to_its_data_folder(self):
+        unit = (DEPLOY / "systemd" / "tessera-server.service").read_text()
+        options = (DEPLOY / "systemd" / "server.toml").read_text()
+        folder = re.search(r'(?m)^data-dir = "/var/lib/(\w+)"$', options)[1]
+        self.assertIn(f"\nStateDirectory={folder}\n", unit)
 
 
 class PackTest(unittest.TestCase):

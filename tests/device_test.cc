@@ -71,33 +71,29 @@ TEST_P(DeviceTest, CopiesToStaging) {
 }
 
 TEST_P(DeviceTest, GathersEveryElementSize) {
-  struct Window {
-    std::vector<std::int64_t> shape, strides;
-    std::int64_t offset;
-  };
-  // Windows of a [24, 30, 36] array: transposes, reversals, steps, repetition, a scalar, rank 8.
-  const Window windows[] = {{{36, 24}, {1, 1080}, 40},
-                            {{720, 36}, {36, 1}, 0},
-                            {{36, 720}, {1, 36}, 0},
-                            {{24, 30, 36}, {-1080, -36, -1}, 25919},
-                            {{12, 10, 9}, {2160, 108, 4}, 3},
-                            {{5, 7}, {0, 0}, 17},
-                            {{}, {}, 5},
-                            {{2, 2, 2, 3, 2, 2, 2, 2}, {1080, 36, 1, 72, 2, 4, 8, 16}, 1},
-                            {{1000}, {7}, 2},
-                            {{3, 0, 2}, {1, 1, 1}, 0}};
+  // Windows of an array of 25920 elements: transposes, reversals, steps, repetition, a scalar, rank
+  // 8.
+  const StridedWindow windows[] = {{40, {36, 24}, {1, 1080}},
+                                   {0, {720, 36}, {36, 1}},
+                                   {0, {36, 720}, {1, 36}},
+                                   {25919, {24, 30, 36}, {-1080, -36, -1}},
+                                   {3, {12, 10, 9}, {2160, 108, 4}},
+                                   {17, {5, 7}, {0, 0}},
+                                   {5, {}, {}},
+                                   {1, {2, 2, 2, 3, 2, 2, 2, 2}, {1080, 36, 1, 72, 2, 4, 8, 16}},
+                                   {2, {1000}, {7}},
+                                   {0, {3, 0, 2}, {1, 1, 1}}};
   for (DType dtype : kArrayDTypes) {
-    const ArrayType type{dtype, MakeShape({24, 30, 36})};
-    const std::string bytes = RandomBytes(type.bytes());
+    const std::size_t size = SizeOf(dtype);
+    const std::string bytes = RandomBytes(25920 * size);
     const auto memory = Allocate(*TestDevice(GetParam()), bytes.size());
     ASSERT_TRUE(memory.ok() &&
                 CopyToDevice(stream(), memory->data(), bytes.data(), bytes.size()).ok());
-    for (const Window& w : windows) {
-      const auto view = Get(MakeView(type, memory->data(), w.offset, w.shape, w.strides));
-      const std::size_t size = SizeOf(dtype);
+    for (const StridedWindow& w : windows) {
+      const View view = w.Of(memory->data(), dtype);
       std::string want;
       for (std::int64_t e = 0; e < view.elements(); ++e) {
-        std::int64_t rest = e, from = w.offset;
+        std::int64_t rest = e, from = w.first;
         for (std::size_t i = w.shape.size(); i-- > 0;) {
           from += rest % w.shape[i] * w.strides[i];
           rest /= w.shape[i];

@@ -66,22 +66,18 @@ class DotTest : public StrategyTest<DotProblem> {
   }
 };
 
-TEST_P(DotTest, AwkwardSizes) {
-  ForType([&]<class T>(T) {
-    for (std::int64_t n : AwkwardSizes()) {
-      Check<T>(NormalVector<T>(n, 1), NormalVector<T>(n, 2));
-      Check<T>(NormalVector<T>(n, 3, 1.0), NormalVector<T>(n, 4, 1.0), {}, 1, 3);
-    }
-  });
+TESSERA_TYPED_TEST(DotTest, AwkwardSizes) {
+  for (std::int64_t n : AwkwardSizes()) {
+    Check<T>(NormalVector<T>(n, 1), NormalVector<T>(n, 2));
+    Check<T>(NormalVector<T>(n, 3, 1.0), NormalVector<T>(n, 4, 1.0), {}, 1, 3);
+  }
 }
 
-TEST_P(DotTest, LaunchesAndAlignments) {
-  ForType([&]<class T>(T) {
-    for (const Launch& launch : Launches(limits())) {
-      for (std::int64_t n : Sizes({0, 1, 33, 4099, 70001}))
-        Check<T>(NormalVector<T>(n, 5, 0.5), NormalVector<T>(n, 6), launch, n % 4, n % 3);
-    }
-  });
+TESSERA_TYPED_TEST(DotTest, LaunchesAndAlignments) {
+  for (const Launch& launch : Launches(limits())) {
+    for (std::int64_t n : Sizes({0, 1, 33, 4099, 70001}))
+      Check<T>(NormalVector<T>(n, 5, 0.5), NormalVector<T>(n, 6), launch, n % 4, n % 3);
+  }
 }
 
 TEST_P(DotTest, LaunchesOutOfRange) {
@@ -105,49 +101,43 @@ TEST_P(DotTest, LaunchesOutOfRange) {
 
 TESSERA_STRATEGY_SUITE(DotOfFloatsTest, DotTest, kFloats);
 
-TEST_P(DotOfFloatsTest, SpecialValuesPropagate) {
-  ForType([&]<class T>(T) {
-    std::vector<T> a(4099, Element<T>(1)), b(4099, Element<T>(2));
-    for (std::size_t at : {std::size_t{0}, a.size() - 1}) {
-      for (double special : {std::nan(""), -kInfinity}) {
-        a[at] = Element<T>(special);
-        Check<T>(a, b);
-      }
-      a[at] = b[at];
+TESSERA_TYPED_TEST(DotOfFloatsTest, SpecialValuesPropagate) {
+  std::vector<T> a(4099, Element<T>(1)), b(4099, Element<T>(2));
+  for (std::size_t at : {std::size_t{0}, a.size() - 1}) {
+    for (double special : {std::nan(""), -kInfinity}) {
+      a[at] = Element<T>(special);
+      Check<T>(a, b);
     }
-  });
+    a[at] = b[at];
+  }
 }
 
 TESSERA_STRATEGY_SUITE(DotOfIntegersTest, DotTest, kIntegers);
 
-TEST_P(DotOfIntegersTest, Wrap) {
-  ForType([&]<std::integral T>(T) {
-    std::vector<T> a(5000), b(5000);
-    Random random(12);
-    for (T& x : a) x = static_cast<T>(random.Bits());
-    for (T& x : b) x = static_cast<T>(random.Bits());
-    Check<T>(a, b);
-  });
+TESSERA_TYPED_TEST_OF(std::integral, DotOfIntegersTest, Wrap) {
+  std::vector<T> a(5000), b(5000);
+  Random random(12);
+  for (T& x : a) x = static_cast<T>(random.Bits());
+  for (T& x : b) x = static_cast<T>(random.Bits());
+  Check<T>(a, b);
 }
 
-TEST_P(DotTest, Large) {
-  ForType([&]<class T>(T) {
-    // All elements are one except for one element. Made once per type and device.
-    static auto& inputs = *new std::map<Backend, std::pair<DeviceArray<T>, DeviceArray<T>>>;
-    const std::int64_t n = LargeSize(GetParam().backend);
-    if (!inputs.contains(GetParam().backend)) {
-      std::vector<T> x(static_cast<std::size_t>(n), static_cast<T>(ValueOf<T>(1)));
-      DeviceArray<T> a(stream(), x);
-      At(x, n - 2) = static_cast<T>(ValueOf<T>(-1));
-      inputs.try_emplace(GetParam().backend, std::move(a), DeviceArray<T>(stream(), x));
-    }
-    const auto& [a, b] = inputs.at(GetParam().backend);
-    // The library rounds its sum to the type of the operands.
-    const long double magnitude = GetParam().name == "cublas" ? n : 0;
-    CheckResident<T>(
-        {.sum = static_cast<long double>(n - 2), .magnitude = magnitude, .wrapped = n - 2},
-        a.view(), b.view());
-  });
+TESSERA_TYPED_TEST(DotTest, Large) {
+  // All elements are one except for one element. Made once per type and device.
+  static auto& inputs = *new std::map<Backend, std::pair<DeviceArray<T>, DeviceArray<T>>>;
+  const std::int64_t n = LargeSize(GetParam().backend);
+  if (!inputs.contains(GetParam().backend)) {
+    std::vector<T> x(static_cast<std::size_t>(n), static_cast<T>(ValueOf<T>(1)));
+    DeviceArray<T> a(stream(), x);
+    At(x, n - 2) = static_cast<T>(ValueOf<T>(-1));
+    inputs.try_emplace(GetParam().backend, std::move(a), DeviceArray<T>(stream(), x));
+  }
+  const auto& [a, b] = inputs.at(GetParam().backend);
+  // The library rounds its sum to the type of the operands.
+  const long double magnitude = GetParam().name == "cublas" ? n : 0;
+  CheckResident<T>(
+      {.sum = static_cast<long double>(n - 2), .magnitude = magnitude, .wrapped = n - 2}, a.view(),
+      b.view());
 }
 
 TESSERA_STRATEGIES(DotTest);

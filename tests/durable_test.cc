@@ -140,6 +140,7 @@ TEST_F(DurableTest, WhatWasWrittenIsReadBack) {
   written.time = absl::FromUnixMicros(1'700'000'000'000'001);
   ASSERT_TRUE(Add(folder, "a", Bytes(123'456, 'x'), written).ok());
   Manifest::OfTenant& tenant = written.tenants["some-tenant"];
+  std::swap(tenant, written.tenants[""]);
   tenant.last_version = ~std::uint64_t{0};
   tenant.buffers.push_back({.name = "link",
                             .version = (std::uint64_t{1} << 63) + 1,
@@ -161,13 +162,14 @@ TEST_F(DurableTest, WhatWasWrittenIsReadBack) {
   EXPECT_EQ(*ReadBack(*folder_, file), Bytes(123'456, 'x'));
   const Manifest::OfTenant& same = read->tenants.at("some-tenant");
   EXPECT_EQ(same.last_version, tenant.last_version);
-  EXPECT_EQ(same.buffers[0].name, "link");
-  EXPECT_EQ(same.buffers[0].version, tenant.buffers[0].version);
-  EXPECT_EQ(same.buffers[0].file, 1u);
-  EXPECT_EQ(same.buffers[0].create_time, absl::FromUnixMicros(5));
-  EXPECT_EQ(same.buffers[0].expire_time, absl::FromUnixMicros(7));
-  EXPECT_THAT(same.buffers[0].devices, ElementsAre("cpu:0", "cpu:1"));
-  EXPECT_EQ(read->tenants.at("").buffers[0].expire_time, absl::InfiniteFuture());
+  EXPECT_EQ(same.buffers[0].expire_time, absl::InfiniteFuture());
+  EXPECT_EQ(same.buffers[1].name, "link");
+  EXPECT_EQ(same.buffers[1].version, tenant.buffers[1].version);
+  EXPECT_EQ(same.buffers[1].file, 1u);
+  EXPECT_EQ(same.buffers[1].create_time, absl::FromUnixMicros(5));
+  EXPECT_EQ(same.buffers[1].expire_time, absl::FromUnixMicros(7));
+  EXPECT_THAT(same.buffers[1].devices, ElementsAre("cpu:0", "cpu:1"));
+  EXPECT_THAT(read->tenants.at("").buffers, IsEmpty());
 }
 
 TEST_F(DurableTest, FilesAreSafetensors) {
@@ -244,22 +246,20 @@ TEST_F(DurableTest, ADamagedArrayIsFound) {
   SetContent(file, good + "x");
   EXPECT_THAT(message(), HasSubstr("does not have the size"));
   const std::size_t begin = good.size() - 2500;
-  for (const std::size_t at : {std::size_t{0}, std::size_t{8}, std::size_t{30}, begin - 1}) {
+  for (const std::size_t at : {std::size_t{0}, std::size_t{8}, std::size_t{30}, begin - 1, begin,
+                               begin + 1234, good.size() - 1}) {
     std::string flipped = good;
     flipped[at] = static_cast<char>(flipped[at] ^ 4);
     SetContent(file, flipped);
-    EXPECT_THAT(message(), HasSubstr("header")) << at;
-  }
-  for (const std::size_t at : {begin, begin + 1234, good.size() - 1}) {
-    std::string flipped = good;
-    flipped[at] = static_cast<char>(flipped[at] ^ 4);
-    SetContent(file, flipped);
-    EXPECT_THAT(message(), HasSubstr("do not match their checksum")) << at;
+    EXPECT_THAT(message(), HasSubstr(at < begin ? "header" : "do not match their checksum")) << at;
   }
   fs::remove(file);
   EXPECT_THAT(message(), HasSubstr("No such file"));
   fs::create_symlink("2.safetensors", file);
   message();
+  fs::remove(file);
+  ASSERT_EQ(mkfifo(file.c_str(), 0600), 0);
+  EXPECT_THAT(message(), HasSubstr("does not have the size"));
   fs::remove(file);
   SetContent(file, good);
   EXPECT_EQ(*ReadBack(folder, manifest.files.at(1)), Bytes(2500, 'a'));
@@ -271,6 +271,9 @@ TEST_F(DurableTest, ADamagedManifestIsRefused) {
   const fs::path file = File("manifest.json");
   const std::string good = Content(file);
   std::vector<std::string> bad = {"", "{", "[]", "{}", R"({"manifest":{"format":1},"crc32c":1})"};
+  constexpr std::size_t kDeep = 1 << 20;
+  bad.push_back(R"({"crc32c":1,"manifest":)" + std::string(kDeep, '[') + std::string(kDeep, ']') +
+                "}");
   for (std::size_t size = 0; size + 3 < good.size(); size += 13)
     bad.push_back(good.substr(0, size));
   for (std::size_t at = 0; at + 3 < good.size(); at += 7) {
@@ -309,6 +312,12 @@ TEST_F(DurableTest, AManifestThatContradictsItselfIsRefused) {
   bad = good;
   bad.tenants[""].buffers[1].file = 3;
   EXPECT_THAT(message(bad), HasSubstr("a file without a type"));
+  bad = good;
+  bad.tenants[""].buffers[1].version = bad.tenants[""].buffers[0].version;
+  EXPECT_THAT(message(bad), HasSubstr("two buffers with the version 101"));
+  bad = good;
+  bad.tenants["another"] = bad.tenants[""];
+  EXPECT_THAT(message(bad), HasSubstr("a file of two tenants"));
   bad = good;
   bad.next_file = 2;
   EXPECT_THAT(message(bad), HasSubstr("a file that is still to come"));

@@ -2,8 +2,6 @@
 // or wait fails, for each possible k. The call reports the fault or succeeds, leaves nothing
 // behind, and the same call succeeds afterwards. Also loses the device at each of these places: the
 // call reports the loss, and nothing remains on the device.
-#include <unistd.h>
-
 #include <cstddef>
 
 #include "client/shared_memory.h"
@@ -102,12 +100,6 @@ class EveryFaultTest : public ServiceTest {
 
  private:
   using Devices = std::vector<std::unique_ptr<Device>>;
-  static Devices FakeDevices(int count) {
-    Devices devices;
-    for (int i = 0; i < count; ++i)
-      devices.push_back(std::make_unique<FakeDevice>("fake:" + std::to_string(i)));
-    return devices;
-  }
   static std::vector<FakeDevice*> Pointers(const Devices& devices) {
     std::vector<FakeDevice*> pointers;
     for (const auto& device : devices) pointers.push_back(static_cast<FakeDevice*>(device.get()));
@@ -217,6 +209,9 @@ TEST_F(EveryFaultTest, Operations) {
   const std::string turned = "{ buffer: 'x' view { shape: [64, 64] strides: [1, 64] } }";
   const std::string column = "{ buffer: 'x' view { shape: 64 strides: 64 } }";
   const std::string into_y = " result { buffer { name: 'y' } }";
+  const std::string into_both = " values { buffer { name: 'y' } } indices { buffer { name: 'z' } }";
+  const std::string roots =
+      " expression { nodes { operand: 0 } nodes { op: MAP_OP_SQRT args: 0 } }";
   Try("Dot", [&] {
     return Dot(InView(Named("x"), 0, {64}, {64}),
                Inline<float>(v1::DTYPE_F32, {64}, std::vector<float>(64, 2)));
@@ -227,26 +222,12 @@ TEST_F(EveryFaultTest, Operations) {
       "x { buffer: 'x' view { shape: 2048 strides: 2 } } radius: 3" + into_y, {"y"});
   TryTimed<v1::ReduceRequest>("x " + turned + " op: REDUCE_OP_VARIANCE axes: 1" + into_y, {"y"});
   TryTimed<v1::MatmulRequest>("a " + turned + " b { buffer: 'x' }" + into_y, {"y"});
-  TryTimed<v1::MapRequest>("operands " + turned +
-                               " expression { nodes { operand: 0 } "
-                               "nodes { op: MAP_OP_SQRT args: 0 } }" +
-                               into_y,
-                           {"y"});
+  TryTimed<v1::MapRequest>("operands " + turned + roots + into_y, {"y"});
   TryTimed<v1::ScanRequest>("x " + turned + " op: REDUCE_OP_SUM" + into_y, {"y"});
-  TryTimed<v1::ScanRequest>("x " + turned +
-                                " op: REDUCE_OP_MAX axis: 0 expression { nodes { operand: 0 } "
-                                "nodes { op: MAP_OP_SQRT args: 0 } }" +
-                                into_y,
-                            {"y"});
-  TryTimed<v1::SortRequest>("x " + turned +
-                                " axis: 0 values { buffer { name: 'y' } } "
-                                "indices { buffer { name: 'z' } }",
-                            {"y", "z"});
-  TryTimed<v1::SortRequest>("x " + turned +
-                                " expression { nodes { operand: 0 } nodes { op: MAP_OP_SQRT "
-                                "args: 0 } } values { none: true } "
-                                "indices { buffer { name: 'z' } }",
-                            {"z"});
+  TryTimed<v1::ScanRequest>("x " + turned + " op: REDUCE_OP_MAX axis: 0" + roots + into_y, {"y"});
+  TryTimed<v1::SortRequest>("x " + turned + " axis: 0" + into_both, {"y", "z"});
+  TryTimed<v1::SortRequest>(
+      "x " + turned + roots + " values { none: true } indices { buffer { name: 'z' } }", {"z"});
   TryTimed<v1::TakeRequest>("x " + turned +
                                 " indices { tensor { dtype: DTYPE_I64 shape: 1 data: "
                                 "'\\001\\000\\000\\000\\000\\000\\000\\000' } } axis: 1" +
@@ -254,13 +235,16 @@ TEST_F(EveryFaultTest, Operations) {
                             {"y"});
   TryTimed<v1::SelectRequest>(
       "x { buffer: 'x' view { shape: 2 shape: 1 } } mask { tensor { dtype: "
-      "DTYPE_BOOL shape: 2 shape: 1 data: '\\001\\001' } } "
-      "values { buffer { name: 'y' } } indices { buffer { name: 'z' } }",
+      "DTYPE_BOOL shape: 2 shape: 1 data: '\\001\\001' } }" +
+          into_both,
       {"y", "z"});
-  TryTimed<v1::TopKRequest>("x " + turned +
-                                " k: 3 axis: 0 values { buffer { name: 'y' } } "
-                                "indices { buffer { name: 'z' } }",
-                            {"y", "z"});
+  TryTimed<v1::HistogramRequest>("x " + turned + " even { count: 9 low: 0 high: 1 }" + into_y,
+                                 {"y"});
+  TryTimed<v1::SearchSortedRequest>(
+      "x { tensor { dtype: DTYPE_F32 shape: 1 data: '\\000\\000\\000\\000' } } keys " + turned +
+          into_y,
+      {"y"});
+  TryTimed<v1::TopKRequest>("x " + turned + " k: 3 axis: 0" + into_both, {"y", "z"});
 }
 
 // Each step reports its own error. A program with a failing step succeeds, and stores what it can.
@@ -325,7 +309,7 @@ class EveryFaultOfSharedMemoryTest : public EveryFaultTest {
   EveryFaultOfSharedMemoryTest() : EveryFaultTest(SharedOptions(), 1) {}
   void SetUp() override {
     ASSERT_NO_FATAL_FAILURE(EveryFaultTest::SetUp());
-    auto shared = SharedMemory::Make(SocketPath(), 1 << 14, absl::Seconds(10));
+    auto shared = SharedMemory::Make(SocketPath("every_fault"), 1 << 14, absl::Seconds(10));
     ASSERT_TRUE(shared.ok()) << shared.status();
     shared_.emplace(*std::move(shared));
   }
@@ -337,11 +321,8 @@ class EveryFaultOfSharedMemoryTest : public EveryFaultTest {
   }
 
  private:
-  static std::string SocketPath() {
-    return testing::TempDir() + "/every_fault_" + std::to_string(getpid()) + ".sock";
-  }
   static Options SharedOptions() {
-    return With([](Options& options) { options.shared_memory = SocketPath(); });
+    return With([](Options& options) { options.shared_memory = SocketPath("every_fault"); });
   }
 
   std::optional<SharedMemory> shared_;

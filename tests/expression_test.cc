@@ -22,6 +22,8 @@ std::string Written(const v1::Expression& expression, int index) {
   switch (node.value_case()) {
     case v1::Expression::Node::kOperand:
       return std::string(1, static_cast<char>('a' + node.operand()));
+    case v1::Expression::Node::kCoordinate:
+      return absl::StrCat("coordinate(", node.coordinate(), ")");
     case v1::Expression::Node::kReal:
       return absl::StrCat(node.real(), "r", type);
     case v1::Expression::Node::kInteger:
@@ -73,6 +75,8 @@ TEST(ExprTest, ALongChainNeedsNoStack) {
 
 TEST(ParseTest, PrecedenceIsThatOfPython) {
   EXPECT_EQ(Read("a + b * c"), "add(a, multiply(b, c))");
+  EXPECT_EQ(Read("coordinate(0) * coordinate( -2 )"), "multiply(coordinate(0), coordinate(-2))");
+  EXPECT_EQ(Read("coordinate(a)"), "11");
   EXPECT_EQ(Read("a - b - c"), "subtract(subtract(a, b), c)");
   EXPECT_EQ(Read("(a + b) // c % 2"), "remainder(floor_divide(add(a, b), c), 2)");
   EXPECT_EQ(Read("-a ** -b ** c"), "negate(power(a, negate(power(b, c))))");

@@ -16,6 +16,9 @@ using Nodes = std::vector<ExpressionNode>;
 inline ExpressionNode In(std::uint32_t operand) {
   return {.kind = ExpressionNode::Kind::kOperand, .operand = operand};
 }
+inline ExpressionNode Axis(std::int32_t axis) {
+  return {.kind = ExpressionNode::Kind::kCoordinate, .axis = axis};
+}
 inline ExpressionNode Real(double value, std::optional<DType> dtype = std::nullopt) {
   return {.kind = ExpressionNode::Kind::kReal, .real = value, .dtype = dtype};
 }
@@ -47,6 +50,7 @@ inline DrawnExpression AnyExpression(Random& random) {
       e.nodes.push_back(In(i));
     }
     for (std::uint32_t i = 0; i < steps; ++i) {
+      if (Below(random, 9) == 0) e.nodes.push_back(Axis(-1));
       if (Below(random, 5) == 0) e.nodes.push_back(Real(0.25 * (1 + Below(random, 9))));
       const MapOpInfo& info = kMapOpInfos[Below(random, kMapOpInfos.size())];
       std::vector<std::uint32_t> args;

@@ -263,10 +263,18 @@ inline std::unique_ptr<Stream> FakeDevice::MakeLargeStream() {
   return stream;
 }
 
-inline std::vector<std::unique_ptr<Device>> TwoDevices() {
+// Returns the devices of a server that has only this one.
+inline std::vector<std::unique_ptr<Device>> Only(FakeDevice* device) {
   std::vector<std::unique_ptr<Device>> devices;
-  devices.push_back(std::make_unique<FakeDevice>("fake:0"));
-  devices.push_back(std::make_unique<FakeDevice>("fake:1"));
+  devices.emplace_back(device);
+  return devices;
+}
+
+// Returns devices with the names fake:0, fake:1 and so on.
+inline std::vector<std::unique_ptr<Device>> FakeDevices(int count) {
+  std::vector<std::unique_ptr<Device>> devices;
+  for (int i = 0; i < count; ++i)
+    devices.push_back(std::make_unique<FakeDevice>("fake:" + std::to_string(i)));
   return devices;
 }
 

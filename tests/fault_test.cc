@@ -52,10 +52,8 @@ class FaultTest : public testing::Test {
   void StartServer(const Changes&... changes) {
     Options options = With(OneWorker);
     (changes(options), ...);
-    std::vector<std::unique_ptr<Device>> devices;
-    devices.push_back(std::make_unique<FakeDevice>());
-    device_ = static_cast<FakeDevice*>(devices[0].get());
-    server_ = std::make_unique<TestServer>(options, std::move(devices));
+    device_ = new FakeDevice;
+    server_ = std::make_unique<TestServer>(options, Only(device_));
     ASSERT_TRUE(server_->Put<float>("x", v1::DTYPE_F32, {3}, {1, 2, 3}).ok());
   }
   void TearDown() override {
@@ -88,6 +86,11 @@ class FaultTest : public testing::Test {
     v1::DeleteBufferRequest request;
     request.set_name(name);
     return server_->Call(request);
+  }
+  // Stores 256 x 256 ones as "m".
+  void PutMatrix() {
+    const std::vector<float> ones(256 * 256, 1);
+    ASSERT_TRUE(server_->Put<float>("m", v1::DTYPE_F32, {256, 256}, ones).ok());
   }
   void ExpectNothingServes() {
     for (const char* service : {"", kCompute, kBuffers}) EXPECT_FALSE(IsServing(service));
@@ -142,30 +145,6 @@ class SlowUpload {
 };
 
 // --- The queue ----------------------------------------------------------------------------------
-
-TEST_F(FaultTest, FullQueueRefusesAtOnce) {
-  StartServer([](Options& options) { options.queue = 2; });
-  std::vector<std::future<grpc::Status>> accepted;
-  accepted.push_back(HoldWorker());
-  std::atomic<int> refused{0};
-  // Two of the next four calls fit into the queue.
-  for (int i = 0; i < 4; ++i) {
-    accepted.push_back(std::async(std::launch::async, [&] {
-      const grpc::Status status = Dot();
-      if (!status.ok()) ++refused;
-      return status;
-    }));
-  }
-  EXPECT_TRUE(Eventually([&] { return refused == 2; }));
-  const grpc::Status status = Dot();
-  ExpectError(status, "QUEUE_FULL", {{"limit", "2"}, {"device", "fake:0"}});
-  EXPECT_TRUE(DetailsOf(status).retry);
-  device_->Open();
-  int ok = 0;
-  for (auto& future : accepted) ok += future.get().ok();
-  EXPECT_EQ(ok, 3);
-  ExpectWorks();
-}
 
 TEST_F(FaultTest, CallsThatEndWhileTheyWaitNeverReachTheDevice) {
   StartServer();
@@ -225,17 +204,6 @@ TEST_F(FaultTest, ShortProgramsRunOnTheThreadThatReceivesThem) {
   EXPECT_EQ(run(1, "buffer: 'x'", "timing: true"), worker) << "it is timed";
 }
 
-TEST_F(FaultTest, TransfersDoNotWaitForOperations) {
-  StartServer();
-  auto first = HoldWorker();
-  EXPECT_TRUE(server_->Put<float>("y", v1::DTYPE_F32, {2}, {5, 6}).ok());
-  std::string data;
-  EXPECT_TRUE(server_->Fetch("y", &data).ok());
-  EXPECT_EQ(data.size(), 8u);
-  device_->Open();
-  EXPECT_TRUE(first.get().ok());
-}
-
 // --- Memory in use ------------------------------------------------------------------------------
 
 TEST_F(FaultTest, ReplacedAndDeletedOperandsStayUntilTheirUsersEnd) {
@@ -243,6 +211,9 @@ TEST_F(FaultTest, ReplacedAndDeletedOperandsStayUntilTheirUsersEnd) {
   double old_value = 0;
   auto running = HoldWorker(&old_value);
   ASSERT_TRUE(server_->Put<float>("x", v1::DTYPE_F32, {2}, {10, 20}, true).ok());
+  std::string data;
+  EXPECT_TRUE(server_->Fetch("x", &data).ok()) << "transfers do not wait for operations";
+  EXPECT_EQ(data.size(), 8u);
   EXPECT_EQ(server_->used_bytes(), Charged(12) + Charged(8)) << "both are in memory";
   double new_value = 0;
   auto queued = DotAsync(&new_value);
@@ -310,10 +281,7 @@ TEST_F(FaultTest, DeviceOutOfMemory) {
 }
 
 // Returns that many equal values, as bytes.
-std::string Row(std::size_t count, float value) {
-  const std::vector<float> values(count, value);
-  return std::string(reinterpret_cast<const char*>(values.data()), count * sizeof(float));
-}
+std::string Row(std::size_t count, float value) { return Bytes(std::vector<float>(count, value)); }
 
 // Multiplies a row of ones by every other element of every other row of "m", which has 256 x 256
 // floats. The server keeps a copy of those elements.
@@ -328,8 +296,7 @@ v1::MatmulRequest ProductOfEveryOther() {
 // The server frees memory that it keeps for prepared operands before it refuses a call.
 TEST_F(FaultTest, ADeviceOutOfMemoryGivesUpWhatItKeepsOfOperands) {
   StartServer();
-  ASSERT_TRUE(
-      server_->Put<float>("m", v1::DTYPE_F32, {256, 256}, std::vector<float>(256 * 256, 1)).ok());
+  PutMatrix();
   v1::ExecuteRequest program;
   *program.add_steps()->mutable_matmul() = ProductOfEveryOther();
   const auto multiply = [&](bool in_program) {
@@ -373,8 +340,7 @@ void RoomForOneSelection(Options& options) {
 
 TEST_F(FaultTest, AProgramThatSelectsGivesUpWhatIsKeptOfOperands) {
   StartServer(RoomForOneSelection);
-  ASSERT_TRUE(
-      server_->Put<float>("m", v1::DTYPE_F32, {256, 256}, std::vector<float>(256 * 256, 1)).ok());
+  PutMatrix();
   for (int i = 0; i < 2; ++i) server_->Good<v1::MatmulResponse>(ProductOfEveryOther());
   ASSERT_GT(server_->Info().prepared_bytes(), 0u);
   v1::ExecuteRequest program;
@@ -389,8 +355,7 @@ TEST_F(FaultTest, AProgramThatSelectsGivesUpWhatIsKeptOfOperands) {
 
 TEST_F(FaultTest, ASelectionThatFindsTooLittleMemoryKeepsNone) {
   StartServer(RoomForOneSelection);
-  ASSERT_TRUE(
-      server_->Put<float>("m", v1::DTYPE_F32, {256, 256}, std::vector<float>(256 * 256, 1)).ok());
+  PutMatrix();
   v1::ExecuteRequest program;
   *program.add_steps()->mutable_select() = SelectionOfAll("y", "z");
   *program.add_steps()->mutable_select() = SelectionOfAll("w");
@@ -401,8 +366,7 @@ TEST_F(FaultTest, ASelectionThatFindsTooLittleMemoryKeepsNone) {
 
 TEST_F(FaultTest, ASelectionIsCheckedBeforeItsMaskIsCounted) {
   StartServer();
-  ASSERT_TRUE(
-      server_->Put<float>("m", v1::DTYPE_F32, {256, 256}, std::vector<float>(256 * 256, 1)).ok());
+  PutMatrix();
   v1::SelectRequest unknown = SelectionOfAll("y"), late = SelectionOfAll("y");
   unknown.set_strategy("unknown");
   const int launches = device_->Count(Step::kLaunch);
@@ -421,8 +385,7 @@ TEST_F(FaultTest, ASelectionIsCheckedBeforeItsMaskIsCounted) {
 
 TEST_F(FaultTest, WhatAFailedStepHasHalfMadeIsNotKept) {
   StartServer();
-  ASSERT_TRUE(
-      server_->Put<float>("m", v1::DTYPE_F32, {256, 256}, std::vector<float>(256 * 256, 1)).ok());
+  PutMatrix();
   v1::ExecuteRequest program;
   *program.add_steps()->mutable_matmul() = ProductOfEveryOther();
   ASSERT_TRUE(server_->Call(program).ok());
@@ -471,7 +434,6 @@ TEST_F(FaultTest, LostDeviceEndsTheServer) {
               {{"device", "fake:0"}});
   std::string data;
   EXPECT_FALSE(server_->Fetch("x", &data).ok()) << "it goes with its device";
-  server_->server().Drain();
 }
 
 TEST_F(FaultTest, ADeviceThatIsLostWhileIdleIsNoticedWithoutACall) {
@@ -485,7 +447,6 @@ TEST_F(FaultTest, ADeviceThatIsLostWhileIdleIsNoticedWithoutACall) {
   EXPECT_EQ(server_->server().Wait(), Server::Reason::kDevicesLost);
   ExpectNothingServes();
   EXPECT_LT(std::chrono::steady_clock::now() - begin, kSoon);
-  server_->server().Drain();
 }
 
 TEST_F(FaultTest, ADeviceThatHangsIsLost) {
@@ -500,7 +461,6 @@ TEST_F(FaultTest, ADeviceThatHangsIsLost) {
   ExpectError(server_->Put<float>("y", v1::DTYPE_F32, {1}, {1}), "DEVICE_LOST",
               {{"device", "fake:0"}});
   running.get();
-  server_->server().Drain();
 }
 
 TEST_F(FaultTest, MemoryThatIsNeverGivenEndsTheServer) {
@@ -515,7 +475,6 @@ TEST_F(FaultTest, MemoryThatIsNeverGivenEndsTheServer) {
   EXPECT_TRUE(server_->server().devices_lost());
   device_->Open();
   creating.get();
-  server_->server().Drain();
 }
 
 TEST_F(FaultTest, AWorkerThatIsBusyForLongIsNotReadyUntilItIsFree) {
@@ -583,7 +542,7 @@ class TwoFaultyDevicesTest : public FaultTest {
   void StartServer(const Changes&... changes) {
     Options options = TestOptions();
     (changes(options), ...);
-    std::vector<std::unique_ptr<Device>> devices = TwoDevices();
+    std::vector<std::unique_ptr<Device>> devices = FakeDevices(2);
     device_ = static_cast<FakeDevice*>(devices[0].get());
     second_ = static_cast<FakeDevice*>(devices[1].get());
     server_ = std::make_unique<TestServer>(options, std::move(devices));
@@ -617,9 +576,6 @@ TEST_F(TwoFaultyDevicesTest, OneThatHangsIsLostAndTheOtherServes) {
   ExpectWorks();
   second_->Close(Step::kProbe);
   EXPECT_TRUE(AwaitEnd());
-  device_->Open();
-  second_->Open();
-  server_->server().Drain();
 }
 
 TEST_F(TwoFaultyDevicesTest, TransfersThatWaitForOneThatIsLostEnd) {
@@ -642,7 +598,7 @@ TEST_F(TwoFaultyDevicesTest, TransfersThatWaitForOneThatIsLostEnd) {
 
 TEST_F(TwoFaultyDevicesTest, MemoryThatCannotBeFreedHidesNoLoss) {
   StartServer();
-  ASSERT_TRUE(server_->Put("m", v1::DTYPE_F32, {256, 256}, std::vector<float>(256 * 256)).ok());
+  PutMatrix();
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(server_->Call(ProductOfEveryOther()).ok());
   ASSERT_GT(server_->Info().prepared_bytes(), 0u);
   device_->Close(Step::kFree);
@@ -650,8 +606,6 @@ TEST_F(TwoFaultyDevicesTest, MemoryThatCannotBeFreedHidesNoLoss) {
   device_->WaitForBlocked(1);
   second_->Fail(Step::kProbe, Kind::kLost);
   EXPECT_TRUE(AwaitEnd());
-  device_->Open();
-  server_->server().Drain();
 }
 
 TEST_F(TwoFaultyDevicesTest, CallsThatHangWithOneDoNotStopTheOther) {
@@ -791,12 +745,10 @@ enum class End { kFailure, kLossOfWhatHangs, kHang, kLossInDrain };
 [[noreturn]] void ServeOnADeviceThatIsLost(End end) {
   const bool hangs = end == End::kLossOfWhatHangs || end == End::kHang;
   SetUpLog("off", false);
-  std::vector<std::unique_ptr<Device>> devices;
-  devices.push_back(std::make_unique<FakeDevice>());
-  auto* const fake = static_cast<FakeDevice*>(devices[0].get());
+  auto* const fake = new FakeDevice;
   Options options = With(OneWorker);
   if (end == End::kHang) Impatient(options);
-  options.listen = {absl::StrCat("unix:", testing::TempDir(), "/lost_", getpid(), ".sock")};
+  options.listen = {"unix:" + SocketPath("lost")};
   if (end == End::kLossInDrain) options.drain_delay = absl::Seconds(20);
   if (hangs) fake->Close(Step::kBegin);
   std::thread([fake, hangs, end, address = options.listen[0]] {
@@ -831,7 +783,7 @@ enum class End { kFailure, kLossOfWhatHangs, kHang, kLossInDrain };
     }
     std::_Exit(1);
   }).detach();
-  std::_Exit(Serve(options, std::move(devices)));
+  std::_Exit(Serve(options, Only(fake)));
 }
 
 class ProcessDeathTest : public testing::TestWithParam<End> {};

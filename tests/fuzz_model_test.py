@@ -630,7 +630,10 @@ class Fuzzer(r.Requests):
                           indices=stored["result"])),
             ("Take", dict(x=x, indices=o.inline(np.zeros(3, np.int64)), result=stored["result"])),
             ("Select", dict(x=x, mask=o.inline(np.array([rng.random() < 0.5]), view),
-                            values={"none": True}, indices=stored["result"]))))
+                            values={"none": True}, indices=stored["result"])),
+            ("Histogram", dict(x=x, even=dict(count=9, low=-1, high=1), result=stored["result"])),
+            ("SearchSorted", dict(x=o.inline(np.zeros(1, np.float32)), keys=x,
+                                  result=stored["result"]))))
         outcome = self.client.attempt(rpc, **fields)
         refusals = "BAD_VIEW", "BAD_SHAPE", "BAD_K", "STRATEGY_UNSUPPORTED", "BAD_DTYPE"
         self.expect(outcome, *TOO_MUCH, *refusals, ok=True)
@@ -645,7 +648,7 @@ class Fuzzer(r.Requests):
         """Sends requests without fields, and calls methods that only report."""
         methods = "Create", "Get", "Seal", "Update", "Copy", "Delete"
         rpc = self.rng.choice([*(method + "Buffer" for method in methods), *r.STEPS])
-        reasons = "EXPRESSION", "NAME", "OPERAND", "DTYPE", "OPERATION", "SHAPE"
+        reasons = "EXPRESSION", "NAME", "OPERAND", "DTYPE", "OPERATION", "SHAPE", "BINS"
         outcome = self.client.attempt(rpc)
         self.expect(outcome, "BUFFER_NOT_FOUND", *("BAD_" + reason for reason in reasons))
         outcome = self.client.attempt(
@@ -656,7 +659,7 @@ class Fuzzer(r.Requests):
         "create": 8, "upload": 16, "upload_ranges": 14, "seal": 10, "get": 8, "list": 3,
         "update": 4, "delete": 5, "download": 6, "copy": 12, "dot": 12, "add": 12, "matmul": 12,
         "reduce": 20, "window_sum": 8, "map": 12, "top_k": 10, "scan": 10, "sort": 10, "take": 10,
-        "select": 10, "large": 2, "bare": 1}
+        "select": 10, "histogram": 10, "search_sorted": 10, "large": 2, "bare": 1}
 
     def choose_client(self, kind):
         """Chooses the client if there are several. Returns how the next request is described."""

@@ -15,13 +15,14 @@
 #include <memory>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <type_traits>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "kernels/base/element.h"
 #include "kernels/compute.h"
+#include "kernels/problem/take.h"
 
 namespace tessera::test {
 
@@ -68,10 +69,11 @@ struct StrategyCase {
 inline constexpr auto kAny = [](const auto&, DType) { return true; };
 // Returns the cases of all strategies, or only those for which keep(strategy, dtype) is true.
 template <class Problem, class Keep = decltype(kAny)>
-std::vector<StrategyCase> StrategyCases(Keep keep = kAny) {
+std::vector<StrategyCase> StrategyCases(Keep keep = kAny,
+                                        absl::Span<const DType> dtypes = kAllDTypes) {
   std::vector<StrategyCase> cases;
   for (const Strategy<Problem>* strategy : Strategies<Problem>())
-    for (DType dtype : kAllDTypes)
+    for (DType dtype : dtypes)
       if (strategy->dtypes.Contains(dtype) && keep(*strategy, dtype))
         cases.push_back({strategy->name, strategy->backend, dtype});
   return cases;
@@ -140,8 +142,27 @@ class StrategyTest : public testing::TestWithParam<StrategyCase> {
   static const LaunchLimits& limits() { return strategy().limits; }
 };
 
-// Instantiates a suite for the strategies of its problem, or for those that keep(strategy, dtype)
-// accepts.
+// Defines a test of a StrategyTest whose body is compiled for each type T and runs for that of the
+// case. The body is a member of a second fixture, which is not set up.
+#define TESSERA_TYPED_TEST(Suite, Test) TESSERA_TEST_FOR(ForType, class, T, Suite, Test)
+// Does the same for the types that the concept accepts.
+#define TESSERA_TYPED_TEST_OF(Concept, Suite, Test) \
+  TESSERA_TEST_FOR(ForType, Concept, T, Suite, Test)
+// Defines a test of a MovingTest, whose body has an unsigned type U of the elements' size.
+#define TESSERA_SIZED_TEST(Suite, Test) TESSERA_TEST_FOR(ForSize, class, U, Suite, Test)
+#define TESSERA_TEST_FOR(ForEach, Concept, Type, Suite, Test)               \
+  template <Concept Type>                                                   \
+  struct Suite##_##Test : Suite {                                           \
+    void TestBody() override;                                               \
+  };                                                                        \
+  TEST_P(Suite, Test) {                                                     \
+    ForEach([]<Concept Type>(Type) { Suite##_##Test<Type>().TestBody(); }); \
+  }                                                                         \
+  template <Concept Type>                                                   \
+  void Suite##_##Test<Type>::TestBody()
+
+// Instantiates a suite for the strategies of its problem, or for those that StrategyCases returns
+// with these arguments.
 #define TESSERA_STRATEGIES(Suite, ...) \
   INSTANTIATE_TEST_SUITE_P(            \
       Strategies, Suite, testing::ValuesIn(StrategyCases<Suite::Problem>(__VA_ARGS__)), CaseName)
@@ -164,24 +185,6 @@ inline std::string BackendName(const testing::TestParamInfo<Backend>& info) {
 #define TESSERA_BACKENDS(Suite)                                                            \
   INSTANTIATE_TEST_SUITE_P(Devices, Suite, testing::Values(Backend::kCpu, Backend::kCuda), \
                            BackendName)
-
-// A suite for each type on one device of each kind.
-class BackendDTypeTest : public testing::TestWithParam<std::tuple<Backend, DType>> {
- protected:
-  void SetUp() override { TESSERA_NEED_DEVICE(backend()); }
-  Backend backend() const { return std::get<0>(GetParam()); }
-  DType dtype() const { return std::get<1>(GetParam()); }
-  Stream& stream() const { return TestStream(backend()); }
-};
-inline auto BackendDTypes() {
-  return testing::Combine(testing::Values(Backend::kCpu, Backend::kCuda),
-                          testing::ValuesIn(kAllDTypes));
-}
-inline std::string BackendDTypeName(
-    const testing::TestParamInfo<std::tuple<Backend, DType>>& info) {
-  const auto& [backend, dtype] = info.param;
-  return absl::StrCat(Absl(Name(backend)), "_", Absl(Name(dtype)));
-}
 
 // Convert an element to a number, and a number to the nearest element. Integers count thousandths.
 template <class T>
@@ -207,6 +210,9 @@ class Random {
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
     return z ^ (z >> 31);
   }
+  std::int64_t Below(std::int64_t end) {
+    return static_cast<std::int64_t>(Bits() % static_cast<std::uint64_t>(end));
+  }
   double Uniform() { return static_cast<double>(Bits() >> 11) * 0x1p-53; }
   // Returns a number with mean 0 and standard deviation 1, close enough to normal for test data.
   double Normal() { return (Uniform() + Uniform() + Uniform() + Uniform() - 2.0) * 1.7320508; }
@@ -223,6 +229,28 @@ std::vector<T> NormalVector(std::int64_t n, std::uint64_t seed, double mean = 0.
   for (T& x : v) x = Element<T>(mean + deviation * random.Normal());
   return v;
 }
+
+// A suite for an operation that moves elements of any type and keeps their bits.
+template <class P>
+class MovingTest : public StrategyTest<P> {
+ protected:
+  // Calls f(U{}), where U is an unsigned type of the elements' size.
+  template <class F>
+  void ForSize(F f) const {
+    DispatchSize(MovingTest::GetParam().dtype, f);
+  }
+
+  template <class U>
+  static std::vector<U> Elements(std::int64_t n) {
+    std::vector<U> all(static_cast<std::size_t>(n));
+    Random random(1);
+    for (U& element : all) element = static_cast<U>(random.Bits());
+    // Only these bytes are bool.
+    if (MovingTest::GetParam().dtype == DType::kBool)
+      for (U& element : all) element &= 1;
+    return all;
+  }
+};
 
 inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -273,6 +301,70 @@ template <class V>
 decltype(auto) At(V& values, std::int64_t i) {
   return values[static_cast<std::size_t>(i)];
 }
+
+// A window of an array, whose element [0, ..., 0] is element `first` of the array.
+struct StridedWindow {
+  std::int64_t first = 0;
+  std::vector<std::int64_t> shape, strides;
+
+  View Of(const void* array, DType dtype) const {
+    const void* const data =
+        static_cast<const char*>(array) + first * static_cast<std::int64_t>(SizeOf(dtype));
+    View view{.data = data, .dtype = dtype, .shape = {}, .strides = {}};
+    for (std::int64_t extent : shape) view.shape[view.shape.rank++] = extent;
+    std::copy(strides.begin(), strides.end(), view.strides.begin());
+    return view;
+  }
+};
+
+// Windows of an array of 6000 elements: blocks with a pitch, reversed, transposed, repeated and
+// overlapping ones, and the whole array.
+inline const std::vector<StridedWindow>& StridedWindows() {
+  static const auto& windows =
+      *new std::vector<StridedWindow>{{0, {5, 30, 40}, {1200, 40, 1}},
+                                      {5, {4, 20, 3}, {100, 3, 1}},
+                                      {5999, {7, 50}, {-70, -1}},
+                                      {2, {30, 50}, {1, 30}},
+                                      {11, {6, 40, 5}, {0, 7, 2}},
+                                      {0, {1, 6000, 1}, {6000, 1, 1}},
+                                      {9, {300}, {0}},
+                                      {17, {2, 3, 4, 5}, {500, 100, 25, 3}}};
+  return windows;
+}
+
+// The lines of a view along an axis, in row-major order.
+class Lines {
+ public:
+  Lines(const View& x, int axis) : x_(x), axis_(axis < 0 ? axis + x.shape.rank : axis) {
+    for (int i = 0; i < x.shape.rank; ++i)
+      (i < axis_ ? outer : i > axis_ ? inner : length) *= x.shape[i];
+  }
+  std::int64_t count() const { return outer * inner; }
+
+  // Returns the elements of a line, where host[first] is element [0, ..., 0] of the view.
+  template <class T>
+  std::vector<T> Elements(const std::vector<T>& host, std::int64_t first, std::int64_t line) const {
+    for (int i = x_.shape.rank - 1; i >= 0; --i) {
+      if (i == axis_) continue;
+      first += line % x_.shape[i] * At(x_.strides, i);
+      line /= x_.shape[i];
+    }
+    std::vector<T> elements;
+    for (std::int64_t i = 0; i < length; ++i)
+      elements.push_back(At(host, first + i * At(x_.strides, axis_)));
+    return elements;
+  }
+  // Returns the place of element i of a line in an array whose lines have `count` elements.
+  std::int64_t Place(std::int64_t line, std::int64_t i, std::int64_t count) const {
+    return (line / inner * count + i) * inner + line % inner;
+  }
+
+  std::int64_t outer = 1, length = 1, inner = 1;
+
+ private:
+  const View& x_;
+  const int axis_;
+};
 
 // Device memory between guard bytes that must not change. It is `offset` elements off its
 // alignment.

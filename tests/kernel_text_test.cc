@@ -27,9 +27,10 @@ TEST(KernelText, IsWhatTheAssemblerTakes) {
     plan.wide = Below(random, 3) == 0;
     std::size_t size = SizeOf(e.program.dtype);
     for (const Instruction& in : e.program) {
-      if (in.kind != Instruction::Kind::kLoad) continue;
+      const bool loads = in.kind == Instruction::Kind::kLoad;
+      if (!loads && in.kind != Instruction::Kind::kCoordinate) continue;
       size = std::max(size, SizeOf(in.dtype));
-      plan.lies[in.a] = static_cast<Lies>(1 + Below(random, 6));
+      plan.lies[in.a] = loads ? static_cast<Lies>(1 + Below(random, 6)) : Lies::kEach;
       plan.moves[in.a] = static_cast<std::uint8_t>(1 + Below(random, (1 << plan.rank) - 1));
     }
     plan.width = std::max(2, static_cast<int>(16 / size) >> Below(random, 3));

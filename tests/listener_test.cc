@@ -29,10 +29,6 @@ namespace {
 
 using testing::HasSubstr;
 
-std::string SocketPath(const std::string& name) {
-  return testing::TempDir() + "/listener_" + name + "_" + std::to_string(getpid()) + ".sock";
-}
-
 sockaddr_in Loopback(const std::string& address) {
   sockaddr_in to{};
   to.sin_family = AF_INET;
@@ -288,8 +284,8 @@ void ExpectCannotListen(const std::string& address, const std::string& why = "")
 }
 
 TEST(Addresses, EveryKindIsServed) {
-  const std::string path = SocketPath("kinds");
-  const std::string other = SocketPath("other");
+  const std::string path = SocketPath("listener_kinds");
+  const std::string other = SocketPath("listener_other");
   std::vector<std::string> addresses = {"127.0.0.1:0", "localhost:0", "unix:" + path,
                                         "unix://" + other};
   const int probe = socket(AF_INET6, SOCK_STREAM, 0);
@@ -349,7 +345,7 @@ TEST(AddressesDeathTest, EveryAddressIsThatOfIpv4WhereTheKernelHasNoOther) {
 }
 
 TEST(Addresses, TakenAndImpossibleOnesAreRefused) {
-  const std::string path = SocketPath("taken");
+  const std::string path = SocketPath("listener_taken");
   auto first = Listener::Open({"127.0.0.1:0", "unix:" + path}, 4);
   ASSERT_TRUE(first.ok()) << first.status();
   ExpectCannotListen((*first)->addresses()[0], "in use");
@@ -372,7 +368,7 @@ TEST(Addresses, TakenAndImpossibleOnesAreRefused) {
 }
 
 TEST(Addresses, SocketFilesAreReplacedOnlyWhenDead) {
-  const std::string path = SocketPath("dead");
+  const std::string path = SocketPath("listener_dead");
   sockaddr_un name{};
   name.sun_family = AF_UNIX;
   path.copy(name.sun_path, sizeof(name.sun_path) - 1);
@@ -393,22 +389,6 @@ TEST(Addresses, SocketFilesAreReplacedOnlyWhenDead) {
 }
 
 // --- The budget --------------------------------------------------------------------------------
-
-TEST(Budget, FurtherConnectionsAreClosedUntilOthersEnd) {
-  Host host({"127.0.0.1:0"}, 3);
-  auto channel = Dial(host.address());
-  EXPECT_TRUE(Call(channel).ok());
-  std::vector<RawConnection> held;
-  for (int i = 0; i < 2; ++i) held.emplace_back(host.address());
-  for (RawConnection& connection : held) EXPECT_TRUE(connection.IsServed());
-  EXPECT_EQ(host.connections().open(), 3u);
-  for (int i = 0; i < 20; ++i) EXPECT_FALSE(RawConnection(host.address()).IsServed());
-  EXPECT_EQ(host.connections().refused(), 20u);
-  EXPECT_TRUE(Call(channel).ok()) << "existing connections stay";
-  held.clear();
-  EXPECT_TRUE(Eventually([&] { return host.connections().open() == 1; }));
-  EXPECT_TRUE(Call(Dial(host.address())).ok());
-}
 
 // Runs in a separate process. Exits with 0, or with a number that says what went wrong.
 [[noreturn]] void RunOutOfDescriptors() {
@@ -451,7 +431,7 @@ TEST(BudgetDeathTest, RunningOutOfDescriptorsIsSurvived) {
 // --- The end -----------------------------------------------------------------------------------
 
 TEST(Closing, RunningCallsEndWellWhileNobodyCanConnect) {
-  const std::string path = SocketPath("closing");
+  const std::string path = SocketPath("listener_closing");
   Host host({"127.0.0.1:0", "unix:" + path}, 16);
   auto channel = Dial(host.address());
   auto idle = Dial(host.address(1));
@@ -529,27 +509,6 @@ TEST(Settings, IdleConnectionsEndAndLaterCallsConnectAgain) {
   EXPECT_TRUE(call());
   EXPECT_TRUE(Eventually([&] { return channel->GetState(false) == GRPC_CHANNEL_IDLE; }));
   EXPECT_TRUE(call());
-}
-
-TEST(Settings, MaxConnectionsAndMaxStreamsCount) {
-  TestServer server(Listening([](Options& options) {
-    options.max_connections = 1;
-    options.max_streams = 1;
-  }));
-  auto channel = Dial(server.address());
-  auto stub = v1::BufferService::NewStub(channel);
-  UploadStream upload(*stub);
-  ASSERT_TRUE(upload.Write(Of<v1::UploadRequest>("name: 'x' spec { dtype: DTYPE_F32 shape: 1 }")));
-  ASSERT_TRUE(Eventually([&] { return server.used_bytes() > 0; }));
-  grpc::ClientContext second;
-  second.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(500));
-  v1::ListBuffersResponse listed;
-  EXPECT_EQ(stub->ListBuffers(&second, {}, &listed).error_code(),
-            grpc::StatusCode::DEADLINE_EXCEEDED)
-      << "it waits for the first";
-  EXPECT_FALSE(RawConnection(server.address()).IsServed());
-  upload.Write(Of<v1::UploadRequest>("data: 'abcd'"));
-  EXPECT_TRUE(upload.Finish().ok());
 }
 
 }  // namespace

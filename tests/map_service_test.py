@@ -5,6 +5,7 @@ a model does not know, and long expressions."""
 
 import itertools
 import operator
+import statistics
 import sys
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 import outsider as o
 import random_requests as r
 from outsider import expression, node, operand
-from random_requests import BOOL, F32, F64, I8, I32, U8
+from random_requests import BF16, BOOL, F16, F32, F64, I8, I32, I64, U8
 from random_requests import DTYPES as NUMBERS
 
 RNG = np.random.default_rng(20261124)
@@ -46,8 +47,10 @@ COMPARISONS = r.COMPARISONS | {"LESS_EQUAL": np.less_equal, "GREATER_EQUAL": np.
 OF_NUMBERS = {**r.BINARY, **COMPARISONS, **r.UNARY, "MINIMUM": minimum, "MAXIMUM": maximum,
               "SIGN": np.sign, "CLIP": lambda a, b, c: minimum(maximum(a, b), c)}
 OF_FLOATS = {"FLOOR": np.floor, "CEIL": np.ceil, "TRUNC": np.trunc, "ROUND": np.rint}
-OF_INTEGERS = {"FLOOR_DIVIDE": np.floor_divide, "REMAINDER": np.remainder, "POWER": integer_power}
-ARGUMENTS = {"CLIP": 3} | dict.fromkeys((*r.UNARY, *OF_FLOATS, "SIGN"), 1)  # All others take 2.
+OF_INTEGERS = {"FLOOR_DIVIDE": np.floor_divide, "REMAINDER": np.remainder, "POWER": integer_power,
+               "RANDOM_BITS": r.random_bits}
+ARGUMENTS = {"CLIP": 3, "RANDOM_BITS": 3}  # Those that are not here take 2.
+ARGUMENTS |= dict.fromkeys((*r.UNARY, *OF_FLOATS, "SIGN"), 1)
 SPECIAL = (0.0, -0.0, 1, -1, 0.5, 1.5, 2.5, -2.5, 3.75, 5e-324, 1e-45, -6e-8, 6e4, -3e38, 1e308,
            np.inf, -np.inf, np.nan)
 
@@ -57,6 +60,8 @@ def type_of_result(op, dtype):
         return BOOL
     if op in ("DIVIDE", "SQRT") and dtype in INTEGERS:
         return F64
+    if op == "RANDOM_BITS":
+        return I64
     return I32 if dtype in BYTES else dtype
 
 
@@ -137,6 +142,57 @@ def test_integers_and_constants_are_compared_by_value(server, client):
             for args in ((0, 1), (1, 0)):
                 want = [compare(*((int(v), c)[arg] for arg in args)) for v in x]
                 expect(client, [x], [*nodes, node(op, *args)], BOOL, np.array(want))
+
+
+def test_quantiles(server, client):
+    """tests/map_test.cc has the tails, and the ends of the range."""
+    inside = np.linspace(0, 1, 400)[1:-1]
+    for dtype, epsilon in ((F32, 2.0**-23), (F64, 2.0**-52), (F16, 2.0**-10), (BF16, 2.0**-7)):
+        p = r.narrow(inside, dtype)
+        want = np.array([statistics.NormalDist().inv_cdf(one) for one in r.wide(p, dtype)])
+        for row in strategies(client):
+            tensor = client.call("Map", operands=tensors(p), strategy=row,
+                                 expression=expression(operand(0), node("NDTRI", 0))).tensor
+            assert tensor.dtype == dtype, row
+            apart = np.abs(r.wide(o.to_numpy(tensor), dtype) - want) / np.abs(want)
+            assert apart.max() <= 20 * epsilon, (dtype, row, apart.max())
+
+
+def test_coordinates(server, client):
+    """With operands of all layouts, folded along each axis, scanned, sorted, and of a product."""
+    nodes = [operand(0), dict(coordinate=0), dict(coordinate=-1), integer(1000),
+             node("FMA", 1, 3, 2), node("ADD", 4, 0)]
+    a = RNG.integers(0, 99, (70, 130))
+    want = np.arange(70)[:, None] * 1000 + np.arange(130) + a
+    client.put("x", a, replace=True)
+    client.put("y", np.ascontiguousarray(a.T), replace=True)
+
+    def check(right, rpc, result="tensor", **fields):
+        got = o.to_numpy(getattr(client.call(rpc, expression=expression(*nodes), **fields), result))
+        assert np.array_equal(got, right), (rpc, fields)
+
+    for x in (o.resident("x"), o.resident("y", o.view([70, 130], [1, 70]))):
+        for row in strategies(client):
+            check(want, "Map", operands=[x], strategy=row)
+        for axis in (0, 1):
+            check(want.sum(axis), "Reduce", x=x, op="REDUCE_OP_SUM", axes=[axis])
+            check(want.cumsum(axis), "Scan", x=x, op="REDUCE_OP_SUM", axis=axis)
+            check(np.flip(np.sort(want, axis), axis), "Sort", "values", x=x, axis=axis,
+                  values=dict(inline=True), indices=dict(none=True), descending=True)
+        for op, value in (("SUM", want.sum()), ("MAX", want.max())):
+            got = client.call("Reduce", x=x, op="REDUCE_OP_" + op, expression=expression(*nodes))
+            assert got.value.integer == value, (op, got, value)
+    b = RNG.integers(0, 9, (30, 20)).astype(np.float32)
+    client.put("b", b, replace=True)
+    x = o.resident("b")
+    check(np.arange(30)[:, None] * 1000 + np.arange(30) + (b @ b.T).astype(np.float64), "Matmul",
+          a=x, b=x, transpose_b=True)
+    for axis, shape in ((0, ()), (2, (3, 3)), (-3, (3, 3))):
+        x = tensors(np.zeros(shape, np.int64))
+        message = expression(operand(0), dict(coordinate=axis), node("ADD", 0, 1))
+        for outcome in (client.attempt("Map", operands=x, expression=message),
+                        client.attempt("Reduce", x=x[0], op="REDUCE_OP_SUM", expression=message)):
+            assert (outcome.code, outcome.reason) == ("INVALID_ARGUMENT", "BAD_AXES"), outcome
 
 
 def test_casts(server, client):
@@ -221,7 +277,7 @@ def test_counts_and_shapes(server, client):
     eight = [np.full(3, i) for i in range(8)]
     nodes = [operand(i) for i in range(8)] + [node("ADD", 0, 1)]
     nodes += [node("ADD", 7 + i, i + 1) for i in range(1, 7)]
-    expect(client, eight, nodes, r.I64, np.full(3, 28))
+    expect(client, eight, nodes, I64, np.full(3, 28))
 
 
 def test_millions_of_nodes_take_no_memory(server, client):

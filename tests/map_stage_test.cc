@@ -31,6 +31,26 @@ std::vector<char> BytesOf(Stream& stream, const void* data, std::uint64_t size) 
   return bytes;
 }
 
+// Returns the types and the bytes of an operation's results, or the reason of its error.
+std::string OutcomeOf(const OperationSpec& spec, Stream& stream, const std::vector<View>& x) {
+  const absl::StatusOr<ResultType> type = TypeOf(spec, x);
+  if (!type.ok()) return ErrorReason(type.status());
+  std::vector<Memory> memory;
+  std::vector<Output> outputs;
+  for (const ArrayType& array : type->arrays) {
+    memory.push_back(*Allocate(stream.device(), array.bytes()));
+    outputs.emplace_back(memory.back().data());
+  }
+  Get(tessera::Run(spec, stream, x, outputs, {}));
+  std::string outcome;
+  for (std::size_t i = 0; i < memory.size(); ++i) {
+    const std::vector<char> bytes = BytesOf(stream, memory[i].data(), type->arrays[i].bytes());
+    absl::StrAppend(&outcome, Absl(Name(type->arrays[i].dtype)), ToString(type->arrays[i].shape),
+                    std::string(bytes.begin(), bytes.end()));
+  }
+  return outcome;
+}
+
 class ReduceStageTest : public StrategyTest<ReduceProblem> {
  protected:
   // Checks that both forms have the same bits or fail in the same way.
@@ -57,109 +77,100 @@ class ReduceStageTest : public StrategyTest<ReduceProblem> {
 
 TESSERA_STRATEGIES(ReduceStageTest, kDeterministic);
 
-TEST_P(ReduceStageTest, HasTheBitsOfMapAndReduce) {
-  ForType([&]<class T>(T) {
-    for (std::int64_t n : Sizes({0, 1, 33, 4099, 70001, (1 << 20) + 1})) {
-      const DeviceArray<T> a(stream(), NormalVector<T>(n, 1)), b(stream(), NormalVector<T>(n, 2));
-      Compare(a.view(), b.view());
-    }
-    if constexpr (std::is_same_v<T, float>) {
-      // These are sums of finite elements whose partial sums exceed the range of f32.
-      std::vector<float> values(5000, 3e38f);
-      for (std::size_t i = 1; i < values.size(); i += 2) values[i] = -3e38f;
-      const DeviceArray<float> a(stream(), values), one(stream(), std::vector<float>{1});
-      Compare(a.view(), one.view(), kProduct, {ReduceOp::kSum, ReduceOp::kMean});
-    }
-  });
+TESSERA_TYPED_TEST(ReduceStageTest, HasTheBitsOfMapAndReduce) {
+  for (std::int64_t n : Sizes({0, 1, 33, 4099, 70001, (1 << 20) + 1})) {
+    const DeviceArray<T> a(stream(), NormalVector<T>(n, 1)), b(stream(), NormalVector<T>(n, 2));
+    Compare(a.view(), b.view());
+  }
+  if constexpr (std::is_same_v<T, float>) {
+    // These are sums of finite elements whose partial sums exceed the range of f32.
+    std::vector<float> values(5000, 3e38f);
+    for (std::size_t i = 1; i < values.size(); i += 2) values[i] = -3e38f;
+    const DeviceArray<float> a(stream(), values), one(stream(), std::vector<float>{1});
+    Compare(a.view(), one.view(), kProduct, {ReduceOp::kSum, ReduceOp::kMean});
+  }
 }
 
-TEST_P(ReduceStageTest, TakesViewsThatAreBroadcast) {
-  ForType([&]<class T>(T) {
-    constexpr DType kDType = DTypeOf<T>();
-    const std::int64_t rows = WatchedClosely() ? 7 : 701, columns = 53;
-    const DeviceArray<T> a(stream(), NormalVector<T>(rows * columns, 1), 3);
-    const DeviceArray<T> b(stream(), NormalVector<T>(rows + columns, 2), 1);
-    const View row = StridedView(b.data(), kDType, {columns}, {1}),
-               column = StridedView(b.data(), kDType, {rows, 1}, {1, 1});
-    Compare(StridedView(a.data(), kDType, {rows, columns}, {columns, 1}), row);
-    // Transposed, reversed, and broadcast along both axes.
-    Compare(StridedView(a.data(), kDType, {columns, rows}, {1, columns}), b.view({columns, 1}));
-    Compare(StridedView(a.data() + rows * columns - 1, kDType, {rows, columns}, {-columns, -1}),
-            column);
-    Compare(row, column);
-    Compare(StridedView(a.data(), kDType, {5, 1, rows, columns / 2}, {0, 9, columns, 2}),
-            StridedView(b.data(), kDType, {3, 1, 1}, {7, 1, 1}));
-  });
+TESSERA_TYPED_TEST(ReduceStageTest, TakesViewsThatAreBroadcast) {
+  constexpr DType kDType = DTypeOf<T>();
+  const std::int64_t rows = WatchedClosely() ? 7 : 701, columns = 53;
+  const DeviceArray<T> a(stream(), NormalVector<T>(rows * columns, 1), 3);
+  const DeviceArray<T> b(stream(), NormalVector<T>(rows + columns, 2), 1);
+  const View row = StridedView(b.data(), kDType, {columns}, {1}),
+             column = StridedView(b.data(), kDType, {rows, 1}, {1, 1});
+  Compare(StridedView(a.data(), kDType, {rows, columns}, {columns, 1}), row);
+  // Transposed, reversed, and broadcast along both axes.
+  Compare(StridedView(a.data(), kDType, {columns, rows}, {1, columns}), b.view({columns, 1}));
+  Compare(StridedView(a.data() + rows * columns - 1, kDType, {rows, columns}, {-columns, -1}),
+          column);
+  Compare(row, column);
+  Compare(StridedView(a.data(), kDType, {5, 1, rows, columns / 2}, {0, 9, columns, 2}),
+          StridedView(b.data(), kDType, {3, 1, 1}, {7, 1, 1}));
 }
 
 // Tests what a kernel may compute while it folds: broadcast operands, bool, and a value that is
 // used later.
-TEST_P(ReduceStageTest, HasTheBitsOfChains) {
-  ForType([&]<class T>(T) {
-    constexpr DType kDType = DTypeOf<T>();
-    const std::int64_t rows = WatchedClosely() ? 3 : 517, columns = 48;
-    const DeviceArray<T> a(stream(), NormalVector<T>(rows * columns, 1)),
-        b(stream(), NormalVector<T>(rows * columns, 2));
-    std::vector<std::uint8_t> bytes(static_cast<std::size_t>(rows * columns));
-    Random random(3);
-    for (std::uint8_t& byte : bytes) byte = static_cast<std::uint8_t>(random.Bits() % 3 * 100);
-    const DeviceArray<std::uint8_t> mask(stream(), bytes);
-    const View whole = a.view({rows, columns}), row = b.view({columns}), column = b.view({rows, 1});
-    for (const View& with : {b.view({rows, columns}), row, column, b.view({1})}) {
-      Compare(whole, with);
-      Compare(with, whole);
-    }
-    // Folds the middle axis of three, and only the outermost axis of a broadcast operand.
-    Compare(a.view({3, rows / 3, columns}), b.view({rows / 3, 1}));
-    Compare(row, column);
-    // The expressions where(mask, a, mask), and (x a) b + x with x = a b.
-    const Nodes masked = {In(0), In(1), Op(MapOp::kWhere, {1, 0, 1}), Op(MapOp::kMultiply, {2, 0})};
-    Nodes waits = kProduct;
-    waits.insert(waits.end(), {Op(MapOp::kMultiply, {2, 0}), Op(MapOp::kMultiply, {3, 1}),
-                               Op(MapOp::kAdd, {4, 2})});
-    for (const View& with : {StridedView(mask.data(), DType::kBool, {rows, columns}, {columns, 1}),
-                             StridedView(mask.data(), DType::kBool, {columns}, {1}),
-                             StridedView(mask.data(), DType::kBool, {rows, 1}, {1, 1})})
-      Compare(whole, with, masked);
-    Compare(whole, row, waits);
-    // 16-bit elements together with f32 elements, and a result that is rounded to 16 bits.
-    if constexpr (kDType == DType::kF32) {
-      const DeviceArray<BFloat16> narrow(stream(), NormalVector<BFloat16>(rows * columns, 4));
-      Compare(whole, narrow.view({columns}));
-      Compare(whole, narrow.view({rows, 1}));
-      Compare(narrow.view({rows, columns}), whole);
-    }
-    if constexpr (kDType == DType::kBF16) {
-      const DeviceArray<float> wide(stream(), NormalVector<float>(rows * columns, 4));
-      Nodes rounded = kWeighted;
-      rounded.push_back(Op(MapOp::kCast, {3}, DType::kBF16));
-      Compare(wide.view({rows, columns}), row, rounded);
-    }
-  });
+TESSERA_TYPED_TEST(ReduceStageTest, HasTheBitsOfChains) {
+  constexpr DType kDType = DTypeOf<T>();
+  const std::int64_t rows = WatchedClosely() ? 3 : 517, columns = 48;
+  const DeviceArray<T> a(stream(), NormalVector<T>(rows * columns, 1)),
+      b(stream(), NormalVector<T>(rows * columns, 2));
+  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(rows * columns));
+  Random random(3);
+  for (std::uint8_t& byte : bytes) byte = static_cast<std::uint8_t>(random.Bits() % 3 * 100);
+  const DeviceArray<std::uint8_t> mask(stream(), bytes);
+  const View whole = a.view({rows, columns}), row = b.view({columns}), column = b.view({rows, 1});
+  for (const View& with : {b.view({rows, columns}), row, column, b.view({1})}) {
+    Compare(whole, with);
+    Compare(with, whole);
+  }
+  // Folds the middle axis of three, and only the outermost axis of a broadcast operand.
+  Compare(a.view({3, rows / 3, columns}), b.view({rows / 3, 1}));
+  Compare(row, column);
+  // The expressions where(mask, a, mask), and (x a) b + x with x = a b.
+  const Nodes masked = {In(0), In(1), Op(MapOp::kWhere, {1, 0, 1}), Op(MapOp::kMultiply, {2, 0})};
+  Nodes waits = kProduct;
+  waits.insert(waits.end(), {Op(MapOp::kMultiply, {2, 0}), Op(MapOp::kMultiply, {3, 1}),
+                             Op(MapOp::kAdd, {4, 2})});
+  for (const View& with : {StridedView(mask.data(), DType::kBool, {rows, columns}, {columns, 1}),
+                           StridedView(mask.data(), DType::kBool, {columns}, {1}),
+                           StridedView(mask.data(), DType::kBool, {rows, 1}, {1, 1})})
+    Compare(whole, with, masked);
+  Compare(whole, row, waits);
+  // 16-bit elements together with f32 elements, and a result that is rounded to 16 bits.
+  if constexpr (kDType == DType::kF32) {
+    const DeviceArray<BFloat16> narrow(stream(), NormalVector<BFloat16>(rows * columns, 4));
+    Compare(whole, narrow.view({columns}));
+    Compare(whole, narrow.view({rows, 1}));
+    Compare(narrow.view({rows, columns}), whole);
+  }
+  if constexpr (kDType == DType::kBF16) {
+    const DeviceArray<float> wide(stream(), NormalVector<float>(rows * columns, 4));
+    Nodes rounded = kWeighted;
+    rounded.push_back(Op(MapOp::kCast, {3}, DType::kBF16));
+    Compare(wide.view({rows, columns}), row, rounded);
+  }
 }
 
 // Each operand counts once. A strategy that computes the expression's values as it folds neither
 // stores nor reads them. Any other strategy takes scratch memory for them, writes them and reads
 // them again.
-TEST_P(ReduceStageTest, AccountsForTheExpression) {
+TESSERA_TYPED_TEST(ReduceStageTest, AccountsForTheExpression) {
   constexpr std::int64_t n = 4096;
   const bool stores = !strategy().reads_views;
-  ForType([&]<class T>(T) {
-    const DeviceArray<T> a(stream(), NormalVector<T>(n, 1)), b(stream(), NormalVector<T>(n, 2));
-    RunOptions check = options();
-    check.check_only = true;
-    const auto plain = Get(RunReduce(stream(), a.view(), ReduceOp::kSum, check));
-    for (const std::int64_t other : {n, std::int64_t{1}}) {
-      const View with = VectorView(b.data(), other);
-      const MapStage stage{kWeighted, {&with, 1}};
-      const auto found = Get(RunReduce(stream(), a.view(), ReduceOp::kSum, check, &stage));
-      const std::uint64_t values = n * sizeof(T);
-      EXPECT_EQ(found.stats.bytes, plain.stats.bytes +
-                                       static_cast<std::uint64_t>(other) * sizeof(T) +
-                                       (stores ? 2 * values : 0));
-      EXPECT_EQ(found.stats.scratch_bytes, plain.stats.scratch_bytes + (stores ? values : 0));
-    }
-  });
+  const DeviceArray<T> a(stream(), NormalVector<T>(n, 1)), b(stream(), NormalVector<T>(n, 2));
+  RunOptions check = options();
+  check.check_only = true;
+  const auto plain = Get(RunReduce(stream(), a.view(), ReduceOp::kSum, check));
+  for (const std::int64_t other : {n, std::int64_t{1}}) {
+    const View with = VectorView(b.data(), other);
+    const MapStage stage{kWeighted, {&with, 1}};
+    const auto found = Get(RunReduce(stream(), a.view(), ReduceOp::kSum, check, &stage));
+    const std::uint64_t values = n * sizeof(T);
+    EXPECT_EQ(found.stats.bytes, plain.stats.bytes + static_cast<std::uint64_t>(other) * sizeof(T) +
+                                     (stores ? 2 * values : 0));
+    EXPECT_EQ(found.stats.scratch_bytes, plain.stats.scratch_bytes + (stores ? values : 0));
+  }
 }
 
 TESSERA_STRATEGY_SUITE(ReduceFusedStageTest, ReduceStageTest,
@@ -167,25 +178,23 @@ TESSERA_STRATEGY_SUITE(ReduceFusedStageTest, ReduceStageTest,
                          return strategy.name == "fixed_tree" && !IsInteger(dtype);
                        });
 
-TEST_P(ReduceFusedStageTest, TakesNoScratchMemoryForChains) {
+TESSERA_TYPED_TEST(ReduceFusedStageTest, TakesNoScratchMemoryForChains) {
   const Limited own(GetParam().backend, 1);
-  ForType([&]<class T>(T) {
-    const std::int64_t rows = 40, columns = 64;
-    const DeviceArray<T> a(*own.stream, NormalVector<T>(rows * columns, 1));
-    const View x = a.view({rows, columns});
-    for (const View& with : {x, a.view({columns}), a.view({rows, 1}), a.view({1})}) {
-      const MapStage stage{kWeighted, {&with, 1}};
-      for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kNormL1, ReduceOp::kNormL2,
-                          ReduceOp::kSumSquares, ReduceOp::kMin, ReduceOp::kMax}) {
-        Get(RunReduce(*own.stream, x, op, options(), &stage));
-      }
+  const std::int64_t rows = 40, columns = 64;
+  const DeviceArray<T> a(*own.stream, NormalVector<T>(rows * columns, 1));
+  const View x = a.view({rows, columns});
+  for (const View& with : {x, a.view({columns}), a.view({rows, 1}), a.view({1})}) {
+    const MapStage stage{kWeighted, {&with, 1}};
+    for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kNormL1, ReduceOp::kNormL2,
+                        ReduceOp::kSumSquares, ReduceOp::kMin, ReduceOp::kMax}) {
+      Get(RunReduce(*own.stream, x, op, options(), &stage));
     }
-    if constexpr (DTypeOf<T>() == DType::kF32) {
-      const MapStage stage{kGreater, {&x, 1}};
-      const auto found = Get(RunReduce(*own.stream, x, ReduceOp::kSum, options(), &stage));
-      EXPECT_EQ(found.value.integer, 0);
-    }
-  });
+  }
+  if constexpr (DTypeOf<T>() == DType::kF32) {
+    const MapStage stage{kGreater, {&x, 1}};
+    const auto found = Get(RunReduce(*own.stream, x, ReduceOp::kSum, options(), &stage));
+    EXPECT_EQ(found.value.integer, 0);
+  }
 }
 
 TESSERA_STRATEGY_SUITE(ReduceTruthStageTest, ReduceStageTest, kOf<DType::kI32>);
@@ -257,43 +266,39 @@ class ReduceAxesStageTest : public StrategyTest<ReduceAxesProblem> {
 
 TESSERA_STRATEGIES(ReduceAxesStageTest);
 
-TEST_P(ReduceAxesStageTest, HasTheBitsOfMapAndReduce) {
-  ForType([&]<class T>(T) {
-    constexpr DType kDType = DTypeOf<T>();
-    const std::int64_t a = WatchedClosely() ? 3 : 29, b = 17, c = WatchedClosely() ? 5 : 101;
-    const DeviceArray<T> x(stream(), NormalVector<T>(a * b * c, 1));
-    const DeviceArray<T> y(stream(), NormalVector<T>(a * b, 2));
-    const View whole = x.view({a, b, c});
-    const View mirrored = StridedView(x.data() + c - 1, kDType, {a, b, c}, {b * c, c, -1});
-    const View column = y.view({a, b, 1});
-    for (const std::vector<int>& axes :
-         {std::vector<int>{2}, {1}, {0}, {0, 2}, {1, 2}, {0, 1, 2}, {-3, -2}}) {
-      Compare(whole, column, axes);
-      Compare(mirrored, y.view({b, 1}), axes);
-    }
-    // A broadcast operand is folded as many times as it is repeated.
-    Compare(column, y.view({c}), {1});
-    Compare(x.view({0, b, c}), y.view({b, 1}), {0});
-    Compare(x.view({a, b, 0}), column, {2});
-  });
+TESSERA_TYPED_TEST(ReduceAxesStageTest, HasTheBitsOfMapAndReduce) {
+  constexpr DType kDType = DTypeOf<T>();
+  const std::int64_t a = WatchedClosely() ? 3 : 29, b = 17, c = WatchedClosely() ? 5 : 101;
+  const DeviceArray<T> x(stream(), NormalVector<T>(a * b * c, 1));
+  const DeviceArray<T> y(stream(), NormalVector<T>(a * b, 2));
+  const View whole = x.view({a, b, c});
+  const View mirrored = StridedView(x.data() + c - 1, kDType, {a, b, c}, {b * c, c, -1});
+  const View column = y.view({a, b, 1});
+  for (const std::vector<int>& axes :
+       {std::vector<int>{2}, {1}, {0}, {0, 2}, {1, 2}, {0, 1, 2}, {-3, -2}}) {
+    Compare(whole, column, axes);
+    Compare(mirrored, y.view({b, 1}), axes);
+  }
+  // A broadcast operand is folded as many times as it is repeated.
+  Compare(column, y.view({c}), {1});
+  Compare(x.view({0, b, c}), y.view({b, 1}), {0});
+  Compare(x.view({a, b, 0}), column, {2});
 }
 
 // The values of one piece are written and read again, like any other values.
-TEST_P(ReduceAxesStageTest, AccountsForTheExpression) {
-  ForType([&]<class T>(T) {
-    constexpr std::int64_t kRows = 4, kColumns = 64;
-    const DeviceArray<T> a(stream(), NormalVector<T>(kRows * kColumns, 1)),
-        b(stream(), NormalVector<T>(kColumns, 2));
-    const View x = a.view({kRows, kColumns}), with = b.view();
-    const MapStage stage{kWeighted, {&with, 1}};
-    RunOptions check = options();
-    check.check_only = true;
-    const auto plain = Get(RunReduceAxes(stream(), x, ReduceOp::kSum, {1}, nullptr, check));
-    const auto found = Get(RunReduceAxes(stream(), x, ReduceOp::kSum, {1}, nullptr, check, &stage));
-    constexpr std::uint64_t kValues = kRows * kColumns * sizeof(T);
-    EXPECT_EQ(found.bytes, plain.bytes + 2 * kValues + kColumns * sizeof(T));
-    EXPECT_EQ(found.scratch_bytes, plain.scratch_bytes + kValues);
-  });
+TESSERA_TYPED_TEST(ReduceAxesStageTest, AccountsForTheExpression) {
+  constexpr std::int64_t kRows = 4, kColumns = 64;
+  const DeviceArray<T> a(stream(), NormalVector<T>(kRows * kColumns, 1)),
+      b(stream(), NormalVector<T>(kColumns, 2));
+  const View x = a.view({kRows, kColumns}), with = b.view();
+  const MapStage stage{kWeighted, {&with, 1}};
+  RunOptions check = options();
+  check.check_only = true;
+  const auto plain = Get(RunReduceAxes(stream(), x, ReduceOp::kSum, {1}, nullptr, check));
+  const auto found = Get(RunReduceAxes(stream(), x, ReduceOp::kSum, {1}, nullptr, check, &stage));
+  constexpr std::uint64_t kValues = kRows * kColumns * sizeof(T);
+  EXPECT_EQ(found.bytes, plain.bytes + 2 * kValues + kColumns * sizeof(T));
+  EXPECT_EQ(found.scratch_bytes, plain.scratch_bytes + kValues);
 }
 
 TESSERA_STRATEGY_SUITE(ReduceAxesPieceStageTest, ReduceAxesStageTest, kOf<DType::kF32>);
@@ -374,52 +379,50 @@ class MatmulStageTest : public StrategyTest<MatmulProblem> {};
 
 TESSERA_STRATEGIES(MatmulStageTest, kDeterministic);
 
-TEST_P(MatmulStageTest, HasTheBitsOfMatmulAndMap) {
+TESSERA_TYPED_TEST(MatmulStageTest, HasTheBitsOfMatmulAndMap) {
   // The expression where(c + bias > residual, c, 0) as F16, and its condition only.
   Nodes chosen = {In(0), In(1), In(2), Op(MapOp::kAdd, {0, 1}), Op(MapOp::kGreater, {3, 2})};
   const Nodes whether = chosen;
   chosen.push_back(Op(MapOp::kWhere, {4, 0, 1}));
   chosen.push_back(Op(MapOp::kCast, {5}, DType::kF16));
-  ForType([&]<class T>(T) {
-    constexpr DType kDType = DTypeOf<T>();
-    for (const auto& [m, n, k] : std::vector<std::array<std::int64_t, 3>>{
-             {1, 1, 1}, {33, 65, 17}, {128, 64, 32}, {0, 5, 3}, {5, 7, 0}}) {
-      const DeviceArray<T> a(stream(), NormalVector<T>(m * k, 1)),
-          b(stream(), NormalVector<T>(k * n, 2)), bias(stream(), NormalVector<T>(n + m * n, 3));
-      const View left = a.view({m, k}), right = b.view({k, n});
-      const View with[] = {VectorView(bias.data(), n),
-                           StridedView(bias.data() + n, kDType, {m, n}, {n, 1})};
-      for (const Nodes& nodes : {chosen, whether}) {
-        const MapStage stage{nodes, with};
-        const auto multiply = [&](void* out, const MapStage* then, bool check_only = false) {
-          RunOptions how = options();
-          how.check_only = check_only;
-          return RunMatmul(stream(), left, right, false, false, kDType, out, how, then);
-        };
-        const auto product = Get(MatmulType(left, right, false, false, kDType));
-        Memory c = *Allocate(stream().device(), product.bytes() + 1);
-        const auto plain = multiply(c.data(), nullptr);
-        const auto type = Get(MatmulType(left, right, false, false, kDType, &stage));
-        EXPECT_EQ(type.dtype, nodes.size() > 5 ? DType::kF16 : DType::kBool);
-        Memory out = *Allocate(stream().device(), type.bytes() + 1);
-        const auto found = multiply(out.data(), &stage);
-        ASSERT_EQ(ErrorReason(found.status()), ErrorReason(plain.status())) << found.status();
-        if (!found.ok()) continue;
-        EXPECT_EQ(found->strategy, plain->strategy);
-        // The product is written once and read once, in addition to the cost of the step itself.
-        if (m * n > 0) {
-          EXPECT_EQ(found->bytes, plain->bytes + product.bytes() + type.bytes() +
-                                      static_cast<std::uint64_t>(n + m * n) * sizeof(T));
-        }
-        EXPECT_EQ(Get(multiply(nullptr, &stage, true)).scratch_bytes,
-                  Get(multiply(nullptr, nullptr, true)).scratch_bytes + product.bytes());
-        Mapped mapped = Map(stream(), {WholeView(product, c.data()), with[0], with[1]}, nodes);
-        EXPECT_EQ(BytesOf(stream(), out.data(), type.bytes()),
-                  BytesOf(stream(), mapped.view.data, type.bytes()))
-            << m << " " << n << " " << k;
+  constexpr DType kDType = DTypeOf<T>();
+  for (const auto& [m, n, k] : std::vector<std::array<std::int64_t, 3>>{
+           {1, 1, 1}, {33, 65, 17}, {128, 64, 32}, {0, 5, 3}, {5, 7, 0}}) {
+    const DeviceArray<T> a(stream(), NormalVector<T>(m * k, 1)),
+        b(stream(), NormalVector<T>(k * n, 2)), bias(stream(), NormalVector<T>(n + m * n, 3));
+    const View left = a.view({m, k}), right = b.view({k, n});
+    const View with[] = {VectorView(bias.data(), n),
+                         StridedView(bias.data() + n, kDType, {m, n}, {n, 1})};
+    for (const Nodes& nodes : {chosen, whether}) {
+      const MapStage stage{nodes, with};
+      const auto multiply = [&](void* out, const MapStage* then, bool check_only = false) {
+        RunOptions how = options();
+        how.check_only = check_only;
+        return RunMatmul(stream(), left, right, false, false, kDType, out, how, then);
+      };
+      const auto product = Get(MatmulType(left, right, false, false, kDType));
+      Memory c = *Allocate(stream().device(), product.bytes() + 1);
+      const auto plain = multiply(c.data(), nullptr);
+      const auto type = Get(MatmulType(left, right, false, false, kDType, &stage));
+      EXPECT_EQ(type.dtype, nodes.size() > 5 ? DType::kF16 : DType::kBool);
+      Memory out = *Allocate(stream().device(), type.bytes() + 1);
+      const auto found = multiply(out.data(), &stage);
+      ASSERT_EQ(ErrorReason(found.status()), ErrorReason(plain.status())) << found.status();
+      if (!found.ok()) continue;
+      EXPECT_EQ(found->strategy, plain->strategy);
+      // The product is written once and read once, in addition to the cost of the step itself.
+      if (m * n > 0) {
+        EXPECT_EQ(found->bytes, plain->bytes + product.bytes() + type.bytes() +
+                                    static_cast<std::uint64_t>(n + m * n) * sizeof(T));
       }
+      EXPECT_EQ(Get(multiply(nullptr, &stage, true)).scratch_bytes,
+                Get(multiply(nullptr, nullptr, true)).scratch_bytes + product.bytes());
+      Mapped mapped = Map(stream(), {WholeView(product, c.data()), with[0], with[1]}, nodes);
+      EXPECT_EQ(BytesOf(stream(), out.data(), type.bytes()),
+                BytesOf(stream(), mapped.view.data, type.bytes()))
+          << m << " " << n << " " << k;
     }
-  });
+  }
 }
 
 class StageTest : public BackendTest {};
@@ -449,6 +452,73 @@ TEST_P(StageTest, RefusesWhatDoesNotGoTogether) {
   const View narrow = WholeView({DType::kF32, MakeShape({4, 1})}, nullptr);
   const MapStage fits{both, {&narrow, 1}};
   EXPECT_TRUE(MatmulType(x, x, false, true, DType::kF32, &fits).ok());
+}
+
+TEST_P(StageTest, ScansAndSortsHaveTheBitsOfTwoSteps) {
+  for (DType dtype : kAllDTypes) {
+    DispatchDType(dtype, [&]<class T>(T) {
+      const std::int64_t rows = WatchedClosely() ? 3 : 101, columns = 53;
+      const DeviceArray<T> a(stream(), NormalVector<T>(rows * columns, 1), 3),
+          b(stream(), NormalVector<T>(rows + columns, 2), 1);
+      const View x = a.view({rows, columns}), row = b.view({columns}), column = b.view({rows, 1});
+      const View turned = StridedView(a.data(), dtype, {columns, rows}, {1, columns});
+      // Some operands are read again and again, among them x itself.
+      for (const std::vector<View>& operands : {std::vector<View>{x, row},
+                                                {x, column},
+                                                {x, b.view({1})},
+                                                {turned, b.view({rows})},
+                                                {row, column}}) {
+        for (const Nodes& nodes : {kWeighted, kGreater}) {
+          const Mapped mapped = Map(stream(), operands, nodes);
+          const auto compare = [&](const OperationSpec& second, const OperationSpec& both) {
+            EXPECT_TRUE(OutcomeOf(both, stream(), operands) ==
+                        OutcomeOf(second, stream(), {mapped.view}));
+          };
+          for (int axis : {0, 1}) {
+            SCOPED_TRACE(testing::Message() << Name(dtype) << ToString(mapped.view.shape)
+                                            << " axis " << axis << " nodes " << nodes.size());
+            for (ReduceOp op : kAllReduceOps) {
+              const bool exclusive = op == ReduceOp::kMin;
+              compare(
+                  ScanSpec{.op = op, .axis = axis, .exclusive = exclusive},
+                  ScanSpec{.op = op, .axis = axis, .exclusive = exclusive, .expression = nodes});
+            }
+            for (bool descending : {false, true})
+              compare(SortSpec{.axis = axis, .descending = descending},
+                      SortSpec{.axis = axis, .descending = descending, .expression = nodes});
+          }
+        }
+      }
+    });
+  }
+}
+
+// sort_test checks sorted bytes, which keep their type.
+TEST_P(StageTest, ScansOfBytesAreThoseOfI32) {
+  using R = ReduceOp;
+  constexpr std::int64_t kRows = 17, kColumns = 59, n = kRows * kColumns;
+  std::vector<std::uint8_t> bytes(n);
+  Random random(4);
+  for (DType dtype : {DType::kBool, DType::kU8, DType::kI8}) {
+    SCOPED_TRACE(Name(dtype));
+    for (std::uint8_t& byte : bytes)
+      byte = static_cast<std::uint8_t>(random.Bits() & (dtype == DType::kBool ? 1 : 255));
+    const DeviceArray<std::uint8_t> array(stream(), bytes, 1);
+    const View x = StridedView(array.data(), dtype, {kRows, kColumns}, {kColumns, 1});
+    const DeviceArray<std::int32_t> wide(stream(), n);
+    ASSERT_TRUE(RunCopy(stream(), x, DType::kI32, wide.data()).ok());
+    for (R op : {R::kSum, R::kProduct, R::kMin, R::kMax, R::kAll, R::kAny}) {
+      const bool refused =
+          dtype == DType::kBool && (op == R::kProduct || op == R::kMin || op == R::kMax);
+      for (bool exclusive : {false, true}) {
+        const OperationSpec spec =
+            ScanSpec{.op = op, .axis = 0, .exclusive = exclusive, .reverse = !exclusive};
+        const std::string want =
+            refused ? "BAD_DTYPE" : OutcomeOf(spec, stream(), {wide.view({kRows, kColumns})});
+        EXPECT_TRUE(OutcomeOf(spec, stream(), {x}) == want) << Name(op);
+      }
+    }
+  }
 }
 
 TEST_P(StageTest, OtherOperationsRefuseElementsOfAByte) {

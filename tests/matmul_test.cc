@@ -46,6 +46,19 @@ std::vector<MatmulCase> MatmulCases(std::initializer_list<std::string_view> rows
   INSTANTIATE_TEST_SUITE_P(Strategies, Suite, testing::ValuesIn(MatmulCases(__VA_ARGS__)), \
                            MatmulCaseName)
 
+// Defines a test whose body is compiled for the types T of operands and O of results, and runs for
+// those of the case.
+#define TESSERA_PRODUCT_TEST(Suite, Test)                                        \
+  template <class T, class O>                                                    \
+  struct Suite##_##Test : Suite {                                                \
+    void TestBody() override;                                                    \
+  };                                                                             \
+  TEST_P(Suite, Test) {                                                          \
+    Dispatch([]<class T, class O>(T, O) { Suite##_##Test<T, O>().TestBody(); }); \
+  }                                                                              \
+  template <class T, class O>                                                    \
+  void Suite##_##Test<T, O>::TestBody()
+
 // Which operands are transposed, as bits: 1 is a, 2 is b.
 struct Transposes {
   Transposes(int bits) : a(bits & 1), b(bits & 2) {}  // NOLINT(google-explicit-constructor)
@@ -108,10 +121,7 @@ class MatmulTest : public testing::TestWithParam<MatmulCase> {
         std::min<std::int64_t>(m * n, products / std::max<std::int64_t>(1, k) + 64);
     std::vector<Wanted<T>> wanted;
     for (std::int64_t check = 0; check < checks; ++check) {
-      const std::int64_t e =
-          checks == m * n
-              ? check
-              : static_cast<std::int64_t>(random.Bits() % static_cast<std::uint64_t>(m * n));
+      const std::int64_t e = checks == m * n ? check : random.Below(m * n);
       Wanted<T> want{e, 0, 0};
       for (std::int64_t l = 0; l < k; ++l) {
         const T x = at(a, t.a, e / n, l), y = at(b, t.b, l, e % n);
@@ -231,57 +241,45 @@ class MatmulTest : public testing::TestWithParam<MatmulCase> {
   }
 };
 
-TEST_P(MatmulTest, ShapesAndTransposes) {
+TESSERA_PRODUCT_TEST(MatmulTest, ShapesAndTransposes) {
   constexpr MatmulShape kShapes[] = {
       {1, 1, 1},     {2, 3, 4},    {31, 33, 32},  {64, 64, 64},    {65, 127, 129}, {1, 4099, 7},
       {257, 1, 255}, {1, 1, 4099}, {128, 128, 8}, {100, 200, 517}, {132, 268, 36}, {129, 257, 1},
       {17, 300, 3},  {0, 5, 3},    {5, 0, 3},     {5, 7, 0},       {0, 0, 0}};
-  Dispatch([&]<class T, class O>(T, O) {
-    int shape = 0;
-    for (const MatmulShape& s : kShapes) {
-      ++shape;
-      for (int transposes = 0; transposes < 4; ++transposes)
-        for (int offset : {0, 1})
-          if (!WatchedClosely() || (shape + transposes + 2 * offset) % 4 == 0)
-            CheckShape<T, O>(s, transposes, static_cast<std::size_t>(offset));
-    }
-  });
+  int shape = 0;
+  for (const MatmulShape& s : kShapes) {
+    ++shape;
+    for (int transposes = 0; transposes < 4; ++transposes)
+      for (int offset : {0, 1})
+        if (!WatchedClosely() || (shape + transposes + 2 * offset) % 4 == 0)
+          CheckShape<T, O>(s, transposes, static_cast<std::size_t>(offset));
+  }
 }
 
-TEST_P(MatmulTest, Launches) {
-  Dispatch([&]<class T, class O>(T, O) {
-    std::vector<Launch> launches = Launches(row().limits);
-    if (row().limits.items_per_thread.max != 0)
-      for (std::uint32_t items : {2u, 4u, 5u, 8u}) launches.push_back({.items_per_thread = items});
-    for (const Launch& launch : launches) CheckShape<T, O>({67, 130, 70}, 2, 1, launch);
-  });
+TESSERA_PRODUCT_TEST(MatmulTest, Launches) {
+  std::vector<Launch> launches = Launches(row().limits);
+  if (row().limits.items_per_thread.max != 0)
+    for (std::uint32_t items : {2u, 4u, 5u, 8u}) launches.push_back({.items_per_thread = items});
+  for (const Launch& launch : launches) CheckShape<T, O>({67, 130, 70}, 2, 1, launch);
 }
 
-TEST_P(MatmulTest, StridedViews) {
-  Dispatch([&]<class T, class O>(T, O) {
-    const ArrayType type{GetParam().row.dtype, MakeShape({60, 80})};
-    const std::vector<T> values = NormalVector<T>(60 * 80, 3);
-    DeviceArray<T> array(stream(), values, 1);
-    struct Window {
-      std::int64_t offset;
-      std::vector<std::int64_t> shape, strides;
-    };
-    // Blocks with a pitch, transposed, reversed, with steps, repeated and overlapping.
-    const Window windows[] = {{81, {33, 17}, {80, 1}},       {5, {33, 17}, {1, 80}},
-                              {59 * 80, {33, 17}, {-80, 1}}, {2, {33, 17}, {80, 3}},
-                              {7, {33, 17}, {0, 1}},         {7, {33, 17}, {80, 0}},
-                              {7, {33, 17}, {3, 1}},         {7, {33, 17}, {1, 3}}};
-    for (const Window& wa : windows) {
-      for (const Window& wb : windows) {
-        const auto view = [&](const T* data, const Window& w) {
-          return *MakeView(type, data, w.offset, w.shape, w.strides);
-        };
-        for (int transposes : {1, 2})
-          Check<T, O>(References<T>(view(values.data(), wa), view(values.data(), wb), transposes),
-                      view(array.data(), wa), view(array.data(), wb), transposes);
-      }
+TESSERA_PRODUCT_TEST(MatmulTest, StridedViews) {
+  const DType dtype = GetParam().row.dtype;
+  const std::vector<T> values = NormalVector<T>(60 * 80, 3);
+  DeviceArray<T> array(stream(), values, 1);
+  // Blocks with a pitch, transposed, reversed, with steps, repeated and overlapping.
+  const StridedWindow windows[] = {{81, {33, 17}, {80, 1}},       {5, {33, 17}, {1, 80}},
+                                   {59 * 80, {33, 17}, {-80, 1}}, {2, {33, 17}, {80, 3}},
+                                   {7, {33, 17}, {0, 1}},         {7, {33, 17}, {80, 0}},
+                                   {7, {33, 17}, {3, 1}},         {7, {33, 17}, {1, 3}}};
+  for (const StridedWindow& wa : windows) {
+    for (const StridedWindow& wb : windows) {
+      for (int transposes : {1, 2})
+        Check<T, O>(
+            References<T>(wa.Of(values.data(), dtype), wb.Of(values.data(), dtype), transposes),
+            wa.Of(array.data(), dtype), wb.Of(array.data(), dtype), transposes);
     }
-  });
+  }
 }
 
 class MatmulOfFloatsTest : public MatmulTest {};
@@ -353,104 +351,80 @@ TEST_P(MatmulOfF32Test, ElementsOfAnySize) {
   }
 }
 
-TEST_P(MatmulTest, Large) {
-  Dispatch([&]<class T, class O>(T, O) {
-    // Strategies choose their tiles by the size of the result. Here there are many, some or few
-    // tiles.
-    for (int transposes = 0; transposes < 4; ++transposes) {
-      for (std::size_t offset : {0, 1})
-        CheckShape<T, O>(gpu() ? MatmulShape{1100, 1500, 204} : MatmulShape{110, 150, 204},
-                         transposes, offset);
-      CheckShape<T, O>(gpu() ? MatmulShape{2304, 3004, 520} : MatmulShape{260, 516, 300},
-                       transposes, 0);
-    }
-    // There are more than two tiles per block, for persistent blocks.
-    CheckShape<T, O>(gpu() ? MatmulShape{4700, 4500, 72} : MatmulShape{300, 290, 72}, 1, 0);
-    CheckShape<T, O>(gpu() ? MatmulShape{2049, 3001, 1027} : MatmulShape{257, 513, 300}, 0, 1);
-    CheckShape<T, O>(gpu() ? MatmulShape{70003, 5, 64} : MatmulShape{7003, 5, 64}, 2, 1);
-    CheckShape<T, O>(gpu() ? MatmulShape{5, 70003, 64} : MatmulShape{5, 7003, 64}, 2, 1);
-  });
-}
-
-TEST_P(MatmulTest, RandomShapes) {
-  Dispatch([&]<class T, class O>(T, O) {
-    Random random(7);
-    const auto extent = [&] {
-      return static_cast<std::int64_t>(1 + random.Bits() % (Watched() ? 70 : gpu() ? 3000 : 300));
-    };
-    for (int transposes = 0; transposes < 4; ++transposes) {
-      const MatmulShape any{extent(), extent(), extent()};
-      const std::int64_t few = 1 + extent() % 32;
-      for (const MatmulShape& s :
-           {any, MatmulShape{few, any.n, any.k}, MatmulShape{any.m, few, any.k}})
-        CheckShape<T, O>(s, transposes, random.Bits() % 3);
-    }
-  });
+TESSERA_PRODUCT_TEST(MatmulTest, Large) {
+  // Strategies choose their tiles by the size of the result. Here there are many, some or few
+  // tiles.
+  for (int transposes = 0; transposes < 4; ++transposes) {
+    for (std::size_t offset : {0, 1})
+      CheckShape<T, O>(gpu() ? MatmulShape{1100, 1500, 204} : MatmulShape{110, 150, 204},
+                       transposes, offset);
+    CheckShape<T, O>(gpu() ? MatmulShape{2304, 3004, 520} : MatmulShape{260, 516, 300}, transposes,
+                     0);
+  }
+  // There are more than two tiles per block, for persistent blocks.
+  CheckShape<T, O>(gpu() ? MatmulShape{4700, 4500, 72} : MatmulShape{300, 290, 72}, 1, 0);
+  CheckShape<T, O>(gpu() ? MatmulShape{2049, 3001, 1027} : MatmulShape{257, 513, 300}, 0, 1);
+  CheckShape<T, O>(gpu() ? MatmulShape{70003, 5, 64} : MatmulShape{7003, 5, 64}, 2, 1);
+  CheckShape<T, O>(gpu() ? MatmulShape{5, 70003, 64} : MatmulShape{5, 7003, 64}, 2, 1);
 }
 
 // Few rows or few columns: every small number of them, with k long enough to be split.
-TEST_P(MatmulTest, Skinny) {
+TESSERA_PRODUCT_TEST(MatmulTest, Skinny) {
   const std::int64_t k = Watched() ? 45 : gpu() ? 4201 : 301;
   // A large operand of several tiles with aligned rows, in either layout.
   const bool large = gpu() && !Watched();
   const std::int64_t wide = large ? 1160 : 264, deep = large ? 2056 : 136;
-  Dispatch([&]<class T, class O>(T, O) {
-    for (std::int64_t few : {1, 2, 3, 4, 5, 8, 9, 16, 17, 31, 32, 33}) {
-      const int transposes = static_cast<int>(few % 4);
-      CheckShape<T, O>({few, 136, k}, transposes, 0);
-      CheckShape<T, O>({136, few, k - 1}, transposes / 2 + transposes % 2 * 2, 0);
-      if (few % 4 > 1) continue;
-      for (const int transpose : {0, 1}) {
-        CheckShape<T, O>({few, wide, deep}, 2 * transpose, 0);
-        CheckShape<T, O>({wide, few, deep}, transpose, 0);
-      }
+  for (std::int64_t few : {1, 2, 3, 4, 5, 8, 9, 16, 17, 31, 32, 33}) {
+    const int transposes = static_cast<int>(few % 4);
+    CheckShape<T, O>({few, 136, k}, transposes, 0);
+    CheckShape<T, O>({136, few, k - 1}, transposes / 2 + transposes % 2 * 2, 0);
+    if (few % 4 > 1) continue;
+    for (const int transpose : {0, 1}) {
+      CheckShape<T, O>({few, wide, deep}, 2 * transpose, 0);
+      CheckShape<T, O>({wide, few, deep}, transpose, 0);
     }
-    if (!large) return;
-    // There are more tiles than blocks, and more tiles than clusters of several blocks.
-    CheckShape<T, O>({70000, 16, 520}, 0, 0);
-    CheckShape<T, O>({17920, 16, 1032}, 0, 0);
-  });
+  }
+  if (!large) return;
+  // There are more tiles than blocks, and more tiles than clusters of several blocks.
+  CheckShape<T, O>({70000, 16, 520}, 0, 0);
+  CheckShape<T, O>({17920, 16, 1032}, 0, 0);
 }
 
 // Few rows and few columns. From a k of 2^15 on, `skinny` does not use tiles.
-TEST_P(MatmulTest, FewResults) {
+TESSERA_PRODUCT_TEST(MatmulTest, FewResults) {
   const bool made_for = row().name == "skinny";
   sums_are_exact_ = true;
-  Dispatch([&]<class T, class O>(T, O) {
-    const auto whole_numbers = [](std::int64_t n, std::uint64_t seed) {
-      Random random(seed);
-      std::vector<T> values(static_cast<std::size_t>(n));
-      for (T& value : values)
-        value = Element<T>(static_cast<double>(static_cast<int>(random.Bits() % 5) - 2));
-      return values;
-    };
-    int turn = 0;
-    for (const std::int64_t k : {32771, 32767, 32768, 40000, 600011}) {
-      if (k != 32771 && (!made_for || Watched())) return;
-      for (const auto& [m, n] : {std::pair{1, 1}, {2, 1}, {1, 2}, {3, 2}, {2, 4}, {4, 4}, {5, 4}}) {
-        CheckValues<T, O>({m, n, k}, whole_numbers(m * k, 1), whole_numbers(k * n, 2), turn,
-                          static_cast<std::size_t>(turn % 3 == 2));
-        ++turn;
-      }
+  const auto whole_numbers = [](std::int64_t n, std::uint64_t seed) {
+    Random random(seed);
+    std::vector<T> values(static_cast<std::size_t>(n));
+    for (T& value : values)
+      value = Element<T>(static_cast<double>(static_cast<int>(random.Bits() % 5) - 2));
+    return values;
+  };
+  int turn = 0;
+  for (const std::int64_t k : {32771, 32767, 32768, 40000, 600011}) {
+    if (k != 32771 && (!made_for || Watched())) return;
+    for (const auto& [m, n] : {std::pair{1, 1}, {2, 1}, {1, 2}, {3, 2}, {2, 4}, {4, 4}, {5, 4}}) {
+      CheckValues<T, O>({m, n, k}, whole_numbers(m * k, 1), whole_numbers(k * n, 2), turn,
+                        static_cast<std::size_t>(turn % 3 == 2));
+      ++turn;
     }
-  });
+  }
 }
 
 // Few steps along k. The strategy that is made for this also gets results of many tiles.
-TEST_P(MatmulTest, FewSteps) {
+TESSERA_PRODUCT_TEST(MatmulTest, FewSteps) {
   const bool made_for = row().name == "outer_product";
-  Dispatch([&]<class T, class O>(T, O) {
-    for (int k = 0; k <= 9; ++k)
-      for (int turn = 0; turn < (made_for ? 4 : 1); ++turn)
-        CheckShape<T, O>({131, 259, k}, k + turn, static_cast<std::size_t>(k % 2));
-    if (!made_for || Watched()) return;
-    for (int k : {1, 3, 8}) {
-      CheckShape<T, O>({1280, 1536, k}, 0, 0);
-      CheckShape<T, O>({1021, 2053, k}, k, 1);
-      CheckShape<T, O>({40, 70003, k}, k / 2 + k % 2 * 2, 0);
-      CheckShape<T, O>({70003, 3, k}, k, 0);
-    }
-  });
+  for (int k = 0; k <= 9; ++k)
+    for (int turn = 0; turn < (made_for ? 4 : 1); ++turn)
+      CheckShape<T, O>({131, 259, k}, k + turn, static_cast<std::size_t>(k % 2));
+  if (!made_for || Watched()) return;
+  for (int k : {1, 3, 8}) {
+    CheckShape<T, O>({1280, 1536, k}, 0, 0);
+    CheckShape<T, O>({1021, 2053, k}, k, 1);
+    CheckShape<T, O>({40, 70003, k}, k / 2 + k % 2 * 2, 0);
+    CheckShape<T, O>({70003, 3, k}, k, 0);
+  }
 }
 
 TESSERA_PRODUCTS(MatmulTest, kAny);
@@ -528,7 +502,7 @@ class MatmulPartsTest : public MatmulTest {
 
 // Each matrix is a column of small whole numbers times a row, so every element is exact and known:
 // a[i][l] b[l][j] = row[i] x[l] y[l] column[j].
-TEST_P(MatmulPartsTest, AllOfC) {
+TESSERA_PRODUCT_TEST(MatmulPartsTest, AllOfC) {
   // The comments say what the model chooses for 16-bit types on an H200.
   constexpr MatmulShape kShapes[] = {
       {1109, 1803, 3705},   // tiles of 128 x 128, each in two parts
@@ -542,12 +516,10 @@ TEST_P(MatmulPartsTest, AllOfC) {
       {73, 83, 422},        // pairs of 64 x 128 tiles, whole
       {2987, 263, 322},     // pairs of 128 x 128 tiles, whole
   };
-  Dispatch([&]<class T, class O>(T, O) {
-    int transposes = 0;
-    for (const MatmulShape& s : kShapes)
-      for (int turn = 0; turn < 2; ++turn, ++transposes)
-        if (!Watched() || turn == 0) CheckExactly<T, O>(s, transposes);
-  });
+  int transposes = 0;
+  for (const MatmulShape& s : kShapes)
+    for (int turn = 0; turn < 2; ++turn, ++transposes)
+      if (!Watched() || turn == 0) CheckExactly<T, O>(s, transposes);
 }
 
 TESSERA_PRODUCTS(MatmulPartsTest,
@@ -557,12 +529,10 @@ TESSERA_PRODUCTS(MatmulPartsTest,
 // blocks abreast.
 class MatmulAbreastTest : public MatmulPartsTest {};
 
-TEST_P(MatmulAbreastTest, AllOfLargeC) {
+TESSERA_PRODUCT_TEST(MatmulAbreastTest, AllOfLargeC) {
   const std::string_view name = GetParam().row.name;
   const std::int64_t k = name == "tensor_bf16" ? 24576 : 12288;
-  Dispatch([&]<class T, class O>(T, O) {
-    CheckExactly<T, O>({8704, 8712, k}, name == "tensor_tf32" ? 3 : 2);
-  });
+  CheckExactly<T, O>({8704, 8712, k}, name == "tensor_tf32" ? 3 : 2);
 }
 
 TESSERA_PRODUCTS(MatmulAbreastTest, {"tensor_bf16", "tensor_tf32", "tensor_f32x3"});

@@ -49,15 +49,8 @@ std::string Dict(const std::string& shape, const std::string& descr = "<f4",
 std::string ReasonOf(const std::string& file) { return ErrorReason(ParseNpyHeader(file).status()); }
 
 TEST(NpyHeader, WhatIsWrittenIsReadBack) {
-  const std::vector<std::vector<std::int64_t>> shapes = {{},
-                                                         {0},
-                                                         {1},
-                                                         {7},
-                                                         {0, 4},
-                                                         {4, 0},
-                                                         {3, 5},
-                                                         {1, 2, 3, 4, 5, 6, 7, 8},
-                                                         {0, INT64_MAX, INT64_MAX}};
+  const std::vector<std::int64_t> shapes[] = {
+      {}, {0}, {7}, {0, 4}, {4, 0}, {3, 5}, {1, 2, 3, 4, 5, 6, 7, 8}, {0, INT64_MAX, INT64_MAX}};
   for (const auto& [dtype, descr] : kTypes) {
     for (const auto& shape : shapes) {
       const std::string header = MakeNpyHeader(dtype, shape);
@@ -72,16 +65,6 @@ TEST(NpyHeader, WhatIsWrittenIsReadBack) {
       EXPECT_EQ(parsed->data_bytes, *ArrayBytes(dtype, shape));
     }
   }
-}
-
-TEST(NpyHeader, Versions) {
-  for (int version : {1, 2, 3}) {
-    const auto parsed = ParseNpyHeader(File(version, Dict("(2, 3)")));
-    ASSERT_TRUE(parsed.ok()) << parsed.status();
-    EXPECT_EQ(parsed->data_bytes, 24u);
-  }
-  EXPECT_EQ(ReasonOf(File(0, Dict("(2, 3)"))), "BAD_NPY");
-  EXPECT_EQ(ReasonOf(File(4, Dict("(2, 3)"))), "BAD_NPY");
 }
 
 TEST(NpyHeader, TheFreedomsOfPython) {
@@ -132,6 +115,7 @@ TEST(NpyHeader, MalformedOnes) {
         "(" + std::string(10000, '(')}) {
     EXPECT_EQ(ReasonOf(File(1, Dict(shape))), "BAD_NPY") << shape;
   }
+  for (const int version : {0, 4}) EXPECT_EQ(ReasonOf(File(version, Dict("(1,)"))), "BAD_NPY");
   EXPECT_EQ(ReasonOf(File(1, Dict("(1,)", "<f4", "Maybe"))), "BAD_NPY");
   for (const char* file : {"", "\x93NUMP", "PK\x03\x04 this is a zip archive"})
     EXPECT_EQ(ReasonOf(file), "BAD_NPY");
@@ -169,41 +153,34 @@ TEST(NpyFile, ReadsRangesOfRowMajorData) {
   EXPECT_TRUE(npy->Read(24, {}).ok());
 }
 
-template <class T>
-void CheckColumnMajor(const char* descr) {
-  // Element [i, j, k] of the array has the value 100 i + 10 j + k. The first index varies fastest
-  // in the file.
-  constexpr int kI = 3, kJ = 4, kK = 5;
-  std::string columns, rows;
-  const auto append = [](std::string& to, int value) {
-    const T element = static_cast<T>(value);
-    to.append(reinterpret_cast<const char*>(&element), sizeof(T));
-  };
-  constexpr int kAll = kI * kJ * kK;
-  for (int n = 0; n < kAll; ++n) {
-    append(columns, 100 * (n % kI) + 10 * (n / kI % kJ) + n / kI / kJ);
-    append(rows, 100 * (n / kK / kJ) + 10 * (n / kK % kJ) + n % kK);
-  }
-
-  const TemporaryFile file(File(1, Dict("(3, 4, 5)", descr, "True"), columns));
-  const auto npy = NpyFile::Open(file.path());
-  ASSERT_TRUE(npy.ok()) << npy.status();
-  EXPECT_TRUE(npy->header().fortran_order);
-  for (std::size_t first : {0, 1, 4, 5, 7, 19, 59}) {
-    for (std::size_t count : {0, 1, 3, 5, 11, 60}) {
-      if (first + count > rows.size() / sizeof(T)) continue;
-      std::string out(count * sizeof(T), '\0');
-      ASSERT_TRUE(npy->Read(first * sizeof(T), absl::MakeSpan(out)).ok());
-      EXPECT_EQ(out, rows.substr(first * sizeof(T), out.size())) << first << " " << count;
+TEST(NpyFile, ReadsColumnMajorDataInRowMajorOrder) {
+  for (const char* descr : {"|V2", "<f4", "<f8"}) {
+    // In the file, the first index varies fastest.
+    const auto size = static_cast<std::size_t>(descr[2] - '0');
+    constexpr int kI = 3, kJ = 4, kK = 5;
+    const auto append = [&](std::string& to, int i, int j, int k) {
+      std::string element = {static_cast<char>(10 * i + j), static_cast<char>(k)};
+      element.resize(size, static_cast<char>(i + j + k));
+      to += element;
+    };
+    std::string columns, rows;
+    for (int n = 0; n < kI * kJ * kK; ++n) {
+      append(columns, n % kI, n / kI % kJ, n / kI / kJ);
+      append(rows, n / kK / kJ, n / kK % kJ, n % kK);
+    }
+    const TemporaryFile file(File(1, Dict("(3, 4, 5)", descr, "True"), columns));
+    const auto npy = NpyFile::Open(file.path());
+    ASSERT_TRUE(npy.ok()) << npy.status();
+    EXPECT_TRUE(npy->header().fortran_order);
+    for (std::size_t first : {0, 1, 4, 5, 7, 19, 59}) {
+      for (std::size_t count : {0, 1, 3, 5, 11, 60}) {
+        if ((first + count) * size > rows.size()) continue;
+        std::string out(count * size, '\0');
+        ASSERT_TRUE(npy->Read(first * size, absl::MakeSpan(out)).ok());
+        EXPECT_EQ(out, rows.substr(first * size, out.size())) << first << " " << count;
+      }
     }
   }
-}
-
-TEST(NpyFile, ReadsColumnMajorDataInRowMajorOrder) {
-  CheckColumnMajor<float>("<f4");
-  CheckColumnMajor<double>("<f8");
-  CheckColumnMajor<std::uint16_t>("|V2");
-  CheckColumnMajor<std::int64_t>("<i8");
 }
 
 TEST(NpyFile, ReadsAColumnMajorMatrixOrAnArrayOfNoElementsOrAxes) {

@@ -88,33 +88,17 @@ TEST(Options, Defaults) {
   EXPECT_TRUE(options.warm_up);
 }
 
-TEST(Options, Flags) {
+TEST(Options, FlagsThatAreGivenTwiceAndTimesWithoutALimit) {
   const Options options = Good(
       "--listen 0.0.0.0:1 --listen unix:/tmp/s --device cuda:1 --device cpu --memory-limit 2Gi "
-      "--queue 7 --workers 3 --default-ttl 10m --max-ttl 2h --transfer-timeout 0 "
-      "--drain-delay 5s --drain-timeout 500ms --log-level debug --log-format json --no-warm-up "
-      "--max-transfers 8 --max-connections 9 --max-streams 5 --host-memory 20Mi "
-      "--slow-call 250ms --metrics-listen localhost:0 --socket-group users");
+      "--host-memory 20Mi --transfer-timeout 0 --drain-timeout 500ms --slow-call 250ms");
   EXPECT_EQ(options.listen, (std::vector<std::string>{"0.0.0.0:1", "unix:/tmp/s"}));
   EXPECT_EQ(options.devices, (std::vector<std::string>{"cuda:1", "cpu"}));
   EXPECT_EQ(options.memory_limit.Resolve(0), std::uint64_t{2} << 30);
-  EXPECT_EQ(options.queue, 7u);
-  EXPECT_EQ(options.workers, 3);
-  EXPECT_EQ(options.max_transfers, 8u);
-  EXPECT_EQ(options.max_connections, 9u);
-  EXPECT_EQ(options.max_streams, 5);
   EXPECT_EQ(options.MaxBuffers(), 2048u);
-  EXPECT_EQ(options.default_ttl, absl::Minutes(10));
-  EXPECT_EQ(options.max_ttl, absl::Hours(2));
   EXPECT_EQ(options.transfer_timeout, absl::InfiniteDuration());
-  EXPECT_EQ(options.drain_delay, absl::Seconds(5));
   EXPECT_EQ(options.drain_timeout, absl::Milliseconds(500));
   EXPECT_EQ(options.slow_call, absl::Milliseconds(250));
-  EXPECT_EQ(options.metrics_listen, "localhost:0");
-  EXPECT_EQ(options.log_level, "debug");
-  EXPECT_TRUE(options.log_json);
-  EXPECT_FALSE(options.warm_up);
-  EXPECT_EQ(options.socket_group, "users");
   EXPECT_EQ(Good("--slow-call 0").slow_call, absl::InfiniteDuration());
   // For other options 0 means no limit, but a drain that may take no time ends immediately.
   EXPECT_EQ(Good("--drain-timeout 0").drain_timeout, absl::ZeroDuration());

@@ -178,6 +178,15 @@ def fields_of(rpc, operand):
             fields["x"].CopyFrom(operand)
             fields["x"].view.CopyFrom(buffers.View(shape=[1]))
             fields["mask"] = inline(np.ones(1, bool))
+        elif field.name == "keys":
+            fields["x"] = compute.Operand()
+            fields["x"].CopyFrom(operand)
+            fields["x"].view.CopyFrom(buffers.View(shape=[1]))
+            fields["keys"] = operand
+        elif field.name == "even":
+            fields["even"] = dict(count=1, high=1)
+        elif field.name == "integers":
+            continue  # the bins are even
         elif field.name == "operands":
             fields["operands"] = [operand]
             fields["expression"] = dict(nodes=[dict(operand=0)])

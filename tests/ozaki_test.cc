@@ -19,14 +19,6 @@ __extension__ using Signed128 = __int128;
 
 const auto kProduct = static_cast<Signed128>(ProductOfModuli(kTable));
 
-TEST(OzakiTest, ModuliAreCoprime) {
-  for (int i = 0; i < kModuli; ++i) {
-    EXPECT_LE(kTable.moduli[i].value, 256);
-    for (int j = 0; j < i; ++j)
-      EXPECT_EQ(std::gcd(kTable.moduli[i].value, kTable.moduli[j].value), 1) << i << " " << j;
-  }
-}
-
 TEST(OzakiTest, ResiduesFitABytesOfEachModulus) {
   Random random(1);
   constexpr std::int64_t kMost = (std::int64_t{1} << 30) + (1 << 7);

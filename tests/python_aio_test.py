@@ -200,6 +200,12 @@ class AioTest(o.Case, unittest.IsolatedAsyncioTestCase):
             with self.assertRaisesRegex(ts.Unsupported, "where"):
                 attempt()
         np.testing.assert_array_equal(await x[self.a > 0].numpy(), self.a[self.a > 0])
+        for attempt in (lambda: np.histogram(x), lambda: np.bincount(x[0].astype("i4")),
+                        lambda: np.unique(x), lambda: np.digitize(x, x[0])):
+            with self.assertRaisesRegex(ts.Unsupported, "await"):
+                attempt()
+        counts, _ = np.histogram(x, 4, (-1, 1))
+        np.testing.assert_array_equal(await counts.numpy(), np.histogram(self.a, 4, (-1, 1))[0])
         with self.assertRaises(TypeError):
             pickle.dumps(x)
         with self.assertRaises(ts.Unreachable):

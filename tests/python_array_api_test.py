@@ -64,7 +64,8 @@ OTHERWISE = {
     "matrix_transpose": "transpose", "matrix_power": "linalg.matrix_power",
     "matrix_norm": "linalg.norm", "vector_norm": "linalg.norm",
     "cumulative_prod": "cumprod", "cumulative_sum": "cumsum", "concat": "concatenate",
-    "fftshift": "fft.fftshift", "ifftshift": "fft.ifftshift"}
+    "fftshift": "fft.fftshift", "ifftshift": "fft.ifftshift",
+    **dict.fromkeys(STANDARD["sets"].split(), "unique")}
 # Functions that return NumPy arrays, without any array of the client.
 FROM_NOTHING = "arange asarray empty eye full linspace ones zeros fftfreq rfftfreq".split()
 CASES = {"unstack": (lambda x: list(x)[-1], lambda a: a[-1]),
@@ -103,7 +104,7 @@ class ArrayApiTest(python_outsider.Case):
                 arguments = (x,) * getattr(call, "nin", 1)
                 with self.subTest(name), self.assertRaisesRegex(ts.Unsupported, r"server|\.numpy"):
                     call(*arguments, *more.get(name, ()))
-        for call in (lambda: x << 1, lambda: np.arccos(x), lambda: np.unique(x)):
+        for call in (lambda: x << 1, lambda: np.arccos(x), lambda: np.gradient(x)):
             self.assertRaisesRegex(ts.Unsupported, r"server|\.numpy", call)
 
     def test_arrays_from_nothing_are_put(self):

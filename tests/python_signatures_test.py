@@ -51,7 +51,8 @@ VALUES = {
     "writeable": (False, True), "kind": ("stable", "quicksort"), "stable": (True,),
     "q": (0.25, 1, [0, 0.5]), "overwrite_input": (False, True), "method": ("linear", "lower"),
     "interpolation": (None,),
-    "a": (lambda a: a,), "arr": (lambda a: a,),
+    "a": (lambda a: a,), "arr": (lambda a: a,), "minlength": (0, 5), "return_index": (True,),
+    "return_inverse": (True,), "return_counts": (True,),
     "indices": (lambda a: np.array([[1, 0, 1]]), lambda a: np.array([5, -1])),
 }
 SQUARE = {np.linalg.matrix_power, np.dot, getattr(np.linalg, "matmul", None)}

@@ -24,7 +24,7 @@ SIZES = {F32: 4, F64: 8, F16: 2, BF16: 2, I32: 4, I64: 8, BOOL: 1, U8: 1, I8: 1}
 STEPS = {
     "Dot": "dot", "Reduce": "reduce", "Matmul": "matmul", "Add": "add", "WindowSum": "window_sum",
     "Map": "map", "TopK": "top_k", "Scan": "scan", "Sort": "sort", "Take": "take",
-    "Select": "select"}
+    "Select": "select", "Histogram": "histogram", "SearchSorted": "search_sorted"}
 # The reasons of each status code. All other reasons have INVALID_ARGUMENT.
 REASONS = {
     "NOT_FOUND": "BUFFER_NOT_FOUND REGION_NOT_FOUND",
@@ -152,6 +152,21 @@ def cast(array, source, target):
 
     flat = [one(value) for value in values.ravel().tolist()]
     return np.array(flat, o.NUMPY_TYPES[target]).reshape(array.shape)
+
+
+def random_bits(seed, counter, stream):
+    """Returns the first two words of Philox 4x32-10."""
+    arrays = np.broadcast_arrays(seed, counter, stream)
+    result, low = [], (1 << 32) - 1
+    for key, place, more in zip(*(array.ravel().tolist() for array in arrays)):
+        k = [key & low, key >> 32 & low]
+        x = [place & low, place >> 32 & low, more & low, more >> 32 & low]
+        for _ in range(10):
+            p, q = 0xD2511F53 * x[0], 0xCD9E8D57 * x[2]
+            x = [q >> 32 ^ x[1] ^ k[0], q & low, p >> 32 ^ x[3] ^ k[1], p & low]
+            k = [(k[0] + 0x9E3779B9) & low, (k[1] + 0xBB67AE85) & low]
+        result.append(x[1] << 32 | x[0])
+    return np.array(result, np.uint64).astype(np.int64).reshape(arrays[0].shape)
 
 
 def strided(array, view):
@@ -428,7 +443,7 @@ class Requests:
 
     KINDS = (
         "dot", "add", "matmul", "reduce", "window_sum", "map", "top_k", "scan", "sort", "take",
-        "select",
+        "select", "histogram", "search_sorted",
     )
     FAULTS = (None,) * 12 + ("view", "view", "view", "dtype", "shape")
     UNARY_FUNCTIONS = ("ABS", "NEGATE", "SQRT")
@@ -1056,6 +1071,83 @@ class Requests:
 
         return Case("select", "Select", fields, dtype, reasons, (x, mask), judge=judge)
 
+    def histogram(self):
+        rng, fault = self.rng, self.fault()
+        dtype = self.dtype(*BYTES)
+        x = self.bad_operand(dtype) if fault == "view" else self.operand(dtype)
+        whole = dtype in (*INTEGERS, *BYTES)
+        kind = rng.choice(("even", "edges", "integers"))
+        operands, reasons, fields, edges = (x,), x.reasons, dict(x=x.message), None
+        if kind == "integers" and (whole or fault == "dtype"):
+            count = rng.choice((1, 3, 200))
+            fields["integers"], edges = count, np.append(np.arange(count), count - 1)
+            if not whole:
+                reasons = ("BAD_DTYPE",)
+        elif kind == "edges":
+            of = rng.choice((F64, I64)) if whole else F64
+            of = rng.choice((F32, F16, BOOL, U8)) if fault == "dtype" else of
+            array = np.sort(self.array(of, (rng.choice((1, 2, 5, 40)),), special=False))
+            if fault == "shape":
+                array = array[:, None] if rng.random() < 0.5 else array[:0]
+                reasons = ("BAD_SHAPE", "BAD_BINS")
+            seen = self.seen(array, shape=array.shape)
+            operands, fields["edges"], edges = (x, seen), seen.message, array
+            if fault == "dtype":
+                reasons = ("BAD_DTYPE",)
+        else:
+            count, low = rng.choice((1, 2, 7, 100)), rng.choice((-3, 0, 0.5))
+            high = low + rng.choice((1, 0.1, 100))
+            if fault in ("shape", "dtype"):
+                count, high = rng.choice(((0, high), (-1, high), (2**62, high), (count, low),
+                                          (count, float("nan")), (count, -float("inf"))))
+                reasons = ("BAD_BINS",)
+            fields["even"] = dict(count=count, low=low, high=high)
+            if not reasons:
+                edges = np.arange(count + 1) * ((high - low) / count) + low
+                edges[-1] = high
+                edges = edges if whole else wide(narrow(edges, dtype), dtype)
+        if fault == "view":
+            reasons = (*reasons, "BAD_DTYPE")
+
+        def judge(_, stored):
+            values = wide(x.array, dtype).ravel()
+            inside = values[(values >= edges[0]) & (values <= edges[-1])]
+            bins = len(edges) - 1
+            at = np.searchsorted(edges[:bins], inside, "right") - 1
+            want = np.bincount(at, minlength=bins) if bins else np.empty(0)
+            check(np.array_equal(stored, want), "counts", stored.tolist(), want.tolist())
+
+        result = None if reasons else (I64, (len(edges) - 1,))
+        return Case("histogram", "Histogram", fields, dtype, reasons, operands, result, judge)
+
+    def search_sorted(self):
+        rng, fault = self.rng, self.fault()
+        dtype = self.dtype(*BYTES)
+        keys = self.bad_operand(dtype) if fault == "view" else self.operand(dtype)
+        array = self.array(dtype, (rng.choice((0, 1, 2, 5, 40)),))
+        values = wide(array, dtype)
+        order = np.argsort(values, kind="stable")
+        array, values, reasons = array[order], values[order], keys.reasons
+        if fault == "shape":
+            array, reasons = array[:, None], ("BAD_SHAPE",)
+        x = self.seen(array, shape=array.shape)
+        right = rng.random() < 0.5
+        if fault == "dtype":
+            other = self.array(F64 if dtype != F64 else F32, (2,))
+            keys, reasons = self.seen(other, shape=(2,)), ("BAD_DTYPE",)
+        if fault == "view":
+            reasons = (*reasons, "BAD_DTYPE")
+
+        def judge(_, stored):
+            side = "right" if right else "left"
+            want = np.searchsorted(values, wide(keys.array, dtype), side)
+            check(np.array_equal(stored, want), "positions", stored.tolist(), want.tolist())
+
+        result = None if reasons else (I64, np.shape(keys.array))
+        fields = dict(x=x.message, keys=keys.message, right=right)
+        return Case("search_sorted", "SearchSorted", fields, dtype, reasons, (x, keys), result,
+                    judge)
+
     # --- Sending a case ---
 
     def vary(self, case):
@@ -1114,8 +1206,9 @@ class ThroughPrograms(o.Client):
         for key in (*range(before), None, *range(before, before + behind)):
             step = cases[key].step()
             request = getattr(step, step.WhichOneof("operation"))
-            for name in ("a", "b", "x", "mask"):
-                if name in request.DESCRIPTOR.fields_by_name and rng.random() < 0.3:
+            for name in ("a", "b", "x", "mask", "edges", "keys"):
+                if (name in request.DESCRIPTOR.fields_by_name and request.HasField(name)
+                        and rng.random() < 0.3):
                     self.make_step_of(getattr(request, name), steps)
             places[key] = len(steps)
             steps.append(step)

@@ -16,16 +16,6 @@ namespace {
 
 using Mask = std::vector<std::uint8_t>;
 
-// Returns the cases of all strategies in these types, on all devices or on a GPU only.
-std::vector<StrategyCase> SelectCases(DTypes dtypes, bool gpu) {
-  std::vector<StrategyCase> cases;
-  for (const Strategy<SelectProblem>* strategy : Strategies<SelectProblem>())
-    for (DType dtype : kArrayDTypes)
-      if (dtypes.Contains(dtype) && (!gpu || strategy->backend == Backend::kCuda))
-        cases.push_back({strategy->name, strategy->backend, dtype});
-  return cases;
-}
-
 // Returns a mask in which about one of `one_in` bytes is true, at random places.
 Mask RandomMask(std::int64_t n, std::uint64_t one_in, std::uint64_t seed = 3) {
   Mask mask(static_cast<std::size_t>(n));
@@ -39,31 +29,8 @@ struct Wants {
 };
 constexpr Wants kAllWants[] = {{}, {.indices = false}, {.values = false}};
 
-class SelectTest : public testing::TestWithParam<StrategyCase> {
- public:
-  using Problem = SelectProblem;
-
+class SelectTest : public MovingTest<SelectProblem> {
  protected:
-  void SetUp() override { TESSERA_NEED_STRATEGY(SelectProblem, GetParam()); }
-  static Stream& stream() { return TestStream(GetParam().backend); }
-
-  // Calls f(U{}), where U is an unsigned type of the elements' size.
-  template <class F>
-  void ForSize(F f) const {
-    DispatchSize(GetParam().dtype, f);
-  }
-
-  template <class U>
-  static std::vector<U> Elements(std::int64_t n, std::uint64_t seed = 1) {
-    std::vector<U> all(static_cast<std::size_t>(n));
-    Random random(seed);
-    for (U& element : all) element = static_cast<U>(random.Bits());
-    // Only these bytes are bool.
-    if (GetParam().dtype == DType::kBool)
-      for (U& element : all) element &= 1;
-    return all;
-  }
-
   // Selects from the views, counts first, and expects the elements at these positions.
   template <class U>
   static void Expect(const View& x, const View& mask, const Wants& wants,
@@ -81,8 +48,7 @@ class SelectTest : public testing::TestWithParam<StrategyCase> {
     DeviceArray<U> got_values(stream(), wants.values ? count : 0);
     DeviceArray<std::int64_t> got_indices(stream(), wants.indices ? count : 0);
     const auto run =
-        tessera::Run(spec, stream(), {x, mask}, {got_values.data(), got_indices.data()},
-                     {.strategy = GetParam().name});
+        tessera::Run(spec, stream(), {x, mask}, {got_values.data(), got_indices.data()}, options());
     ASSERT_TRUE(run.ok()) << run.status();
     EXPECT_EQ(run->stats.strategy, GetParam().name);
     EXPECT_EQ(run->stats.roundoff, 0);
@@ -116,113 +82,99 @@ class SelectTest : public testing::TestWithParam<StrategyCase> {
 };
 
 // Sizes around those of warps, tiles and chunks.
-TEST_P(SelectTest, EverySizeAndDensity) {
-  ForSize([&]<class U>(U) {
-    for (std::int64_t n : Sizes({0, 1, 2, 31, 32, 33, 511, 512, 513, 4095, 4096, 4097, 8192, 12'301,
-                                 65'536, 65'537, 300'001})) {
-      for (std::uint64_t one_in : {1, 2, 3, 20, 5000})
-        for (const Wants& wants : kAllWants) Check<U>(RandomMask(n, one_in), wants);
-      Check<U>(Mask(static_cast<std::size_t>(n), 0));
-    }
-  });
+TESSERA_SIZED_TEST(SelectTest, EverySizeAndDensity) {
+  for (std::int64_t n : Sizes({0, 1, 2, 31, 32, 33, 511, 512, 513, 4095, 4096, 4097, 8192, 12'301,
+                               65'536, 65'537, 300'001})) {
+    for (std::uint64_t one_in : {1, 2, 3, 20, 5000})
+      for (const Wants& wants : kAllWants) Check<U>(RandomMask(n, one_in), wants);
+    Check<U>(Mask(static_cast<std::size_t>(n), 0));
+  }
 }
 
 // A single element, a run, and every second element.
-TEST_P(SelectTest, Patterns) {
-  ForSize([&]<class U>(U) {
-    const std::int64_t n = Largest() < 20'000 ? 3000 : 20'000;
-    for (std::int64_t place : {std::int64_t{0}, n / 2, n - 1}) {
-      Mask mask(static_cast<std::size_t>(n), 0);
-      At(mask, place) = 1;
-      Check<U>(mask);
-      for (std::uint8_t& byte : mask) byte ^= 1;
-      Check<U>(mask);
-    }
-    Mask run(static_cast<std::size_t>(n), 0), other(static_cast<std::size_t>(n), 0);
-    for (std::int64_t i = n / 3; i < n / 2; ++i) At(run, i) = 1;
-    for (std::int64_t i = 0; i < n; i += 2) At(other, i) = 1;
-    Check<U>(run);
-    Check<U>(other);
-  });
+TESSERA_SIZED_TEST(SelectTest, Patterns) {
+  const std::int64_t n = Largest() < 20'000 ? 3000 : 20'000;
+  for (std::int64_t place : {std::int64_t{0}, n / 2, n - 1}) {
+    Mask mask(static_cast<std::size_t>(n), 0);
+    At(mask, place) = 1;
+    Check<U>(mask);
+    for (std::uint8_t& byte : mask) byte ^= 1;
+    Check<U>(mask);
+  }
+  Mask run(static_cast<std::size_t>(n), 0), other(static_cast<std::size_t>(n), 0);
+  for (std::int64_t i = n / 3; i < n / 2; ++i) At(run, i) = 1;
+  for (std::int64_t i = 0; i < n; i += 2) At(other, i) = 1;
+  Check<U>(run);
+  Check<U>(other);
 }
 
-TEST_P(SelectTest, EveryAlignment) {
-  ForSize([&]<class U>(U) {
-    const Mask mask = RandomMask(5000, 2);
-    for (std::size_t offset = 0; offset < 17; offset += WatchedClosely() ? 5 : 1) {
-      Check<U>(mask, {}, offset, 0);
-      Check<U>(mask, {}, 3, offset);
-    }
-  });
+TESSERA_SIZED_TEST(SelectTest, EveryAlignment) {
+  const Mask mask = RandomMask(5000, 2);
+  for (std::size_t offset = 0; offset < 17; offset += WatchedClosely() ? 5 : 1) {
+    Check<U>(mask, {}, offset, 0);
+    Check<U>(mask, {}, 3, offset);
+  }
 }
 
 // Shared memory may change after its bytes have been checked, so a mask may have any bytes.
-TEST_P(SelectTest, AnyByteButZeroSelects) {
-  ForSize([&]<class U>(U) {
-    Mask mask = RandomMask(5000, 2);
-    for (std::size_t i = 0; i < mask.size(); ++i) mask[i] *= i % 3 == 0 ? 1 : i % 3 == 1 ? 2 : 255;
-    Check<U>(mask);
-  });
+TESSERA_SIZED_TEST(SelectTest, AnyByteButZeroSelects) {
+  Mask mask = RandomMask(5000, 2);
+  for (std::size_t i = 0; i < mask.size(); ++i) mask[i] *= i % 3 == 0 ? 1 : i % 3 == 1 ? 2 : 255;
+  Check<U>(mask);
 }
 
 // Views of x and of the mask that are not contiguous. Positions count in row-major order.
-TEST_P(SelectTest, StridedViews) {
-  ForSize([&]<class U>(U) {
-    const std::int64_t rows = 37, columns = 53, all = rows * columns;
-    const std::vector<U> host = Elements<U>(all);
-    const Mask bytes = RandomMask(all, 2);
-    const DeviceArray<U> x(stream(), host);
-    const DeviceArray<std::uint8_t> mask(stream(), bytes);
-    struct Walk {
-      std::int64_t first, row, column;
-    };
-    for (const Walk& of : {Walk{0, columns, 1}, Walk{0, 1, rows}, Walk{all - 1, -columns, -1}}) {
-      for (const Walk& by : {Walk{0, columns, 1}, Walk{0, 1, rows}, Walk{5, 0, 1}}) {
-        std::vector<U> values;
-        std::vector<std::int64_t> indices;
-        for (std::int64_t i = 0; i < rows; ++i) {
-          for (std::int64_t j = 0; j < columns; ++j) {
-            if (At(bytes, by.first + i * by.row + j * by.column) == 0) continue;
-            values.push_back(At(host, of.first + i * of.row + j * of.column));
-            indices.push_back(i * columns + j);
-          }
+TESSERA_SIZED_TEST(SelectTest, StridedViews) {
+  const std::int64_t rows = 37, columns = 53, all = rows * columns;
+  const std::vector<U> host = Elements<U>(all);
+  const Mask bytes = RandomMask(all, 2);
+  const DeviceArray<U> x(stream(), host);
+  const DeviceArray<std::uint8_t> mask(stream(), bytes);
+  struct Walk {
+    std::int64_t first, row, column;
+  };
+  for (const Walk& of : {Walk{0, columns, 1}, Walk{0, 1, rows}, Walk{all - 1, -columns, -1}}) {
+    for (const Walk& by : {Walk{0, columns, 1}, Walk{0, 1, rows}, Walk{5, 0, 1}}) {
+      std::vector<U> values;
+      std::vector<std::int64_t> indices;
+      for (std::int64_t i = 0; i < rows; ++i) {
+        for (std::int64_t j = 0; j < columns; ++j) {
+          if (At(bytes, by.first + i * by.row + j * by.column) == 0) continue;
+          values.push_back(At(host, of.first + i * of.row + j * of.column));
+          indices.push_back(i * columns + j);
         }
-        const View view = StridedView(x.data() + of.first, GetParam().dtype, {rows, columns},
-                                      {of.row, of.column});
-        const View where =
-            StridedView(mask.data() + by.first, DType::kBool, {rows, columns}, {by.row, by.column});
-        for (const Wants& wants : kAllWants) Expect(view, where, wants, values, indices);
       }
+      const View view =
+          StridedView(x.data() + of.first, GetParam().dtype, {rows, columns}, {of.row, of.column});
+      const View where =
+          StridedView(mask.data() + by.first, DType::kBool, {rows, columns}, {by.row, by.column});
+      for (const Wants& wants : kAllWants) Expect(view, where, wants, values, indices);
     }
-  });
+  }
 }
 
-TEST_P(SelectTest, RandomProblems) {
-  ForSize([&]<class U>(U) {
-    Random random(31);
-    for (std::uint64_t i = 0; i < (WatchedClosely() ? 5 : 100); ++i) {
-      const auto n = static_cast<std::int64_t>(random.Bits() % (i % 10 == 0 ? 100'000 : 9000));
-      Check<U>(RandomMask(std::min(n, Largest()), 1 + random.Bits() % 9, i), kAllWants[i % 3],
-               random.Bits() % 16, random.Bits() % 16);
-    }
-  });
+TESSERA_SIZED_TEST(SelectTest, RandomProblems) {
+  Random random(31);
+  for (std::uint64_t i = 0; i < (WatchedClosely() ? 5 : 100); ++i) {
+    const auto n = static_cast<std::int64_t>(random.Bits() % (i % 10 == 0 ? 100'000 : 9000));
+    Check<U>(RandomMask(std::min(n, Largest()), 1 + random.Bits() % 9, i), kAllWants[i % 3],
+             random.Bits() % 16, random.Bits() % 16);
+  }
 }
 
 class SelectLargeTest : public SelectTest {};
 
 // Positions beyond 2^32.
-TEST_P(SelectLargeTest, LargeArrays) {
+TESSERA_SIZED_TEST(SelectLargeTest, LargeArrays) {
   if (Watched()) return;
-  ForSize([&]<class U>(U) {
-    const std::int64_t n = (std::int64_t{1} << 32) + 12'345;
-    DeviceArray<std::uint8_t> mask(stream(), Mask(static_cast<std::size_t>(n), 0));
-    const std::vector<std::int64_t> places = {0, 4097, std::int64_t{1} << 31, n - 12'345, n - 1};
-    const std::uint8_t one = 1;
-    for (std::int64_t place : places)
-      ASSERT_TRUE(CopyToDevice(stream(), mask.data() + place, &one, 1).ok());
-    const View view = WholeView({DType::kBool, MakeShape({n})}, mask.data());
-    Expect(view, view, {}, std::vector<U>(places.size(), 1), places);
-  });
+  const std::int64_t n = (std::int64_t{1} << 32) + 12'345;
+  DeviceArray<std::uint8_t> mask(stream(), Mask(static_cast<std::size_t>(n), 0));
+  const std::vector<std::int64_t> places = {0, 4097, std::int64_t{1} << 31, n - 12'345, n - 1};
+  const std::uint8_t one = 1;
+  for (std::int64_t place : places)
+    ASSERT_TRUE(CopyToDevice(stream(), mask.data() + place, &one, 1).ok());
+  const View view = WholeView({DType::kBool, MakeShape({n})}, mask.data());
+  Expect(view, view, {}, std::vector<U>(places.size(), 1), places);
 }
 
 // A view of more than 2^32 elements, in a mask that is repeated.
@@ -275,12 +227,12 @@ TEST_P(SelectCountTest, NeedsNoScratchMemory) {
 
 TESSERA_BACKENDS(SelectCountTest);
 
-INSTANTIATE_TEST_SUITE_P(Strategies, SelectTest,
-                         testing::ValuesIn(SelectCases(ArrayDTypes(), false)), CaseName);
+TESSERA_STRATEGIES(SelectTest, kAny, kArrayDTypes);
 // A build without CUDA has no such case.
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(SelectLargeTest);
-INSTANTIATE_TEST_SUITE_P(Strategies, SelectLargeTest,
-                         testing::ValuesIn(SelectCases(DTypesOf(DType::kBool), true)), CaseName);
+TESSERA_STRATEGIES(
+    SelectLargeTest, [](const auto& strategy, DType) { return strategy.backend == Backend::kCuda; },
+    std::array{DType::kBool});
 
 TEST(SelectErrors, OperandsThatDoNotFit) {
   const auto reason = [](std::initializer_list<std::int64_t> x, DType dtype,

@@ -18,11 +18,6 @@
 namespace tessera {
 
 template <class T>
-std::string Bytes(const std::vector<T>& values) {
-  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
-}
-
-template <class T>
 std::vector<T> Values(const std::string& bytes) {
   std::vector<T> values(bytes.size() / sizeof(T));
   std::memcpy(values.data(), bytes.data(), bytes.size());
@@ -214,15 +209,34 @@ class TransferFixture : public ServiceTest {
   std::mt19937_64 random_{1};
 };
 
-inline std::vector<std::unique_ptr<Device>> Only(FakeDevice* device) {
-  std::vector<std::unique_ptr<Device>> devices;
-  devices.emplace_back(device);
-  return devices;
-}
+// A suite whose server has other options.
+template <class Suite, auto change>
+class Changed : public Suite {
+ protected:
+  Changed() : Suite(With(change)) {}
+};
+
+// A suite whose server has only a fake device.
+template <class Suite>
+class OnFakeDevice : public Suite {
+ protected:
+  explicit OnFakeDevice(const Options& options = TestOptions())
+      : OnFakeDevice(options, new FakeDevice) {}
+  void TearDown() override {
+    device_.Open();
+    Suite::TearDown();
+  }
+
+  FakeDevice& device_;
+
+ private:
+  OnFakeDevice(const Options& options, FakeDevice* device)
+      : Suite(options, Only(device)), device_(*device) {}
+};
 
 class TwoDevicesTest : public ServiceTest {
  protected:
-  TwoDevicesTest() : TwoDevicesTest(TwoDevices()) {}
+  TwoDevicesTest() : TwoDevicesTest(FakeDevices(2)) {}
 
   FakeDevice &first_, &second_;
 

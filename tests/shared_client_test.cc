@@ -2,7 +2,6 @@
 // told to, and continues without it if it fails.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <cstring>
@@ -32,13 +31,11 @@ constexpr std::size_t kMib = std::size_t{1} << 20;
 constexpr std::size_t kLeast = 4 * kMib;
 constexpr std::size_t kSlot = 16 * kMib;
 
-std::string SocketPath() {
-  return testing::TempDir() + "/shared_client_" + std::to_string(getpid()) + ".sock";
-}
+const std::string kSocket = SocketPath("shared_client");
 
 tessera::Options SharedOptions() {
   tessera::Options options = TcpOptions();
-  options.shared_memory = SocketPath();
+  options.shared_memory = kSocket;
   return options;
 }
 
@@ -46,14 +43,9 @@ class SharedClientTest : public ::testing::Test {
  protected:
   SharedClientTest()
       : device_(new FakeDevice),
-        server_(SharedOptions(), Devices()),
+        server_(SharedOptions(), Only(device_)),
         client_({.server = server_.address()}) {}
 
-  std::vector<std::unique_ptr<Device>> Devices() {
-    std::vector<std::unique_ptr<Device>> devices;
-    devices.emplace_back(device_);
-    return devices;
-  }
   absl::StatusOr<v1::Buffer> Put(const std::string& name, const std::string& data,
                                  const UploadOptions& options = {}) {
     return client_.Upload(name, DType::kI32, {static_cast<std::int64_t>(data.size() / 4)},
@@ -145,23 +137,6 @@ TEST_F(SharedClientTest, SourcesAreAskedInOrderByOneThreadAtATime) {
   EXPECT_EQ(next, size);
 }
 
-TEST_F(SharedClientTest, AFailedUploadLeavesNothing) {
-  const std::string data = Pattern(2 * kSlot);
-  for (const std::size_t size : {kSlot, 2 * kSlot}) {
-    device_->Fail(FakeDevice::Step::kCopyToDevice, DeviceError::Kind::kFailed);
-    const auto broken = Put("x", data.substr(0, size));
-    EXPECT_EQ(ErrorReason(broken.status()), "CUDA_ERROR") << broken.status();
-  }
-  const auto source = [](std::uint64_t offset, absl::Span<char>) {
-    return offset >= 2 * kSlot ? absl::AbortedError("enough") : absl::OkStatus();
-  };
-  const auto failed = client_.Upload("x", DType::kI32, {kSlot}, source);
-  EXPECT_EQ(failed.status().message(), "enough");
-  EXPECT_TRUE(client_.ListBuffers()->empty());
-  EXPECT_TRUE(Eventually([&] { return server_.used_bytes() == 0; }));
-  EXPECT_TRUE(Put("x", data).ok());
-}
-
 // Uploads in one slot and in several, from the caller's memory, and in one stream and several. The
 // source fails at the beginning, in the middle or at the end, or the server fails.
 TEST_F(SharedClientTest, AReplacementThatFailsLeavesWhatWasThere) {
@@ -227,9 +202,9 @@ TEST_F(SharedClientTest, AReplacementThatFailsLeavesWhatWasThere) {
 }
 
 TEST_F(SharedClientTest, ADrainClosesTheSocketOfRegions) {
-  ASSERT_TRUE(SharedMemory::Make(SocketPath(), kMib, absl::Minutes(1)).ok());
+  ASSERT_TRUE(SharedMemory::Make(kSocket, kMib, absl::Minutes(1)).ok());
   server_.server().Drain();
-  EXPECT_FALSE(SharedMemory::Make(SocketPath(), kMib, absl::Minutes(1)).ok());
+  EXPECT_FALSE(SharedMemory::Make(kSocket, kMib, absl::Minutes(1)).ok());
 }
 
 TEST_F(SharedClientTest, ErrorsAreThoseOfStreams) {

@@ -148,23 +148,19 @@ TEST_P(StreamTest, RepeatedElementsNeedNoMemory) {
 
 // Returns non-contiguous views, of many ranks, of one array of n elements.
 std::vector<View> StridedViews(const View& all) {
-  const std::int64_t n = all.elements();
-  const auto window = [&](std::int64_t offset, std::vector<std::int64_t> shape,
-                          std::vector<std::int64_t> strides) {
-    return *MakeView({all.dtype, all.shape}, all.data, offset, shape, strides);
-  };
-  const std::int64_t side = 200, pitch = 211;
-  return {
-      window(n - 1, {n}, {-1}),                         // reversed
-      window(1, {(n - 1) / 2}, {2}),                    // every other
-      window(3, {side, side}, {pitch, 1}),              // a pitch
-      window(3, {side, side}, {1, pitch}),              // a transpose
-      window(0, {5, side, 1, side}, {7, pitch, 0, 1}),  // overlapping
-      window(9, {70000, 3}, {0, 2}),                    // repeated rows
-      window(9, {3, 70000}, {2, 0}),                    // repeated elements
-      window(0, {2, 2, 2, 3, 5, 7, 11, 13}, {1, 0, 5, 0, 9, 1000, 3, 2}),
-      window(0, {1, 1}, {0, 0}),
-  };
+  const std::int64_t n = all.elements(), side = 200, pitch = 211;
+  std::vector<View> views;
+  for (const StridedWindow& w : {StridedWindow{n - 1, {n}, {-1}},            // reversed
+                                 {1, {(n - 1) / 2}, {2}},                    // every other
+                                 {3, {side, side}, {pitch, 1}},              // a pitch
+                                 {3, {side, side}, {1, pitch}},              // a transpose
+                                 {0, {5, side, 1, side}, {7, pitch, 0, 1}},  // overlapping
+                                 {9, {70000, 3}, {0, 2}},                    // repeated rows
+                                 {9, {3, 70000}, {2, 0}},                    // repeated elements
+                                 {0, {2, 2, 2, 3, 5, 7, 11, 13}, {1, 0, 5, 0, 9, 1000, 3, 2}},
+                                 {0, {1, 1}, {0, 0}}})
+    views.push_back(w.Of(all.data, all.dtype));
+  return views;
 }
 
 TEST_P(StreamTest, StridedOperandsGiveTheBitsOfTheirCopies) {
@@ -289,6 +285,8 @@ TEST_P(StreamTest, ResultsAreAskedForOnceAndWhenEverythingHasBeenChecked) {
     EXPECT_FALSE(tessera::Run(TakeSpec{}, stream, {vector, places}, {give}, bad).ok());
     EXPECT_FALSE(
         tessera::Run(SelectSpec{.count = 2}, stream, {places, mask}, {give, give}, bad).ok());
+    EXPECT_FALSE(tessera::Run(HistogramSpec{.bins = 2}, stream, {vector}, {give}, bad).ok());
+    EXPECT_FALSE(tessera::Run(SearchSortedSpec{}, stream, {vector, vector}, {give}, bad).ok());
     EXPECT_FALSE(RunMatmul(stream, matrix, matrix, false, false, DType::kF32, give, bad).ok());
     EXPECT_FALSE(RunReduceAxes(stream, matrix, ReduceOp::kSum, {1}, give, bad).ok());
   }
@@ -400,6 +398,14 @@ TEST_F(StopTest, EveryCpuRowLooksAtTheFlag) {
                         .mask = mask.data(),
                         .values = out_.data()},
           nothing_written);
+  std::int64_t count = 0;
+  ForRows(HistogramProblem{.n = kN, .bins = 1, .x = ones_.data(), .counts = &count},
+          [&] { return count == 0; });
+  std::vector<std::int64_t> places(kN, -1);
+  ForRows(
+      SearchSortedProblem{
+          .length = 1, .n = kN, .x = ones_.data(), .keys = ones_.data(), .out = places.data()},
+      [&] { return places.back() == -1; });
   std::vector<std::int64_t> indices(16, -1);
   ForRows(
       TopKProblem{.rows = 4,

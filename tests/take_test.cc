@@ -14,34 +14,7 @@ namespace {
 constexpr std::int64_t kLowest = std::numeric_limits<std::int64_t>::min();
 constexpr std::int64_t kHighest = std::numeric_limits<std::int64_t>::max();
 
-// Returns the cases of all strategies in these types, on all devices or on a GPU only.
-std::vector<StrategyCase> TakeCases(DTypes dtypes, bool gpu) {
-  std::vector<StrategyCase> cases;
-  for (const Strategy<TakeProblem>* strategy : Strategies<TakeProblem>())
-    for (DType dtype : kArrayDTypes)
-      if (dtypes.Contains(dtype) && (!gpu || strategy->backend == Backend::kCuda))
-        cases.push_back({strategy->name, strategy->backend, dtype});
-  return cases;
-}
-
-std::int64_t Below(Random& random, std::int64_t end) {
-  return static_cast<std::int64_t>(random.Bits() % static_cast<std::uint64_t>(end));
-}
-
-// A window of a host array and of its copy on the device. The element at [0, ..., 0] is at `first`.
-struct Window {
-  std::int64_t first = 0;
-  std::vector<std::int64_t> shape, strides;
-};
-
-View ViewOf(const void* data, DType dtype, const Window& window) {
-  View view{.data = data, .dtype = dtype, .shape = {}, .strides = {}};
-  for (std::size_t i = 0; i < window.shape.size(); ++i) {
-    view.shape[view.shape.rank++] = window.shape[i];
-    view.strides[i] = window.strides[i];
-  }
-  return view;
-}
+using Window = StridedWindow;
 
 Window Whole(const std::vector<std::int64_t>& shape) {
   Window window{0, shape, std::vector<std::int64_t>(shape.size())};
@@ -125,32 +98,8 @@ Wanted<U> Want(const std::vector<U>& x, const Window& of, const std::vector<I>& 
   return want;
 }
 
-class TakeTest : public testing::TestWithParam<StrategyCase> {
- public:
-  using Problem = TakeProblem;
-
+class TakeTest : public MovingTest<TakeProblem> {
  protected:
-  void SetUp() override { TESSERA_NEED_STRATEGY(TakeProblem, GetParam()); }
-  static Stream& stream() { return TestStream(GetParam().backend); }
-  static const Strategy<TakeProblem>& strategy() { return StrategyOf<TakeProblem>(GetParam()); }
-
-  // Calls f(U{}), where U is an unsigned type of the elements' size.
-  template <class F>
-  void ForSize(F f) const {
-    DispatchSize(GetParam().dtype, f);
-  }
-
-  template <class U>
-  static std::vector<U> Elements(std::int64_t n, std::uint64_t seed = 1) {
-    std::vector<U> all(static_cast<std::size_t>(n));
-    Random random(seed);
-    for (U& element : all) element = static_cast<U>(random.Bits());
-    // Only these bytes are bool.
-    if (GetParam().dtype == DType::kBool)
-      for (U& element : all) element &= 1;
-    return all;
-  }
-
   // Returns indices that are valid in every mode, or, unless the mode is kError, any indices.
   template <class I>
   static std::vector<I> Indices(std::int64_t n, std::int64_t length, TakeMode mode,
@@ -158,7 +107,7 @@ class TakeTest : public testing::TestWithParam<StrategyCase> {
     std::vector<I> all(static_cast<std::size_t>(n));
     Random random(seed);
     for (I& index : all) {
-      index = static_cast<I>(Below(random, 2 * length) - length);
+      index = static_cast<I>(random.Below(2 * length) - length);
       if (mode == TakeMode::kError || random.Bits() % 4 != 0) continue;
       const std::uint64_t pick = random.Bits();
       index = pick % 4 == 0   ? std::numeric_limits<I>::min()
@@ -179,8 +128,8 @@ class TakeTest : public testing::TestWithParam<StrategyCase> {
                  << (how.along ? " along " : " ") << Name(how.mode) << " offset " << offset);
     DeviceArray<U> x(stream(), host, offset);
     DeviceArray<I> places(stream(), indices, offset % 2);
-    const View view = ViewOf(x.data() + of.first, GetParam().dtype, of);
-    const View where = ViewOf(places.data() + at.first, DTypeOf<I>(), at);
+    const View view = of.Of(x.data(), GetParam().dtype);
+    const View where = at.Of(places.data(), DTypeOf<I>());
     const OperationSpec spec = TakeSpec{.axis = how.axis, .mode = how.mode, .along = how.along};
     const absl::StatusOr<ResultType> type = TypeOf(spec, {view, where});
     ASSERT_TRUE(type.ok()) << type.status();
@@ -191,8 +140,7 @@ class TakeTest : public testing::TestWithParam<StrategyCase> {
                                         result.shape.dims.begin() + result.shape.rank),
               want.shape);
     DeviceArray<U> out(stream(), result.shape.elements());
-    const auto run = tessera::Run(spec, stream(), {view, where}, {out.data()},
-                                  {.strategy = GetParam().name, .launch = launch});
+    const auto run = tessera::Run(spec, stream(), {view, where}, {out.data()}, options(launch));
     if (ErrorReason(run.status()) == "STRATEGY_UNSUPPORTED") {
       EXPECT_NE(strategy().refuses, nullptr);
       return;
@@ -234,228 +182,195 @@ constexpr TakeMode kModes[] = {TakeMode::kError, TakeMode::kWrap, TakeMode::kCli
 
 // Rows of each size from 1 to 70 bytes, and of sizes around those of warps and blocks, at every
 // alignment that the element size allows.
-TEST_P(TakeTest, RowsOfEverySize) {
-  ForSize([&]<class U>(U) {
-    std::vector<std::int64_t> sizes;
-    for (std::int64_t bytes = sizeof(U); bytes <= 70; bytes += sizeof(U)) sizes.push_back(bytes);
-    for (std::int64_t bytes :
-         {128, 136, 256, 496, 504, 512, 520, 528, 1024, 1040, 2048, 4096, 4104})
-      sizes.push_back(bytes);
-    for (std::int64_t bytes : sizes) {
-      const auto row = bytes / static_cast<std::int64_t>(sizeof(U));
-      for (std::size_t offset = 0; offset < 16 / sizeof(U); offset += WatchedClosely() ? 3 : 1)
-        CheckShape<U>(1, 23, row, 37, {.axis = 1}, offset);
-      CheckShape<U, std::int32_t>(3, 7, row, 5, {.axis = 1}, 1);
-    }
-  });
+TESSERA_SIZED_TEST(TakeTest, RowsOfEverySize) {
+  std::vector<std::int64_t> sizes;
+  for (std::int64_t bytes = sizeof(U); bytes <= 70; bytes += sizeof(U)) sizes.push_back(bytes);
+  for (std::int64_t bytes : {128, 136, 256, 496, 504, 512, 520, 528, 1024, 1040, 2048, 4096, 4104})
+    sizes.push_back(bytes);
+  for (std::int64_t bytes : sizes) {
+    const auto row = bytes / static_cast<std::int64_t>(sizeof(U));
+    for (std::size_t offset = 0; offset < 16 / sizeof(U); offset += WatchedClosely() ? 3 : 1)
+      CheckShape<U>(1, 23, row, 37, {.axis = 1}, offset);
+    CheckShape<U, std::int32_t>(3, 7, row, 5, {.axis = 1}, 1);
+  }
 }
 
-TEST_P(TakeTest, ModesAndShapes) {
-  ForSize([&]<class U>(U) {
-    for (TakeMode mode : kModes) {
-      for (bool along : {false, true}) {
-        for (std::int64_t inner : {1, 2, 7, 16, 100}) {
-          for (std::int64_t outer : {1, 3}) {
-            for (std::int64_t count : {1, 2, 31, 257}) {
-              if (WatchedClosely() && count > 2) continue;
-              const How how{.axis = 1, .mode = mode, .along = along};
-              CheckShape<U>(outer, 11, inner, count, how);
-              CheckShape<U, std::int32_t>(outer, 1, inner, count, how, 1);
-            }
+TESSERA_SIZED_TEST(TakeTest, ModesAndShapes) {
+  for (TakeMode mode : kModes) {
+    for (bool along : {false, true}) {
+      for (std::int64_t inner : {1, 2, 7, 16, 100}) {
+        for (std::int64_t outer : {1, 3}) {
+          for (std::int64_t count : {1, 2, 31, 257}) {
+            if (WatchedClosely() && count > 2) continue;
+            const How how{.axis = 1, .mode = mode, .along = along};
+            CheckShape<U>(outer, 11, inner, count, how);
+            CheckShape<U, std::int32_t>(outer, 1, inner, count, how, 1);
           }
         }
       }
     }
-  });
+  }
 }
 
 // Vectors, which `library` takes as well.
-TEST_P(TakeTest, Vectors) {
-  ForSize([&]<class U>(U) {
-    for (std::int64_t n : Sizes({1, 2, 100, 1023, 1024, 1025, 70'000})) {
-      const auto x = Elements<U>(n);
-      for (TakeMode mode : kModes) {
-        for (const How& how : {How{.axis = {}, .mode = mode}, How{.axis = 0, .mode = mode}})
-          Check(x, Whole({n}), Indices<std::int64_t>(777, n, mode), Whole({7, 111}), how);
-        Check(x, Whole({n}), Indices<std::int32_t>(n, n, mode), Whole({n}),
-              {.axis = {}, .mode = mode, .along = true}, 3);
-      }
+TESSERA_SIZED_TEST(TakeTest, Vectors) {
+  for (std::int64_t n : Sizes({1, 2, 100, 1023, 1024, 1025, 70'000})) {
+    const auto x = Elements<U>(n);
+    for (TakeMode mode : kModes) {
+      for (const How& how : {How{.axis = {}, .mode = mode}, How{.axis = 0, .mode = mode}})
+        Check(x, Whole({n}), Indices<std::int64_t>(777, n, mode), Whole({7, 111}), how);
+      Check(x, Whole({n}), Indices<std::int32_t>(n, n, mode), Whole({n}),
+            {.axis = {}, .mode = mode, .along = true}, 3);
     }
-  });
+  }
 }
 
-TEST_P(TakeTest, Launches) {
-  ForSize([&]<class U>(U) {
-    for (const Launch& launch : tessera::test::Launches(strategy().limits))
-      for (std::int64_t inner : {1, 48}) CheckShape<U>(2, 50, inner, 333, {.axis = 1}, 0, launch);
-  });
+TESSERA_SIZED_TEST(TakeTest, Launches) {
+  for (const Launch& launch : tessera::test::Launches(limits()))
+    for (std::int64_t inner : {1, 48}) CheckShape<U>(2, 50, inner, 333, {.axis = 1}, 0, launch);
 }
 
-TEST_P(TakeTest, AxesAndStridedViews) {
-  ForSize([&]<class U>(U) {
-    const auto x = Elements<U>(6000);
-    const Window windows[] = {{0, {5, 30, 40}, {1200, 40, 1}},
-                              {5, {4, 20, 3}, {100, 3, 1}},
-                              {5999, {7, 50}, {-70, -1}},
-                              {2, {30, 50}, {1, 30}},
-                              {11, {6, 40, 5}, {0, 7, 2}},
-                              {0, {1, 6000, 1}, {6000, 1, 1}},
-                              {9, {300}, {0}},
-                              {17, {2, 3, 4, 5}, {500, 100, 25, 3}},
-                              {0, {20, 50}, {100, 1}},
-                              {40, {20, 2, 25}, {100, 25, 1}},
-                              {5900, {20, 64}, {-128, 1}},
-                              {3, {}, {}}};
-    const auto indices = Indices<std::int64_t>(600, 1, TakeMode::kWrap);
-    for (const Window& window : windows) {
-      const int rank = static_cast<int>(window.shape.size());
-      for (const Window& at : {Whole({}), Whole({6}), Whole({3, 5}), Window{599, {4, 6}, {-9, -2}},
-                               Window{7, {9}, {0}}, Window{0, {5, 7}, {1, 5}}}) {
-        for (TakeMode mode : {TakeMode::kWrap, TakeMode::kClip}) {
-          Check(x, window, indices, at, {{}, mode}, 1);
-          for (int axis = -rank; axis < rank; ++axis)
-            Check(x, window, indices, at, {axis, mode}, axis < 0 ? 0 : 1);
-        }
+TESSERA_SIZED_TEST(TakeTest, AxesAndStridedViews) {
+  const auto x = Elements<U>(6000);
+  std::vector<Window> windows = StridedWindows();
+  windows.insert(windows.end(), {{0, {20, 50}, {100, 1}},
+                                 {40, {20, 2, 25}, {100, 25, 1}},
+                                 {5900, {20, 64}, {-128, 1}},
+                                 {3, {}, {}}});
+  const auto indices = Indices<std::int64_t>(600, 1, TakeMode::kWrap);
+  for (const Window& window : windows) {
+    const int rank = static_cast<int>(window.shape.size());
+    for (const Window& at : {Whole({}), Whole({6}), Whole({3, 5}), Window{599, {4, 6}, {-9, -2}},
+                             Window{7, {9}, {0}}, Window{0, {5, 7}, {1, 5}}}) {
+      for (TakeMode mode : {TakeMode::kWrap, TakeMode::kClip}) {
+        Check(x, window, indices, at, {{}, mode}, 1);
+        for (int axis = -rank; axis < rank; ++axis)
+          Check(x, window, indices, at, {axis, mode}, axis < 0 ? 0 : 1);
       }
     }
-  });
+  }
 }
 
-TEST_P(TakeTest, AlongStridedViews) {
-  ForSize([&]<class U>(U) {
-    const auto x = Elements<U>(4000);
-    const auto indices = Indices<std::int32_t>(4000, 1, TakeMode::kWrap);
-    for (int axis : {0, 1, 2, -1}) {
-      std::vector<std::int64_t> shape = {4, 6, 8};
-      At(shape, axis < 0 ? axis + 3 : axis) = 11;
-      for (const Window& of : {Whole({4, 6, 8}), Window{3999, {4, 6, 8}, {-1, -100, -7}},
-                               Window{0, {4, 6, 8}, {0, 8, 1}}}) {
-        for (const Window& at :
-             {Whole(shape), Window{9, shape, {3, 80, 1}}, Window{0, shape, {0, 0, 0}}})
-          Check(x, of, indices, at, {axis, TakeMode::kWrap, true}, 1);
-      }
+TESSERA_SIZED_TEST(TakeTest, AlongStridedViews) {
+  const auto x = Elements<U>(4000);
+  const auto indices = Indices<std::int32_t>(4000, 1, TakeMode::kWrap);
+  for (int axis : {0, 1, 2, -1}) {
+    std::vector<std::int64_t> shape = {4, 6, 8};
+    At(shape, axis < 0 ? axis + 3 : axis) = 11;
+    for (const Window& of : {Whole({4, 6, 8}), Window{3999, {4, 6, 8}, {-1, -100, -7}},
+                             Window{0, {4, 6, 8}, {0, 8, 1}}}) {
+      for (const Window& at :
+           {Whole(shape), Window{9, shape, {3, 80, 1}}, Window{0, shape, {0, 0, 0}}})
+        Check(x, of, indices, at, {axis, TakeMode::kWrap, true}, 1);
     }
-  });
+  }
 }
 
 // The first of several bad indices is named, wherever they are. Nothing is read outside of x.
-TEST_P(TakeTest, BadIndices) {
-  ForSize([&]<class U>(U) {
-    const std::int64_t length = 40, count = Watched() ? 500 : 5000;
-    for (std::int64_t inner : {1, 3, 32, 100}) {
-      for (bool along : {false, true}) {
-        if (along && inner > 3) continue;
-        const auto x = Elements<U>(2 * length * inner);
-        const Window of = Whole({2, length, inner});
-        const Window at = along ? Whole({2, count, inner}) : Whole({count});
-        const std::int64_t all = ElementsOf(at.shape);
-        for (std::int64_t value : {length, -length - 1, kLowest, kHighest}) {
-          for (std::int64_t place : {std::int64_t{0}, all / 2, all - 1}) {
-            auto indices = Indices<std::int64_t>(all, length, TakeMode::kError);
-            At(indices, all - 1) = kHighest;
-            At(indices, place) = value;
-            Check(x, of, indices, at, {.axis = 1, .along = along});
-          }
+TESSERA_SIZED_TEST(TakeTest, BadIndices) {
+  const std::int64_t length = 40, count = Watched() ? 500 : 5000;
+  for (std::int64_t inner : {1, 3, 32, 100}) {
+    for (bool along : {false, true}) {
+      if (along && inner > 3) continue;
+      const auto x = Elements<U>(2 * length * inner);
+      const Window of = Whole({2, length, inner});
+      const Window at = along ? Whole({2, count, inner}) : Whole({count});
+      const std::int64_t all = ElementsOf(at.shape);
+      for (std::int64_t value : {length, -length - 1, kLowest, kHighest}) {
+        for (std::int64_t place : {std::int64_t{0}, all / 2, all - 1}) {
+          auto indices = Indices<std::int64_t>(all, length, TakeMode::kError);
+          At(indices, all - 1) = kHighest;
+          At(indices, place) = value;
+          Check(x, of, indices, at, {.axis = 1, .along = along});
         }
-        const std::vector<std::int64_t> garbage(static_cast<std::size_t>(all), kHighest / 3);
-        Check(x, of, garbage, at, {.axis = 1, .along = along});
-        const std::vector<std::int32_t> narrow(static_cast<std::size_t>(all), INT32_MIN);
-        Check(x, of, narrow, at, {.axis = 1, .along = along});
       }
+      const std::vector<std::int64_t> garbage(static_cast<std::size_t>(all), kHighest / 3);
+      Check(x, of, garbage, at, {.axis = 1, .along = along});
+      const std::vector<std::int32_t> narrow(static_cast<std::size_t>(all), INT32_MIN);
+      Check(x, of, narrow, at, {.axis = 1, .along = along});
     }
-    // An error leaves no trace in the next result.
-    CheckShape<U>(1, 40, 1, 100, {.axis = 1});
-  });
+  }
+  // An error leaves no trace in the next result.
+  CheckShape<U>(1, 40, 1, 100, {.axis = 1});
 }
 
-TEST_P(TakeTest, EmptyArrays) {
-  ForSize([&]<class U>(U) {
-    const std::vector<std::int64_t> none, bad = {77, -77};
-    Check(Elements<U>(12), Whole({3, 4}), none, Whole({0}), {.axis = 0});
-    Check(Elements<U>(12), Whole({3, 4}), none, Whole({2, 0}), {});
-    Check(Elements<U>(0), Whole({3, 0}), bad, Whole({2}), {.axis = 0});
-    Check(Elements<U>(0), Whole({0, 4}), none, Whole({0}), {.axis = 0});
-    Check(Elements<U>(0), Whole({0, 3, 4}), std::vector<std::int64_t>{1}, Whole({1}), {.axis = 1});
-    Check(Elements<U>(0), Whole({2, 0}), none, Whole({2, 0}), {.axis = 0, .along = true});
-  });
+TESSERA_SIZED_TEST(TakeTest, EmptyArrays) {
+  const std::vector<std::int64_t> none, bad = {77, -77};
+  Check(Elements<U>(12), Whole({3, 4}), none, Whole({0}), {.axis = 0});
+  Check(Elements<U>(12), Whole({3, 4}), none, Whole({2, 0}), {});
+  Check(Elements<U>(0), Whole({3, 0}), bad, Whole({2}), {.axis = 0});
+  Check(Elements<U>(0), Whole({0, 4}), none, Whole({0}), {.axis = 0});
+  Check(Elements<U>(0), Whole({0, 3, 4}), std::vector<std::int64_t>{1}, Whole({1}), {.axis = 1});
+  Check(Elements<U>(0), Whole({2, 0}), none, Whole({2, 0}), {.axis = 0, .along = true});
 }
 
-TEST_P(TakeTest, RandomProblems) {
-  ForSize([&]<class U>(U) {
-    Random random(31);
-    for (int i = 0; i < (WatchedClosely() ? 5 : 150); ++i) {
-      const std::int64_t inner = 1 + Below(random, i % 2 == 0 ? 600 : 4);
-      const std::int64_t outer = 1 + Below(random, 4), length = 1 + Below(random, 60);
-      const std::int64_t count = 1 + Below(random, i % 3 == 0 ? 3000 / inner + 1 : 20);
-      const How how{.axis = 1, .mode = kModes[i % 3], .along = i % 5 == 0};
-      CheckShape<U>(outer, length, inner, count, how, static_cast<std::size_t>(i % 7));
-    }
-  });
+TESSERA_SIZED_TEST(TakeTest, RandomProblems) {
+  Random random(31);
+  for (int i = 0; i < (WatchedClosely() ? 5 : 150); ++i) {
+    const std::int64_t inner = 1 + random.Below(i % 2 == 0 ? 600 : 4);
+    const std::int64_t outer = 1 + random.Below(4), length = 1 + random.Below(60);
+    const std::int64_t count = 1 + random.Below(i % 3 == 0 ? 3000 / inner + 1 : 20);
+    const How how{.axis = 1, .mode = kModes[i % 3], .along = i % 5 == 0};
+    CheckShape<U>(outer, length, inner, count, how, static_cast<std::size_t>(i % 7));
+  }
 }
 
 class TakeLargeTest : public TakeTest {};
 
 // Many rows, and offsets beyond 2^31 elements: the last rows of a large array.
-TEST_P(TakeLargeTest, LargeArrays) {
+TESSERA_SIZED_TEST(TakeLargeTest, LargeArrays) {
   if (Watched()) return;
-  ForSize([&]<class U>(U) {
-    const std::int64_t row = 512 / static_cast<std::int64_t>(sizeof(U));
-    const std::int64_t rows = (std::int64_t{5} << 29) / row;
-    const DeviceArray<U> x(stream(), rows * row);
-    const std::int64_t count = 1 << 16;
-    std::vector<std::int64_t> indices(static_cast<std::size_t>(count));
-    for (std::int64_t j = 0; j < count; ++j) At(indices, j) = j % 2 == 0 ? -1 - j : j;
-    const std::vector<U> marked = Elements<U>(row);
-    ASSERT_TRUE(CopyToDevice(stream(), x.data() + (rows - 1) * row, marked.data(), 512).ok());
-    const DeviceArray<std::int64_t> places(stream(), indices);
-    DeviceArray<U> out(stream(), count * row);
-    const auto run =
-        tessera::Run(TakeSpec{.axis = 0}, stream(),
-                     {ViewOf(x.data(), GetParam().dtype, Whole({rows, row})), places.view()},
-                     {out.data()}, {.strategy = GetParam().name});
-    if (ErrorReason(run.status()) == "STRATEGY_UNSUPPORTED") return;
-    ASSERT_TRUE(run.ok()) << run.status();
-    const std::vector<U> got = out.Values();
-    for (std::int64_t i = 0; i < row; ++i) ASSERT_EQ(At(got, i), At(marked, i)) << i;
-    EXPECT_EQ(At(got, 2 * row), At(got, row)) << "an element of the rest, which has one value";
-  });
+  const std::int64_t row = 512 / static_cast<std::int64_t>(sizeof(U));
+  const std::int64_t rows = (std::int64_t{5} << 29) / row;
+  const DeviceArray<U> x(stream(), rows * row);
+  const std::int64_t count = 1 << 16;
+  std::vector<std::int64_t> indices(static_cast<std::size_t>(count));
+  for (std::int64_t j = 0; j < count; ++j) At(indices, j) = j % 2 == 0 ? -1 - j : j;
+  const std::vector<U> marked = Elements<U>(row);
+  ASSERT_TRUE(CopyToDevice(stream(), x.data() + (rows - 1) * row, marked.data(), 512).ok());
+  const DeviceArray<std::int64_t> places(stream(), indices);
+  DeviceArray<U> out(stream(), count * row);
+  const auto run = tessera::Run(TakeSpec{.axis = 0}, stream(),
+                                {Whole({rows, row}).Of(x.data(), GetParam().dtype), places.view()},
+                                {out.data()}, options());
+  if (ErrorReason(run.status()) == "STRATEGY_UNSUPPORTED") return;
+  ASSERT_TRUE(run.ok()) << run.status();
+  const std::vector<U> got = out.Values();
+  for (std::int64_t i = 0; i < row; ++i) ASSERT_EQ(At(got, i), At(marked, i)) << i;
+  EXPECT_EQ(At(got, 2 * row), At(got, row)) << "an element of the rest, which has one value";
 }
 
 // More than 2^32 elements in the result.
-TEST_P(TakeLargeTest, LargeResults) {
+TESSERA_SIZED_TEST(TakeLargeTest, LargeResults) {
   if (Watched()) return;
-  ForSize([&]<class U>(U) {
-    if constexpr (sizeof(U) == 1) {
-      const std::int64_t n = (std::int64_t{1} << 32) + 12'345;
-      for (std::int64_t inner : {1, 16}) {
-        const auto host = Elements<U>(3 * inner);
-        const DeviceArray<U> x(stream(), host);
-        const std::vector<std::int32_t> one = {1};
-        const DeviceArray<std::int32_t> index(stream(), one);
-        DeviceArray<U> out(stream(), n / inner * inner);
-        // A view that repeats an index is gathered, so the indices have 2^32 / inner elements.
-        const View where = ViewOf(index.data(), DType::kI32, {0, {n / inner}, {0}});
-        const auto run =
-            tessera::Run(TakeSpec{.axis = 0}, stream(),
-                         {ViewOf(x.data(), GetParam().dtype, Whole({3, inner})), where},
-                         {out.data()}, {.strategy = GetParam().name});
-        if (ErrorReason(run.status()) == "STRATEGY_UNSUPPORTED") continue;
-        ASSERT_TRUE(run.ok()) << run.status();
-        const std::vector<U> got = out.Values();
-        for (std::int64_t e : {std::int64_t{0}, n / 2, n / inner * inner - 1})
-          EXPECT_EQ(At(got, e), At(host, inner + e % inner)) << e;
-      }
+  if constexpr (sizeof(U) == 1) {
+    const std::int64_t n = (std::int64_t{1} << 32) + 12'345;
+    for (std::int64_t inner : {1, 16}) {
+      const auto host = Elements<U>(3 * inner);
+      const DeviceArray<U> x(stream(), host);
+      const std::vector<std::int32_t> one = {1};
+      const DeviceArray<std::int32_t> index(stream(), one);
+      DeviceArray<U> out(stream(), n / inner * inner);
+      // A view that repeats an index is gathered, so the indices have 2^32 / inner elements.
+      const View where = StridedView(index.data(), DType::kI32, {n / inner}, {0});
+      const auto run = tessera::Run(TakeSpec{.axis = 0}, stream(),
+                                    {Whole({3, inner}).Of(x.data(), GetParam().dtype), where},
+                                    {out.data()}, options());
+      if (ErrorReason(run.status()) == "STRATEGY_UNSUPPORTED") continue;
+      ASSERT_TRUE(run.ok()) << run.status();
+      const std::vector<U> got = out.Values();
+      for (std::int64_t e : {std::int64_t{0}, n / 2, n / inner * inner - 1})
+        EXPECT_EQ(At(got, e), At(host, inner + e % inner)) << e;
     }
-  });
+  }
 }
 
-INSTANTIATE_TEST_SUITE_P(Strategies, TakeTest, testing::ValuesIn(TakeCases(ArrayDTypes(), false)),
-                         CaseName);
+TESSERA_STRATEGIES(TakeTest, kAny, kArrayDTypes);
 // A build without CUDA has no such case.
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(TakeLargeTest);
-INSTANTIATE_TEST_SUITE_P(Strategies, TakeLargeTest,
-                         testing::ValuesIn(TakeCases(DTypesOf(DType::kU8, DType::kF32), true)),
-                         CaseName);
+TESSERA_STRATEGIES(
+    TakeLargeTest, [](const auto& strategy, DType) { return strategy.backend == Backend::kCuda; },
+    std::array{DType::kU8, DType::kF32});
 
 // An x that is copied first takes the time of the copy, however few indices there are.
 TEST(TakeTimes, CopiesCount) {
@@ -523,8 +438,8 @@ TEST(TakeOnTheCpu, CopiesOnlyWhatStridesCannotExpress) {
   const DeviceArray<float> x(stream, 6000);
   const DeviceArray<std::int64_t> indices(stream, std::vector<std::int64_t>{1, 0});
   const auto scratch = [&](const Window& window, std::optional<int> axis) {
-    const View view = ViewOf(x.data() + window.first, DType::kF32, window);
-    return Get(tessera::Run(TakeSpec{.axis = axis}, stream, {view, indices.view()}, {nullptr},
+    return Get(tessera::Run(TakeSpec{.axis = axis}, stream,
+                            {window.Of(x.data(), DType::kF32), indices.view()}, {nullptr},
                             {.check_only = true}))
         .stats.scratch_bytes;
   };

@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <map>
@@ -36,6 +37,16 @@ bool Eventually(Condition condition) {
     absl::SleepFor(absl::Milliseconds(i < 20 ? 1 : 10));
   }
   return false;
+}
+
+template <class T>
+std::string Bytes(const std::vector<T>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
+}
+
+// Returns the path of a socket that no other process uses.
+inline std::string SocketPath(const std::string& name) {
+  return absl::StrCat(testing::TempDir(), "/", name, "_", getpid(), ".sock");
 }
 
 // Parses a message from its text form: Of<v1::GetBufferRequest>("name: 'x'").
@@ -163,8 +174,7 @@ class TestServer {
     spec->mutable_shape()->Assign(shape.begin(), shape.end());
     spec->set_replace(replace);
     spec->set_device(device);
-    request.set_data(
-        std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)));
+    request.set_data(Bytes(values));
     upload.Write(request);
     return upload.Finish();
   }

@@ -1,100 +1,8 @@
 // Every strategy of TopK in the table, compared with a sort by values and indices.
-#include <array>
-#include <numeric>
-
-#include "tests/kernel_fixture.h"
+#include "tests/orders.h"
 
 namespace tessera::test {
 namespace {
-
-enum class Values {
-  kNormal,
-  kFew,        // Five different values.
-  kEqual,      // All elements are equal.
-  kAscending,  // As far as the type can distinguish adjacent values.
-  kDescending,
-  kSpecial,    // NaNs, infinities, zeros of both signs, the ends of the integers.
-  kMostlyNan,  // Or, for integers, mostly the same value.
-  kOutliers,   // A few among many equal values.
-};
-constexpr std::array kAllValues = {Values::kNormal,    Values::kFew,        Values::kEqual,
-                                   Values::kAscending, Values::kDescending, Values::kSpecial,
-                                   Values::kMostlyNan, Values::kOutliers};
-
-template <class T>
-using Bytes = std::array<unsigned char, sizeof(T)>;
-template <class T>
-Bytes<T> BytesOf(T element) {
-  return std::bit_cast<Bytes<T>>(element);
-}
-
-// Returns a NaN of one of several patterns, of either sign.
-template <class T>
-T NanOf(std::uint64_t bits) {
-  const double nan = std::numeric_limits<double>::quiet_NaN();
-  T element = Element<T>(bits % 2 != 0 ? nan : -nan);
-  Bytes<T> raw = BytesOf(element);
-  raw[0] |= static_cast<unsigned char>(bits >> 8);  // Bits of the fraction, in every type.
-  return std::bit_cast<T>(raw);
-}
-
-template <class T>
-T SpecialValue(Random& random) {
-  const std::uint64_t choice = random.Bits() % 10;
-  if constexpr (std::is_integral_v<T>) {
-    using Limits = std::numeric_limits<T>;
-    const std::array<T, 6> values = {Limits::min(), Limits::max(), 0, -1, Limits::min() + 1, 1};
-    return choice < values.size() ? values[choice] : Element<T>(random.Normal());
-  } else {
-    const std::array<double, 4> values = {kInfinity, -kInfinity, 0.0, -0.0};
-    if (choice < values.size()) return Element<T>(values[choice]);
-    if (choice < 6) return NanOf<T>(random.Bits());
-    Bytes<T> raw{};  // Subnormal, of either sign.
-    raw[0] = 1;
-    raw[sizeof(T) - 1] = choice == 6 ? 0x80 : 0;
-    if (choice < 8) return std::bit_cast<T>(raw);
-    return Element<T>(random.Normal());
-  }
-}
-
-template <class T>
-std::vector<T> MakeValues(Values values, std::int64_t n, std::uint64_t seed) {
-  Random random(seed);
-  const auto element = [&](std::int64_t i) -> T {
-    if (values == Values::kSpecial) return SpecialValue<T>(random);
-    if (values == Values::kMostlyNan && random.Bits() % 8 != 0) {
-      if constexpr (FloatElement<T>) return NanOf<T>(random.Bits());
-      return Element<T>(1);
-    }
-    // f16 has few distinct values, so the elements rise in steps.
-    const double step = static_cast<double>(i) / 16 - 1000;
-    return Element<T>(values == Values::kFew          ? static_cast<double>(random.Bits() % 5)
-                      : values == Values::kEqual      ? 3
-                      : values == Values::kAscending  ? step
-                      : values == Values::kDescending ? -step
-                      : values == Values::kOutliers && random.Bits() % 500 != 0 ? 0.5
-                                                                                : random.Normal());
-  };
-  std::vector<T> all;
-  for (std::int64_t i = 0; i < n; ++i) all.push_back(element(i));
-  return all;
-}
-
-// Returns the first k indices. Equal elements are in order, and NaNs are above all numbers.
-template <class T>
-std::vector<std::int64_t> Wanted(const std::vector<T>& row, std::int64_t k, bool smallest) {
-  std::vector<std::int64_t> order(row.size());
-  std::iota(order.begin(), order.end(), 0);
-  const auto before = [&](std::int64_t i, std::int64_t j) {
-    const long double x = Exact(At(row, i)), y = Exact(At(row, j));
-    if (std::isnan(x) != std::isnan(y)) return std::isnan(x) != smallest;
-    return x == y || std::isnan(x) ? i < j : (x < y) == smallest;
-  };
-  std::nth_element(order.begin(), order.begin() + k - 1, order.end(), before);
-  std::sort(order.begin(), order.begin() + k, before);
-  order.resize(static_cast<std::size_t>(k));
-  return order;
-}
 
 class TopKTest : public StrategyTest<TopKProblem> {
  protected:
@@ -111,40 +19,19 @@ class TopKTest : public StrategyTest<TopKProblem> {
              int axis, bool smallest, Launch launch = {}) {
     const ArrayType type = Get(TopKType(x, k, axis));
     EXPECT_EQ(type.dtype, x.dtype);
-    const int rank = x.shape.rank, at = axis < 0 ? axis + rank : axis;
-    const std::int64_t n = x.shape[at], rows = x.elements() / std::max<std::int64_t>(1, n);
-    SCOPED_TRACE(absl::StrCat("rows ", rows, " n ", n, " k ", k, " axis ", axis,
+    const Lines lines(x, axis);
+    SCOPED_TRACE(absl::StrCat("rows ", lines.count(), " n ", lines.length, " k ", k, " axis ", axis,
                               smallest ? " smallest" : " largest", " block ", launch.block_size));
-    if (TooSlow(rows, n, k)) return;
-    DeviceArray<T> values(stream(), rows * k);
-    DeviceArray<std::int64_t> indices(stream(), rows * k);
+    if (TooSlow(lines.count(), lines.length, k)) return;
+    DeviceArray<T> values(stream(), lines.count() * k);
+    DeviceArray<std::int64_t> indices(stream(), lines.count() * k);
     const auto stats = Get(
         RunTopK(stream(), x, k, axis, smallest, values.data(), indices.data(), options(launch)));
     EXPECT_EQ(stats.strategy, GetParam().name);
     EXPECT_EQ(stats.roundoff, 0);
-    const std::vector<T> got_values = values.Values();
-    const std::vector<std::int64_t> got = indices.Values();
-
-    std::int64_t inner = 1;
-    for (int i = at + 1; i < rank; ++i) inner *= x.shape[i];
-    std::vector<T> row(static_cast<std::size_t>(n));
-    for (std::int64_t r = 0; r < rows; ++r) {
-      std::int64_t begin = first, rest = r;
-      for (int i = rank - 1; i >= 0; --i) {
-        if (i == at) continue;
-        begin += rest % x.shape[i] * At(x.strides, i);
-        rest /= x.shape[i];
-      }
-      const std::int64_t stride = At(x.strides, at);
-      for (std::int64_t i = 0; i < n; ++i) At(row, i) = At(host, begin + i * stride);
-      const std::vector<std::int64_t> want = Wanted(row, k, smallest);
-      for (std::int64_t j = 0; j < k; ++j) {
-        const std::int64_t place = (r / inner * k + j) * inner + r % inner;
-        ASSERT_EQ(At(got, place), At(want, j)) << "row " << r << " element " << j;
-        ASSERT_EQ(BytesOf(At(got_values, place)), BytesOf(At(row, At(want, j))))
-            << "row " << r << " element " << j;
-      }
-    }
+    const std::vector<T> got = values.Values();
+    const std::vector<std::int64_t> places = indices.Values();
+    ExpectSorted(host, x, first, axis, k, !smallest, &got, &places);
   }
 
   // Checks rows without gaps, `offset` elements off any alignment.
@@ -170,111 +57,84 @@ std::vector<std::int64_t> SomeK(std::int64_t n) {
   return all;
 }
 
-TEST_P(TopKTest, ShapesAndK) {
-  ForType([&]<class T>(T) {
-    constexpr Shape2 kShapes[] = {{1, 1},    {3, 2},    {70, 7},   {5, 31},   {33, 32},
-                                  {4, 33},   {3, 255},  {2, 1023}, {2, 1024}, {3, 1025},
-                                  {2, 4095}, {1, 4096}, {3, 4099}, {2, 16387}};
-    std::uint64_t seed = 0;
-    for (const Shape2& shape : kShapes) {
-      if (shape.rows * shape.n > Largest()) continue;
-      ++seed;
-      const auto x = MakeValues<T>(Values::kNormal, shape.rows * shape.n, seed);
-      for (std::int64_t k : SomeK(shape.n))
-        CheckRows(x, shape.rows, k, (seed + static_cast<std::uint64_t>(k)) % 2 == 0, seed % 5);
-    }
-  });
+TESSERA_TYPED_TEST(TopKTest, ShapesAndK) {
+  constexpr Shape2 kShapes[] = {{1, 1},    {3, 2},    {70, 7},   {5, 31},   {33, 32},
+                                {4, 33},   {3, 255},  {2, 1023}, {2, 1024}, {3, 1025},
+                                {2, 4095}, {1, 4096}, {3, 4099}, {2, 16387}};
+  std::uint64_t seed = 0;
+  for (const Shape2& shape : kShapes) {
+    if (shape.rows * shape.n > Largest()) continue;
+    ++seed;
+    const auto x = MakeValues<T>(Values::kNormal, shape.rows * shape.n, seed);
+    for (std::int64_t k : SomeK(shape.n))
+      CheckRows(x, shape.rows, k, (seed + static_cast<std::uint64_t>(k)) % 2 == 0, seed % 5);
+  }
 }
 
-TEST_P(TopKTest, RandomShapes) {
-  ForType([&]<class T>(T) {
-    Random random(17);
-    const auto below = [&](std::int64_t end) {
-      return static_cast<std::int64_t>(random.Bits() % static_cast<std::uint64_t>(end));
-    };
-    for (int i = 0; i < (WatchedClosely() ? 4 : 40); ++i) {
-      const std::int64_t n = 1 + below(std::min<std::int64_t>(Largest(), i % 2 == 0 ? 300 : 9000));
-      const std::int64_t rows = 1 + below(std::min<std::int64_t>(Largest(), 20000) / n + 1);
-      const std::int64_t k = 1 + below(std::min(n, i % 3 == 0 ? kMostTopK : std::int64_t{150}));
-      const auto x =
-          MakeValues<T>(kAllValues[random.Bits() % kAllValues.size()], rows * n, random.Bits());
-      CheckRows(x, rows, k, random.Bits() % 2 == 0, random.Bits() % 9);
-    }
-  });
+TESSERA_TYPED_TEST(TopKTest, RandomShapes) {
+  Random random(17);
+  for (int i = 0; i < (WatchedClosely() ? 4 : 40); ++i) {
+    const std::int64_t n =
+        1 + random.Below(std::min<std::int64_t>(Largest(), i % 2 == 0 ? 300 : 9000));
+    const std::int64_t rows = 1 + random.Below(std::min<std::int64_t>(Largest(), 20000) / n + 1);
+    const std::int64_t k =
+        1 + random.Below(std::min(n, i % 3 == 0 ? kMostTopK : std::int64_t{150}));
+    const auto x =
+        MakeValues<T>(kAllValues[random.Bits() % kAllValues.size()], rows * n, random.Bits());
+    CheckRows(x, rows, k, random.Bits() % 2 == 0, random.Bits() % 9);
+  }
 }
 
 // Nearly every element is better than all previous elements, or equal to many. Rows are one tile or
 // many.
-TEST_P(TopKTest, OrdersAndTies) {
-  ForType([&]<class T>(T) {
-    for (Values values : kAllValues) {
-      SCOPED_TRACE(absl::StrCat("values ", static_cast<int>(values)));
-      for (std::int64_t n : {100, 3001, 50021}) {
-        n = std::min(n, Largest() / 2);
-        const auto x = MakeValues<T>(values, 2 * n, 5);
-        for (std::int64_t k : {1, 10, 100, 700, 4096}) {
-          if (k > n || (WatchedClosely() && k > 10)) continue;
-          for (bool smallest : {false, true}) CheckRows(x, 2, k, smallest, 3);
-        }
+TESSERA_TYPED_TEST(TopKTest, OrdersAndTies) {
+  for (Values values : kAllValues) {
+    SCOPED_TRACE(absl::StrCat("values ", static_cast<int>(values)));
+    for (std::int64_t n : {100, 3001, 50021}) {
+      n = std::min(n, Largest() / 2);
+      const auto x = MakeValues<T>(values, 2 * n, 5);
+      for (std::int64_t k : {1, 10, 100, 700, 4096}) {
+        if (k > n || (WatchedClosely() && k > 10)) continue;
+        for (bool smallest : {false, true}) CheckRows(x, 2, k, smallest, 3);
       }
     }
-  });
+  }
 }
 
-TEST_P(TopKTest, Launches) {
-  ForType([&]<class T>(T) {
-    const std::int64_t n = std::min<std::int64_t>(700, Largest() / 9);
-    const auto x = MakeValues<T>(Values::kNormal, 9 * n, 9);
-    for (const Launch& launch : Launches(limits()))
-      CheckRows(x, 9, std::min<std::int64_t>(n, 60), true, 3, launch);
-  });
+TESSERA_TYPED_TEST(TopKTest, Launches) {
+  const std::int64_t n = std::min<std::int64_t>(700, Largest() / 9);
+  const auto x = MakeValues<T>(Values::kNormal, 9 * n, 9);
+  for (const Launch& launch : Launches(limits()))
+    CheckRows(x, 9, std::min<std::int64_t>(n, 60), true, 3, launch);
 }
 
-TEST_P(TopKTest, AxesAndStridedViews) {
-  ForType([&]<class T>(T) {
-    const auto values = MakeValues<T>(Values::kFew, 6000, 10);
-    DeviceArray<T> array(stream(), values, 1);
-    struct Window {
-      std::int64_t offset;
-      std::vector<std::int64_t> shape, strides;
-    };
-    const Window windows[] = {{0, {5, 30, 40}, {1200, 40, 1}},
-                              {5, {4, 20, 3}, {100, 3, 1}},
-                              {5999, {7, 50}, {-70, -1}},
-                              {2, {30, 50}, {1, 30}},
-                              {11, {6, 40, 5}, {0, 7, 2}},
-                              {0, {1, 6000, 1}, {6000, 1, 1}},
-                              {9, {300}, {-0}},
-                              {17, {2, 3, 4, 5}, {500, 100, 25, 3}}};
-    for (const Window& w : windows) {
-      const auto view = Get(MakeView({GetParam().dtype, MakeShape({6000})}, array.data(), w.offset,
-                                     w.shape, w.strides));
-      const int rank = static_cast<int>(w.shape.size());
-      for (int axis = -rank; axis < rank; ++axis) {
-        const std::int64_t n = At(w.shape, axis < 0 ? axis + rank : axis);
-        for (std::int64_t k : {std::int64_t{1}, (n + 1) / 2, std::min(n, kMostTopK)})
-          Check(values, view, w.offset, k, axis, axis % 2 == 0);
-      }
+TESSERA_TYPED_TEST(TopKTest, AxesAndStridedViews) {
+  const auto values = MakeValues<T>(Values::kFew, 6000, 10);
+  DeviceArray<T> array(stream(), values, 1);
+  for (const StridedWindow& w : StridedWindows()) {
+    const View view = w.Of(array.data(), GetParam().dtype);
+    for (int axis = -view.shape.rank; axis < view.shape.rank; ++axis) {
+      const std::int64_t n = Lines(view, axis).length;
+      for (std::int64_t k : {std::int64_t{1}, (n + 1) / 2, std::min(n, kMostTopK)})
+        Check(values, view, w.first, k, axis, axis % 2 == 0);
     }
-  });
+  }
 }
 
 // Rows that are split into parts: as many parts as fit on the device at the same time, or fewer.
-TEST_P(TopKTest, Large) {
-  ForType([&]<class T>(T) {
-    const bool cuda = GetParam().backend == Backend::kCuda;
-    for (const Shape2& shape :
-         cuda ? std::vector<Shape2>{{1, (1 << 22) + 3}, {3, 500003}, {40, 70001}, {300, 33001}}
-              : std::vector<Shape2>{{1, (1 << 19) + 3}, {3, 100003}}) {
-      const std::int64_t n = std::min(shape.n, std::max<std::int64_t>(1, Largest() / shape.rows));
-      if (n < shape.n && shape.rows > 3) continue;
-      for (Values values : {Values::kNormal, Values::kFew, Values::kAscending}) {
-        const auto x = MakeValues<T>(values, shape.rows * n, 11);
-        for (std::int64_t k : {10, 100, 4096})
-          if (k <= n && (shape.rows <= 3 || k == 100)) CheckRows(x, shape.rows, k, k == 100, 1);
-      }
+TESSERA_TYPED_TEST(TopKTest, Large) {
+  const bool cuda = GetParam().backend == Backend::kCuda;
+  for (const Shape2& shape :
+       cuda ? std::vector<Shape2>{{1, (1 << 22) + 3}, {3, 500003}, {40, 70001}, {300, 33001}}
+            : std::vector<Shape2>{{1, (1 << 19) + 3}, {3, 100003}}) {
+    const std::int64_t n = std::min(shape.n, std::max<std::int64_t>(1, Largest() / shape.rows));
+    if (n < shape.n && shape.rows > 3) continue;
+    for (Values values : {Values::kNormal, Values::kFew, Values::kAscending}) {
+      const auto x = MakeValues<T>(values, shape.rows * n, 11);
+      for (std::int64_t k : {10, 100, 4096})
+        if (k <= n && (shape.rows <= 3 || k == 100)) CheckRows(x, shape.rows, k, k == 100, 1);
     }
-  });
+  }
 }
 
 TESSERA_STRATEGY_SUITE(TopKPartsTest, TopKTest, kOf<DType::kF64>);

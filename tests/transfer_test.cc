@@ -73,16 +73,9 @@ class Sender {
   std::thread thread_;
 };
 
-class TransferTest : public TransferFixture {
+class TransferTest : public OnFakeDevice<TransferFixture> {
  protected:
-  explicit TransferTest(const Options& options = TestOptions())
-      : TransferTest(options, new FakeDevice) {}
-  TransferTest(const Options& options, FakeDevice* device)
-      : TransferFixture(options, Only(device)), device_(*device) {}
-  void TearDown() override {
-    device_.Open();
-    ServiceTest::TearDown();
-  }
+  using OnFakeDevice<TransferFixture>::OnFakeDevice;
 
   std::uint64_t Committed(const std::string& name) {
     return Found(name).buffer().committed_bytes();
@@ -113,33 +106,9 @@ class TransferTest : public TransferFixture {
     ADD_FAILURE() << "no budget " << budget;
     return 0;
   }
-
-  FakeDevice& device_;
 };
 
 // --- Uploads in progress ------------------------------------------------------------------------
-
-TEST_F(TransferTest, ChecksumsOfAllMessagesMakeThatOfTheBuffer) {
-  const std::string bytes = Random(300'000);
-  std::vector<v1::UploadRequest> messages = {First("x", 75'000)};
-  messages[0].set_crc32c(0);
-  for (std::uint64_t at = 0; at < bytes.size();) {
-    const std::string data = bytes.substr(at, 1 + Below(20'000));
-    messages.push_back(More(data));
-    messages.back().set_crc32c(Crc32c(data.data(), data.size()));
-    at += data.size();
-  }
-  messages.back().set_buffer_crc32c(Crc32c(bytes.data(), bytes.size()));
-  v1::UploadResponse response;
-  const grpc::Status status = Upload(messages, &response);
-  EXPECT_TRUE(status.ok()) << status.error_message();
-  EXPECT_EQ(response.buffer().crc32c(), Crc32c(bytes.data(), bytes.size()));
-  EXPECT_EQ(response.received_bytes(), bytes.size());
-
-  messages[5].clear_crc32c();
-  messages[0].mutable_spec()->set_replace(true);
-  ExpectError(Upload(messages), "CHECKSUM_UNKNOWN");
-}
 
 TEST_F(TransferTest, OneMessageIsReadWhileAnotherIsCopied) {
   const auto sender = SendTwo(6);
@@ -187,10 +156,7 @@ TEST_F(TransferTest, AFailedCopyEndsBeforeItsMemoryDoes) {
   EXPECT_TRUE(Seal("x").ok()) << "a write seems to be in flight";
 }
 
-class FewRanges : public TransferTest {
- protected:
-  FewRanges() : TransferTest(With([](Options& options) { options.max_ranges = 2; })) {}
-};
+using FewRanges = Changed<TransferTest, [](Options& options) { options.max_ranges = 2; }>;
 
 TEST_F(FewRanges, AFailedWriteTakesWhatWasThereAndNothingElse) {
   std::string bytes = Random(4000);
@@ -301,14 +267,10 @@ TEST_F(TransferTest, ADraftThatVanishesEndsAStreamThatWaits) {
   ExpectError(upload.Finish(), "BUFFER_NOT_FOUND");
 }
 
-template <int workers>
-class TransferWorkers : public TransferTest {
- protected:
-  TransferWorkers()
-      : TransferTest(With([](Options& options) { options.transfer_workers = workers; })) {}
-};
-using OneTransferWorker = TransferWorkers<1>;
-using ThreeTransferWorkers = TransferWorkers<3>;
+using OneTransferWorker =
+    Changed<TransferTest, [](Options& options) { options.transfer_workers = 1; }>;
+using ThreeTransferWorkers =
+    Changed<TransferTest, [](Options& options) { options.transfer_workers = 3; }>;
 
 TEST_F(OneTransferWorker, UploadsTakeTurns) {
   const std::vector<std::string> names = {"x", "y", "z"};
@@ -374,14 +336,10 @@ void Pass(absl::Duration time) {
   }
 }
 
-class LittlePatience : public TransferTest {
- protected:
-  LittlePatience()
-      : TransferTest(With([](Options& options) {
-          options.transfer_workers = 1;
-          options.transfer_timeout = absl::Seconds(5);
-        })) {}
-};
+using LittlePatience = Changed<TransferTest, [](Options& options) {
+  options.transfer_workers = 1;
+  options.transfer_timeout = absl::Seconds(5);
+}>;
 
 // An allocation takes longer than a client may pause, and then the worker is busy for even longer.
 TEST_F(LittlePatience, IsNotForTheServersOwnTime) {
@@ -477,14 +435,10 @@ TEST_F(LittlePatience, IsOverWithMessagesWithoutData) {
   ExpectError(upload.writer->Finish(), "UPLOAD_IDLE", {{"limit", "5s"}});
 }
 
-class LittleHostMemory : public TransferTest {
- protected:
-  LittleHostMemory()
-      : TransferTest(With([](Options& options) {
-          options.max_message = 900 << 10;
-          options.host_memory = (3 << 20) - 1;
-        })) {}
-};
+using LittleHostMemory = Changed<TransferTest, [](Options& options) {
+  options.max_message = 900 << 10;
+  options.host_memory = (3 << 20) - 1;
+}>;
 
 // Half of the memory is for streams that hold none yet.
 TEST_F(LittleHostMemory, StreamsReadOneMessageAtATime) {
@@ -648,10 +602,7 @@ TEST(KeptSlots, EndTheDownloadAndOutliveTheServer) {
   }
 }
 
-class UnreadDownload : public TransferTest {
- protected:
-  UnreadDownload() : TransferTest(With(HaveLittlePatience)) {}
-};
+using UnreadDownload = Changed<TransferTest, HaveLittlePatience>;
 
 // The reader leaves after the server has found the call idle, but before the server cancels it.
 TEST_F(UnreadDownload, MayEndBeforeItIsBrokenOff) {
@@ -711,10 +662,7 @@ TEST(SlotPool, KeepsWhatIsNeededAndFreesTheRest) {
 
 // --- Imports ------------------------------------------------------------------------------------
 
-class ImportTest : public TransferTest {
- protected:
-  ImportTest() : TransferTest(With([](Options& options) { options.import_from = {"*"}; })) {}
-};
+using ImportTest = Changed<TransferTest, [](Options& options) { options.import_from = {"*"}; }>;
 
 // The places of cancelled imports are free before their copies have ended.
 TEST_F(ImportTest, CancelledImportsMakeRoomForOthersAtOnce) {

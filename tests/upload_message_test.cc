@@ -184,33 +184,18 @@ TEST_F(UploadMessageTest, TinySlicesAreCopiedIntoOne) {
   }
 }
 
+// Cases that random messages hardly have.
 TEST_F(UploadMessageTest, TheEdgesOfTheFormat) {
-  const std::string data = std::string("\x22\x03", 2) + "abc";
-  EXPECT_TRUE(Check(data + std::string("\x22\x02", 2) + "de")) << "the last one counts";
-  EXPECT_TRUE(Check(data + std::string("\x22\x00", 2)));
-  EXPECT_TRUE(Check(std::string("\x20\x05", 2) + data)) << "a varint of data's number";
-  EXPECT_TRUE(Check(std::string("\xa2\x00\x01x", 4))) << "a tag that is longer than necessary";
-  EXPECT_TRUE(Check(std::string("\xa2\x80\x80\x80\x00\x01x", 7)));
-  EXPECT_TRUE(Check(std::string("\x22\x81\x80\x80\x80\x00x", 7)));
+  EXPECT_TRUE(Check(std::string("\xa2\x80\x80\x80\x00\x01x", 7))) << "a tag of five bytes";
+  EXPECT_TRUE(Check(std::string("\x22\x81\x80\x80\x80\x00x", 7))) << "a length of five bytes";
   EXPECT_FALSE(Check(std::string("\x22\x81\x80\x80\x80\x80\x00x", 8)));
   EXPECT_FALSE(Check(std::string("\x00\x00", 2))) << "tag 0";
   EXPECT_FALSE(Check(std::string("\x02\x00", 2))) << "field 0";
-  EXPECT_FALSE(Check(data + "\x22\x04xyz")) << "data that is cut off";
-  EXPECT_FALSE(Check("\x22")) << "data without a length";
-  EXPECT_FALSE(Check("\x0a\x02\xff\xfe")) << "a name that is not UTF-8";
   EXPECT_TRUE(Check("\x23\x22\x01x\x24")) << "a group of data's number with a field of it inside";
   EXPECT_FALSE(Check("\x23\x22\x01x\x2c")) << "a group that ends as another one";
-  EXPECT_FALSE(Check("\x24")) << "the end of a group that has not begun";
-  EXPECT_FALSE(Check("\x7e")) << "wire type 6";
   EXPECT_TRUE(Check(std::string("\x78") + std::string(9, '\xff') + '\1'))
       << "a varint of ten bytes";
   EXPECT_FALSE(Check(std::string("\x78") + std::string(10, '\xff') + '\1'));
-  v1::UploadRequest part;
-  part.mutable_spec()->set_replace(true);
-  part.set_data("aaa");
-  const std::string first = part.SerializeAsString();
-  part.mutable_spec()->add_shape(1);
-  EXPECT_TRUE(Check(first + part.SerializeAsString())) << "merged";
 }
 
 TEST_F(UploadMessageTest, DataStaysWhereItIs) {

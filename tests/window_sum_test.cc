@@ -90,8 +90,7 @@ class WindowSumTest : public StrategyTest<WindowSumProblem> {
     for (std::int64_t check = 0; check < checks; ++check) {
       std::int64_t i = check;
       if (checks < n && check >= 4) {
-        i = check < 8 ? n - 1 - (check - 4)
-                      : static_cast<std::int64_t>(random.Bits() % static_cast<std::uint64_t>(n));
+        i = check < 8 ? n - 1 - (check - 4) : random.Below(n);
       }
       const std::int64_t first = std::max<std::int64_t>(0, i - std::min(radius, n));
       const std::int64_t end = std::min(n, i + std::min(radius, n) + 1);
@@ -123,103 +122,83 @@ std::vector<std::int64_t> Radii(std::int64_t n) {
   return {0, 1, 2, 31, 32, 1000, std::max<std::int64_t>(0, n - 1), n, 10 * n};
 }
 
-TEST_P(WindowSumTest, SizesAndRadii) {
-  ForType([&]<class T>(T) {
-    for (std::int64_t n : AwkwardSizes()) {
-      const Array<T> x = NormalVector<T>(n, 1);
-      for (std::int64_t radius : Radii(n))
-        CheckVector(x, radius, {}, static_cast<std::size_t>(n % 4));
-    }
-  });
+TESSERA_TYPED_TEST(WindowSumTest, SizesAndRadii) {
+  for (std::int64_t n : AwkwardSizes()) {
+    const Array<T> x = NormalVector<T>(n, 1);
+    for (std::int64_t radius : Radii(n))
+      CheckVector(x, radius, {}, static_cast<std::size_t>(n % 4));
+  }
 }
 
 // Radii around the extents by which strategies divide their work: warps, blocks, chunks, pieces.
-TEST_P(WindowSumTest, RadiiAroundTiles) {
-  ForType([&]<class T>(T) {
-    for (std::int64_t n : Sizes({4095, 4096, 8191, 20000})) {
-      const Array<T> x = NormalVector<T>(n, 2);
-      for (std::int64_t radius :
-           {3, 4, 7, 8, 15, 16, 127, 128, 255, 256, 2047, 2048, 4095, 4096, 8191, 8192, 10000})
-        if (!WatchedClosely() || radius % 128 == 127) CheckVector(x, radius, {}, 1);
-    }
-  });
+TESSERA_TYPED_TEST(WindowSumTest, RadiiAroundTiles) {
+  for (std::int64_t n : Sizes({4095, 4096, 8191, 20000})) {
+    const Array<T> x = NormalVector<T>(n, 2);
+    for (std::int64_t radius :
+         {3, 4, 7, 8, 15, 16, 127, 128, 255, 256, 2047, 2048, 4095, 4096, 8191, 8192, 10000})
+      if (!WatchedClosely() || radius % 128 == 127) CheckVector(x, radius, {}, 1);
+  }
 }
 
-TEST_P(WindowSumTest, Launches) {
-  ForType([&]<class T>(T) {
-    const Array<T> x = NormalVector<T>(std::min<std::int64_t>(70001, Largest()), 3);
-    for (const Launch& launch : Launches(limits()))
-      for (std::int64_t radius : {0, 5, 500, 30000})
-        if (!WatchedClosely() || radius == 500) CheckVector(x, radius, launch, 3);
-  });
+TESSERA_TYPED_TEST(WindowSumTest, Launches) {
+  const Array<T> x = NormalVector<T>(std::min<std::int64_t>(70001, Largest()), 3);
+  for (const Launch& launch : Launches(limits()))
+    for (std::int64_t radius : {0, 5, 500, 30000})
+      if (!WatchedClosely() || radius == 500) CheckVector(x, radius, launch, 3);
 }
 
-TEST_P(WindowSumTest, StridedViews) {
-  ForType([&]<class T>(T) {
-    const auto values = NormalVector<T>(3000, 4);
-    DeviceArray<T> array(stream(), values, 1);
-    struct Window {
-      std::int64_t offset, stride;
-    };
-    for (const Window& w : {Window{5, 3}, {2999, -3}, {7, 0}, {11, 1}}) {
-      const View view = StridedView(array.data() + w.offset, DTypeOf<T>(), {900}, {w.stride});
-      std::vector<T> host;
-      for (std::int64_t i = 0; i < 900; ++i) host.push_back(At(values, w.offset + i * w.stride));
-      for (std::int64_t radius : {0, 2, 40, 2000}) Check<T>(host, view, radius);
-    }
-  });
+TESSERA_TYPED_TEST(WindowSumTest, StridedViews) {
+  const auto values = NormalVector<T>(3000, 4);
+  DeviceArray<T> array(stream(), values, 1);
+  for (const StridedWindow& w :
+       {StridedWindow{5, {900}, {3}}, {2999, {900}, {-3}}, {7, {900}, {0}}, {11, {900}, {1}}}) {
+    const View view = w.Of(array.data(), DTypeOf<T>());
+    const std::vector<T> host = Lines(view, 0).Elements(values, w.first, 0);
+    for (std::int64_t radius : {0, 2, 40, 2000}) Check<T>(host, view, radius);
+  }
 }
 
 TESSERA_STRATEGY_SUITE(WindowSumOfFloatsTest, WindowSumTest, kFloats);
 
 // A running sum that adds and subtracts would keep an error from the large element.
-TEST_P(WindowSumOfFloatsTest, LargeElementsLeaveNoTrace) {
-  ForType([&]<class T>(T) {
-    std::vector<T> x = NormalVector<T>(9000, 5);
-    for (T& element : x)  // Few digits, so that Array holds them exactly.
-      element = Element<T>(std::round(static_cast<double>(Exact(element)) * 256) / 256);
-    const double large = GetParam().dtype == DType::kF16 ? 3e4 : 1e30;
-    x[3000] = Element<T>(large);
-    x[3001] = Element<T>(-large);
-    for (std::int64_t radius : {1, 8, 100, 2500}) CheckVector<T>(x, radius);
-  });
+TESSERA_TYPED_TEST(WindowSumOfFloatsTest, LargeElementsLeaveNoTrace) {
+  std::vector<T> x = NormalVector<T>(9000, 5);
+  for (T& element : x)  // Few digits, so that Array holds them exactly.
+    element = Element<T>(std::round(static_cast<double>(Exact(element)) * 256) / 256);
+  const double large = GetParam().dtype == DType::kF16 ? 3e4 : 1e30;
+  x[3000] = Element<T>(large);
+  x[3001] = Element<T>(-large);
+  for (std::int64_t radius : {1, 8, 100, 2500}) CheckVector<T>(x, radius);
 }
 
 // A NaN reaches only the windows that contain it.
-TEST_P(WindowSumOfFloatsTest, NanStaysInItsWindows) {
-  ForType([&]<class T>(T) {
-    std::vector<T> x(9000, Element<T>(1));
-    x[4321] = Element<T>(std::nan(""));
-    DeviceArray<T> dx(stream(), x), out(stream(), 9000);
-    for (std::int64_t radius : {0, 1, 8, 100, 2500}) {
-      Get(tessera::Run(WindowSumSpec{radius}, stream(), {dx.view()}, {out.data()}, options()));
-      const std::vector<T> got = out.Values();
-      for (std::int64_t i = 0; i < 9000; ++i)
-        ASSERT_EQ(std::isnan(Exact(At(got, i))), std::abs(i - 4321) <= radius)
-            << "element " << i << " radius " << radius;
-    }
-  });
+TESSERA_TYPED_TEST(WindowSumOfFloatsTest, NanStaysInItsWindows) {
+  std::vector<T> x(9000, Element<T>(1));
+  x[4321] = Element<T>(std::nan(""));
+  DeviceArray<T> dx(stream(), x), out(stream(), 9000);
+  for (std::int64_t radius : {0, 1, 8, 100, 2500}) {
+    Get(tessera::Run(WindowSumSpec{radius}, stream(), {dx.view()}, {out.data()}, options()));
+    const std::vector<T> got = out.Values();
+    for (std::int64_t i = 0; i < 9000; ++i)
+      ASSERT_EQ(std::isnan(Exact(At(got, i))), std::abs(i - 4321) <= radius)
+          << "element " << i << " radius " << radius;
+  }
 }
 
 TESSERA_STRATEGY_SUITE(WindowSumOfIntegersTest, WindowSumTest, kIntegers);
 
-TEST_P(WindowSumOfIntegersTest, Wrap) {
-  ForType([&]<std::integral T>(T) {
-    std::vector<T> x(5000);
-    Random random(6);
-    for (T& e : x) e = static_cast<T>(random.Bits());
-    for (std::int64_t radius : {1, 20, 3000}) CheckVector<T>(x, radius);
-  });
+TESSERA_TYPED_TEST_OF(std::integral, WindowSumOfIntegersTest, Wrap) {
+  std::vector<T> x(5000);
+  Random random(6);
+  for (T& e : x) e = static_cast<T>(random.Bits());
+  for (std::int64_t radius : {1, 20, 3000}) CheckVector<T>(x, radius);
 }
 
-TEST_P(WindowSumTest, Large) {
-  ForType([&]<class T>(T) {
-    const std::int64_t n =
-        (std::int64_t{1} << (GetParam().backend == Backend::kCuda ? 25 : 21)) + 3;
-    const Array<T> x = NormalVector<T>(n, 7);
-    for (std::int64_t radius : {std::int64_t{8}, std::int64_t{5000}, n / 3, n - 1})
-      CheckVector(x, radius, {}, 1);
-  });
+TESSERA_TYPED_TEST(WindowSumTest, Large) {
+  const std::int64_t n = (std::int64_t{1} << (GetParam().backend == Backend::kCuda ? 25 : 21)) + 3;
+  const Array<T> x = NormalVector<T>(n, 7);
+  for (std::int64_t radius : {std::int64_t{8}, std::int64_t{5000}, n / 3, n - 1})
+    CheckVector(x, radius, {}, 1);
 }
 
 // Only on the CPU, because CUDA strategies add 16-bit values in f32.
@@ -227,14 +206,12 @@ TESSERA_STRATEGY_SUITE(WindowSumOf16BitsTest, WindowSumTest, [](const auto& row,
   return row.backend == Backend::kCpu && SizeOf(dtype) == 2;
 });
 
-TEST_P(WindowSumOf16BitsTest, AreRoundedOnce) {
-  ForType([&]<HalfElement T>(T) {
-    const auto [terms, want] = HardToRound<T>();
-    DeviceArray<T> array(stream(), terms), out(stream(), 3);
-    ASSERT_TRUE(
-        tessera::Run(WindowSumSpec{1}, stream(), {array.view()}, {out.data()}, options()).ok());
-    EXPECT_EQ(static_cast<double>(Exact(out.Values()[1])), want);
-  });
+TESSERA_TYPED_TEST_OF(HalfElement, WindowSumOf16BitsTest, AreRoundedOnce) {
+  const auto [terms, want] = HardToRound<T>();
+  DeviceArray<T> array(stream(), terms), out(stream(), 3);
+  ASSERT_TRUE(
+      tessera::Run(WindowSumSpec{1}, stream(), {array.view()}, {out.data()}, options()).ok());
+  EXPECT_EQ(static_cast<double>(Exact(out.Values()[1])), want);
 }
 
 TESSERA_STRATEGIES(WindowSumTest);

@@ -132,6 +132,8 @@ class Bench {
     } else if (flags_.Is("sort")) {
       what = absl::StrCat(flags_.descending ? " descending" : "",
                           flags_.axis ? absl::StrCat(" along ", *flags_.axis) : "");
+    } else if (flags_.Is("histogram") && texts.size() == 1) {
+      what = absl::StrCat(" with ", flags_.bins, " bins");
     } else if (flags_.Is("take")) {
       return absl::StrCat("take of ", types[0], " at ", types[1],
                           flags_.axis ? absl::StrCat(" along ", *flags_.axis) : "");
@@ -200,9 +202,10 @@ class Bench {
     const Input& x = inputs_[0];
     if (flags_.Is("reduce")) return ScaleOfReduce(x);
     // All strategies round an element of Add once, and in the same way. They also compute a node of
-    // an expression in the same way, and TopK, Sort, Take and Select do not round.
+    // an expression in the same way, and TopK, Sort, Take, Select, Histogram and
+    // SearchSorted do not round.
     if (IsInteger(x.dtype) || flags_.Is("add") || flags_.Is("map") || flags_.GivesTwo() ||
-        flags_.Is("take"))
+        flags_.Is("take") || flags_.Is("histogram") || flags_.Is("search-sorted"))
       return ConstantScale(0);
     if (flags_.Is("dot"))
       return ConstantScale(Norms(x.operand, {}).front() * Norms(operands_[1], {}).front());

@@ -5,8 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
+#include "client/cli/array_files.h"
 #include "client/cli/command.h"
 #include "client/cli/operands.h"
 #include "client/cli/results.h"
@@ -18,15 +17,6 @@
 
 namespace tessera {
 namespace {
-
-// Returns the file's stem, in which '_' replaces every character that is not allowed in a name.
-std::string NameOfFile(const std::string& path) {
-  std::string name = std::filesystem::path(path).stem().string();
-  for (char& c : name)
-    if (!absl::ascii_isalnum(static_cast<unsigned char>(c)) && !absl::StrContains("._-", c))
-      c = '_';
-  return name;
-}
 
 // Flags that several commands have.
 struct TargetFlags {
@@ -62,6 +52,7 @@ struct TargetFlags {
 
 struct PutFlags : TargetFlags {
   std::string file;
+  std::string prefix;
   int streams = 0;
   bool no_checksums = false;
   std::string random;
@@ -70,71 +61,99 @@ struct PutFlags : TargetFlags {
   std::uint64_t seed = 0;
 };
 
-void Put(Session& session, const PutFlags& flags) {
-  DType dtype;
-  std::vector<std::int64_t> shape;
-  Source source = nullptr;
-  std::optional<NpyFile> file;
-  std::string name = flags.name;
-  if (flags.random.empty()) {
-    if (flags.file.empty()) ThrowBadOption("give a FILE, or --random with --shape and --name");
-    file.emplace(OrThrow(NpyFile::Open(flags.file)));
-    dtype = file->header().dtype;
-    shape = file->header().shape;
-    source = Source(
-        [&file](std::uint64_t offset, absl::Span<char> out) { return file->Read(offset, out); },
-        file->header().data_bytes);
-    if (name.empty()) name = NameOfFile(flags.file);
-  } else {
-    const auto extents = ParseExtents(flags.shape);
-    if (!extents) ThrowBadOption("'" + flags.shape + "' is not a shape such as 1000x1000");
-    if (name.empty()) ThrowBadOption("--random needs a --name");
-    dtype = Parse(kArrayDTypes, flags.dtype);
-    shape = *extents;
-    source = RandomArray(*ParseDistribution(flags.random), dtype, flags.seed);
-  }
+v1::Buffer Upload(Session& session, const PutFlags& flags, const std::string& name, DType dtype,
+                  const std::vector<std::int64_t>& shape, const Source& source) {
+  OrThrow(InterruptScope::Check());
   const std::uint64_t bytes = OrThrow(ArrayBytes(dtype, shape));
   // Several connections are worthwhile for large arrays.
   constexpr std::uint64_t kLarge = std::uint64_t{64} << 20;
   constexpr int kStreams = 4;
-  UploadOptions options{.ttl = ParseDuration(flags.ttl),
-                        .replace = flags.replace,
-                        .device = flags.device,
-                        .placement = flags.placement,
-                        .streams = flags.streams > 0 ? flags.streams
-                                   : bytes >= kLarge ? kStreams
-                                                     : 1,
-                        .checksums = !flags.no_checksums,
-                        .cancel = InterruptScope::token()};
+  ProgressBar progress(name, bytes);
+  return OrThrow(
+      session.client.Upload(name, dtype, shape, source,
+                            {.ttl = ParseDuration(flags.ttl),
+                             .replace = flags.replace,
+                             .device = flags.device,
+                             .placement = flags.placement,
+                             .streams = flags.streams > 0 ? flags.streams
+                                        : bytes >= kLarge ? kStreams
+                                                          : 1,
+                             .checksums = !flags.no_checksums,
+                             .progress = [&](std::uint64_t sent) { progress.Update(sent); },
+                             .cancel = InterruptScope::token()}));
+}
+
+// Uploads the arrays of a file or a folder. If one fails, deletes those before it.
+std::vector<v1::Buffer> UploadFiles(Session& session, const PutFlags& flags) {
+  std::vector<v1::Buffer> made;
+  try {
+    for (const ArrayInFile& array : FindArrays(flags.file, flags.name, flags.prefix)) {
+      const NpyFile file = OrThrow(NpyFile::Open(array.file, array.header));
+      const auto read = [&file](std::uint64_t offset, absl::Span<char> out) {
+        return file.Read(offset, out);
+      };
+      made.push_back(Upload(session, flags, array.name, array.header.dtype, array.header.shape,
+                            Source(read, array.header.data_bytes)));
+    }
+  } catch (const CommandError&) {
+    for (const v1::Buffer& buffer : made)
+      session.client.DeleteBuffer(buffer.name(), buffer.version()).IgnoreError();
+    throw;
+  }
+  return made;
+}
+
+void Put(Session& session, const PutFlags& flags) {
   const auto start = Clock::now();
-  absl::StatusOr<v1::Buffer> buffer;
+  std::vector<v1::Buffer> made;
   {
     const InterruptScope interrupts;
-    ProgressBar progress(name, bytes);
-    options.progress = [&](std::uint64_t sent) { progress.Update(sent); };
-    buffer = session.client.Upload(name, dtype, shape, source, options);
+    if (flags.random.empty()) {
+      if (flags.file.empty()) ThrowBadOption("give a FILE, or --random with --shape and --name");
+      made = UploadFiles(session, flags);
+    } else {
+      const auto shape = ParseExtents(flags.shape);
+      if (!shape) ThrowBadOption("'" + flags.shape + "' is not a shape such as 1000x1000");
+      if (flags.name.empty()) ThrowBadOption("--random needs a --name");
+      const DType dtype = Parse(kArrayDTypes, flags.dtype);
+      made.push_back(Upload(session, flags, flags.prefix + flags.name, dtype, *shape,
+                            RandomArray(*ParseDistribution(flags.random), dtype, flags.seed)));
+    }
   }
   const absl::Duration wall = Since(start);
-  ReportBuffer(session, OrThrow(std::move(buffer)));
+  if (session.json && (HoldsNamedArrays(flags.file) || std::filesystem::is_directory(flags.file))) {
+    session.document["buffers"] = ListJson(made);
+  } else {
+    for (const v1::Buffer& buffer : made) ReportBuffer(session, buffer);
+  }
   session.document["wall_us"] = absl::ToDoubleMicroseconds(wall);
   if (!session.json && wall >= absl::Seconds(1)) {
-    const double rate = static_cast<double>(bytes) / absl::ToDoubleSeconds(wall);
-    std::cerr << HumanDuration(wall) << ", " << HumanBytes(static_cast<std::uint64_t>(rate))
+    double bytes = 0;
+    for (const v1::Buffer& buffer : made) bytes += static_cast<double>(buffer.size_bytes());
+    std::cerr << HumanDuration(wall) << ", "
+              << HumanBytes(static_cast<std::uint64_t>(bytes / absl::ToDoubleSeconds(wall)))
               << "/s\n";
   }
 }
 
 struct GetFlags {
-  std::string name;
+  std::vector<std::string> names;
+  std::string prefix;
   std::string file;
   bool no_checksums = false;
 };
 
 void Get(Session& session, const GetFlags& flags) {
   CheckOutputs(session, flags.file);
-  const v1::Buffer buffer =
-      SaveBuffer(session, flags.name, flags.file, {.checksums = !flags.no_checksums});
-  ReportFile(session, flags.file, buffer.size_bytes());
+  const DownloadOptions options{.checksums = !flags.no_checksums};
+  const bool several = HoldsNamedArrays(flags.file);
+  if (!several && flags.names.size() != 1)
+    ThrowBadOption("a .npy file takes one BUFFER; .npz and .safetensors files take several");
+  if (flags.names.empty() && flags.prefix.empty()) ThrowBadOption("give a BUFFER, or a --prefix");
+  const std::uint64_t bytes =
+      several ? SaveBuffers(session, flags.names, flags.prefix, flags.file, options)
+              : SaveBuffer(session, flags.names.front(), flags.file, options).size_bytes();
+  ReportFile(session, flags.file, bytes);
 }
 
 void List(Session& session, const std::string& prefix) {
@@ -221,10 +240,16 @@ void Snapshot(Session& session, const SnapshotFlags&) {
 }  // namespace
 
 void AddBuffers(CLI::App& app, Command& chosen) {
-  const auto [put, put_flags] = AddCommand(app, chosen, "put", "Upload an array", Put);
-  auto* file = put->add_option("file", put_flags->file, "A .npy file")->type_name("FILE");
-  put->add_option("--name", put_flags->name, "Name of the buffer; default: the file's")
+  const auto [put, put_flags] = AddCommand(app, chosen, "put", "Upload the arrays of a file", Put);
+  auto* file = put->add_option("file", put_flags->file,
+                               "A .npy, .npz or .safetensors file, or a folder of such files.\n"
+                               "A buffer has the file's name without its ending; then come a / "
+                               "and the array's\nname if the file has named arrays")
+                   ->type_name("FILE");
+  put->add_option("--name", put_flags->name, "Name to use instead of the file's")
       ->type_name("BUFFER");
+  put->add_option("--prefix", put_flags->prefix, "What all names begin with, such as model/")
+      ->type_name("TEXT");
   put_flags->AddLife(*put);
   put_flags->AddWhere(*put, "Device for the buffer; default: the server's first device");
   put->add_option("--streams", put_flags->streams,
@@ -248,10 +273,16 @@ void AddBuffers(CLI::App& app, Command& chosen) {
       ->check(Fits<std::uint64_t>())
       ->capture_default_str();
 
-  const auto [get, get_flags] =
-      AddCommand(app, chosen, "get", "Download a buffer into a .npy file", Get);
-  get->add_option("name", get_flags->name, "Name of the buffer")->type_name("BUFFER")->required();
-  get->add_option("-o,--output", get_flags->file, "The file to write; - is standard output")
+  const auto [get, get_flags] = AddCommand(app, chosen, "get", "Download buffers into a file", Get);
+  auto* names =
+      get->add_option("names", get_flags->names, "Names of the buffers")->type_name("BUFFER");
+  get->add_option("--prefix", get_flags->prefix,
+                  "All buffers whose names begin with this; the file has the rest of the names")
+      ->type_name("BUFFER")
+      ->excludes(names);
+  get->add_option("-o,--output", get_flags->file,
+                  "The file to write: .npz or .safetensors for named arrays, otherwise .npy;\n"
+                  "- is standard output")
       ->type_name("FILE")
       ->required();
   get->add_flag("--no-checksums", get_flags->no_checksums,

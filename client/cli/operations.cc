@@ -1,4 +1,5 @@
-// dot, reduce, matmul, add, window-sum, map, topk, scan, sort, take and select.
+// dot, reduce, matmul, add, window-sum, map, topk, scan, sort, take, select,
+// histogram and search-sorted.
 #include "client/cli/operations.h"
 
 #include <iostream>
@@ -82,7 +83,7 @@ void AddOfMap(CLI::App& command, ProblemFlags& flags) {
   command
       .add_option("expression", flags.expression,
                   "Operators with Python's precedence, operations by name, as in where(a < b, a, "
-                  "0), and casts such as f32(a)")
+                  "0), casts such as f32(a), and coordinates along an axis, as in coordinate(0)")
       ->required();
   command
       .add_option("operands", flags.operands,
@@ -139,6 +140,42 @@ void AddOfSelect(CLI::App& command, ProblemFlags& flags) {
   AddOperand(command, "mask", flags.operands[1], "The mask, of type bool and of the same shape");
 }
 
+void AddOfHistogram(CLI::App& command, ProblemFlags& flags) {
+  flags.operands.reserve(2);  // options refer to the operands
+  AddOne(command, flags);
+  auto* bins =
+      command.add_option("--bins", flags.bins, "The number of bins, if there are no edges")
+          ->check(Fits<std::int64_t>());
+  auto* range = command
+                    .add_option("--range", flags.range,
+                                "The lower and the upper edge of even bins, as in 0,1; default: "
+                                "one bin for each integer from 0 on")
+                    ->delimiter(',')
+                    ->expected(2)
+                    ->allow_extra_args(false);
+  command
+      .add_option_function<std::string>(
+          "edges", [&flags](const std::string& text) { flags.operands.push_back(text); },
+          "The edges of the bins, in ascending order: f64, or i64 if x has integers")
+      ->type_name("OPERAND")
+      ->excludes(bins)
+      ->excludes(range);
+}
+
+Bins BinsOf(const ProblemFlags& flags, Operands x) {
+  if (x.size() > 1) return x[1];
+  if (flags.range.empty()) return IntegerBins{flags.bins};
+  return EvenBins{flags.bins, flags.range[0], flags.range[1]};
+}
+
+void AddOfSearchSorted(CLI::App& command, ProblemFlags& flags) {
+  flags.operands.resize(2);
+  AddOperand(command, "x", flags.operands[0], "The sorted vector");
+  AddOperand(command, "keys", flags.operands[1], "What is looked up, of the same type");
+  command.add_flag("--right", flags.right,
+                   "Return positions after the elements that are equal to a key, not before them");
+}
+
 const OperationCommand kOperations[] = {
     {"dot", "Sum of the products of two arrays' elements", AddTwo,
      [](Client& client, const ProblemFlags&, Operands x, const OperationOptions& options) {
@@ -190,6 +227,15 @@ const OperationCommand kOperations[] = {
     {"select", "The elements where a mask is true, and their positions", AddOfSelect,
      [](Client& client, const ProblemFlags& flags, Operands x, const OperationOptions& options) {
        return AsStep(client.Select(x[0], x[1], flags.Wanted(), options));
+     }},
+    {"histogram", "The number of elements in each bin", AddOfHistogram,
+     [](Client& client, const ProblemFlags& flags, Operands x, const OperationOptions& options) {
+       return AsStep(client.Histogram(x[0], BinsOf(flags, x), options));
+     }},
+    {"search-sorted", "The positions at which keys can be inserted into a sorted vector",
+     AddOfSearchSorted,
+     [](Client& client, const ProblemFlags& flags, Operands x, const OperationOptions& options) {
+       return AsStep(client.SearchSorted(x[0], x[1], flags.right, options));
      }},
 };
 

@@ -36,6 +36,9 @@ struct ProblemFlags {
   std::string only;  // "values" or "indices": the only result of sort or select that is computed
   std::string mode = "error";
   bool along = false;
+  bool right = false;
+  std::int64_t bins = 0;
+  std::vector<double> range;  // the outer edges of even bins, or empty
   std::string expression;
   std::string strategy;
   Launch launch;

@@ -30,6 +30,7 @@ SECTIONS = (
                      ("_ring", "Ring"))),
     ("Arrays and expressions", (("arrays/_lazy", "Lazy"), ("_client", "Expr"),
                                 ("_client", "Array"))),
+    ("Arrays from nothing", (("arrays/_creation", "Creation"), ("arrays/_creation", "Generator"))),
     ("asyncio", (("aio", "connect"), ("aio", "Client"), ("aio", "Scope"), ("aio", "Expr"),
                  ("aio", "Array"))),
     ("Costs", (("graph/_plan", "Stats"),)),
@@ -40,7 +41,7 @@ SECTIONS = (
 SPACES = {"dask/_servers": "tessera.dask.", "dask/_arrays": "tessera.dask.",
           "aio": "ts.aio."}
 # Classes that readers know by another name than the one in the sources.
-SHOWN = {"Lazy": "Array and Expr"}
+SHOWN = {"Lazy": "Array and Expr", "Creation": "Client: arrays"}
 
 
 def exported(module):

@@ -78,8 +78,24 @@ Request NewRequest(const OperationOptions& options, const Operand& first, const 
     *request.mutable_b() = ToMessage(*second);
   }
   if constexpr (requires { request.along(); }) *request.mutable_indices() = ToMessage(*second);
+  if constexpr (requires { request.keys(); }) *request.mutable_keys() = ToMessage(*second);
   if constexpr (requires { request.mask(); }) *request.mutable_mask() = ToMessage(*second);
   SetOptions(options, request);
+  return request;
+}
+
+v1::HistogramRequest NewHistogramRequest(const OperationOptions& options, const Operand& x,
+                                         const Bins& bins) {
+  auto request = NewRequest<v1::HistogramRequest>(options, x);
+  if (const auto* even = std::get_if<EvenBins>(&bins)) {
+    request.mutable_even()->set_count(even->count);
+    request.mutable_even()->set_low(even->low);
+    request.mutable_even()->set_high(even->high);
+  } else if (const auto* integers = std::get_if<IntegerBins>(&bins)) {
+    request.set_integers(integers->count);
+  } else {
+    *request.mutable_edges() = ToMessage(std::get<Operand>(bins));
+  }
   return request;
 }
 

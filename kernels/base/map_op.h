@@ -45,6 +45,8 @@ enum class MapOp : std::uint8_t {
   kNot,
   kWhere,
   kCast,
+  kRandomBits,
+  kNdtri,
 };
 
 // The rule for the types of an operation's arguments and of its result.
@@ -55,6 +57,7 @@ enum class MapRule : std::uint8_t {
   kLogic,       // only BOOL
   kSelect,      // BOOL first; one type for the other arguments and the result
   kCast,        // any type; the result has the type that the node names
+  kBits,        // integers, which are converted to I64; the result is I64
 };
 
 struct MapOpInfo {
@@ -67,7 +70,7 @@ struct MapOpInfo {
 
 // THE list of an expression's operations, in the order of their values.
 // kernels/expression/map_math.h defines what each one computes.
-inline constexpr std::array<MapOpInfo, 34> kMapOpInfos = {{
+inline constexpr std::array<MapOpInfo, 36> kMapOpInfos = {{
     {MapOp::kAdd, "add", 2, MapRule::kNumbers, 1},
     {MapOp::kSubtract, "subtract", 2, MapRule::kNumbers, 1},
     {MapOp::kMultiply, "multiply", 2, MapRule::kNumbers, 1},
@@ -102,6 +105,8 @@ inline constexpr std::array<MapOpInfo, 34> kMapOpInfos = {{
     {MapOp::kNot, "not", 1, MapRule::kLogic, 1},
     {MapOp::kWhere, "where", 3, MapRule::kSelect, 1},
     {MapOp::kCast, "cast", 1, MapRule::kCast, 1},
+    {MapOp::kRandomBits, "random_bits", 3, MapRule::kBits, 64},
+    {MapOp::kNdtri, "ndtri", 1, MapRule::kReals, 96},
 }};
 
 inline constexpr int kMostArguments = 3;

@@ -17,6 +17,7 @@
 #include "kernels/expression/map_cost.h"
 #include "kernels/problem/matmul.h"
 #include "kernels/same_bits/batch.h"
+#include "kernels/same_bits/convert.h"
 
 namespace tessera::bench {
 namespace {
@@ -83,6 +84,9 @@ double LargestError(Rig& rig, const MatmulProblem& p) {
   });
   return largest;
 }
+
+// Almost all operands are between -Spread and Spread: four standard deviations.
+double Spread(DType dtype) { return IsInteger(dtype) ? 400 : 4; }
 
 }  // namespace
 
@@ -445,6 +449,52 @@ Case Problems::Select(DType dtype, std::int64_t n, std::int64_t one_in, bool ind
   return out;
 }
 
+// Counts normally distributed elements in even bins. If the bins are wide, all are in one of them.
+Case Problems::Histogram(DType dtype, std::int64_t n, std::int64_t bins, bool one_bin) {
+  const std::size_t out_bytes = Bytes(DType::kI64, bins);
+  Case out = Make(one_bin ? "histogram_one_bin" : "histogram", dtype, absl::StrCat(n, "x", bins),
+                  Bytes(dtype, n), out_bytes, 0);
+  const HistogramProblem like{.dtype = dtype,
+                              .n = n,
+                              .bins = bins,
+                              .low = one_bin ? -1e30 : -Spread(dtype),
+                              .high = one_bin ? 2e30 : Spread(dtype)};
+  AddStrategies<HistogramProblem>(out, like, [this, out_bytes](HistogramProblem& p) {
+    p.x = Place(p.dtype, p.n);
+    p.counts = static_cast<std::int64_t*>(rig_.Output(out_bytes));
+  });
+  return out;
+}
+
+// Looks up normally distributed keys among numbers from -Spread to Spread, which are always in the
+// same memory.
+Case Problems::SearchSorted(DType dtype, std::int64_t n, std::int64_t length) {
+  const std::size_t out_bytes = Bytes(DType::kI64, n);
+  Case out = Make("search_sorted", dtype, absl::StrCat(n, "_in_", length),
+                  Bytes(dtype, n) + Bytes(dtype, std::min(n, length)), out_bytes, 0);
+  const auto memory = std::make_shared<Memory>();
+  AddStrategies<SearchSortedProblem>(
+      out, {.dtype = dtype, .length = length, .n = n},
+      [this, memory, out_bytes](SearchSortedProblem& p) {
+        if (memory->data() == nullptr) {
+          const std::size_t bytes = Bytes(p.dtype, p.length);
+          *memory = OrDie(Allocate(rig_.device(), bytes));
+          DispatchDType(p.dtype, [&]<class T>(T) {
+            std::vector<T> x(static_cast<std::size_t>(p.length));
+            const double spread = Spread(p.dtype),
+                         step = 2 * spread / static_cast<double>(p.length);
+            for (std::size_t i = 0; i < x.size(); ++i)
+              x[i] = ConvertElement<T>(static_cast<double>(i) * step - spread);
+            Check(CopyToDevice(rig_.stream(), memory->data(), x.data(), bytes));
+          });
+        }
+        p.x = memory->data();
+        p.keys = Place(p.dtype, p.n);
+        p.out = static_cast<std::int64_t*>(rig_.Output(out_bytes));
+      });
+  return out;
+}
+
 // --- Expressions ---
 
 struct Problems::Expression {
@@ -533,6 +583,8 @@ std::vector<Case> Problems::All(int max_exponent) {
     AddSorts(all, dtype);
     AddTakes(all, dtype);
     AddSelects(all, dtype);
+    AddHistograms(all, dtype);
+    AddSearches(all, dtype);
     AddMatrices(all, dtype);
   }
   AddCeilings(all);
@@ -670,6 +722,25 @@ void Problems::AddSelects(std::vector<Case>& all, DType dtype) {
     for (std::int64_t one_in : {1, 16, 1000})
       all.push_back(Select(dtype, n, one_in, /*indices=*/false));
     all.push_back(Select(dtype, n, 2, /*indices=*/true));
+  }
+}
+
+void Problems::AddHistograms(std::vector<Case>& all, DType dtype) {
+  for (int exponent : {20, rig_.gpu() ? 28 : 24}) {
+    const std::int64_t n = std::int64_t{1} << exponent;
+    for (bool one_bin : {false, true}) all.push_back(Histogram(dtype, n, 256, one_bin));
+    if (dtype != DType::kF32) continue;
+    for (std::int64_t bins : {10, 4096, 1 << 20}) all.push_back(Histogram(dtype, n, bins, false));
+  }
+}
+
+void Problems::AddSearches(std::vector<Case>& all, DType dtype) {
+  for (int exponent : {20, rig_.gpu() ? 24 : 22}) {
+    const std::int64_t n = std::int64_t{1} << exponent;
+    all.push_back(SearchSorted(dtype, n, n));
+    if (dtype != DType::kF32) continue;
+    for (std::int64_t length : {1000, rig_.gpu() ? 1 << 28 : 1 << 24})
+      all.push_back(SearchSorted(dtype, n, length));
   }
 }
 

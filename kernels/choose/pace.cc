@@ -182,6 +182,11 @@ Scaled<TakeProblem> ScaleDown(TakeProblem p) {
   return {p, scale};
 }
 template <>
+Scaled<SearchSortedProblem> ScaleDown(SearchSortedProblem p) {
+  const double scale = Halve({&p.n}, kMostElements);
+  return {p, scale};
+}
+template <>
 Scaled<SelectProblem> ScaleDown(SelectProblem p) {
   const double scale = Halve({&p.n}, kMostElements);
   p.count = static_cast<std::int64_t>(static_cast<double>(p.count) / scale);
@@ -238,6 +243,15 @@ double LeastBytes(const TakeProblem& p) {
       static_cast<double>(p.outer) * static_cast<double>(p.length) * static_cast<double>(p.inner);
   return size * (out + std::min(in, out)) +
          static_cast<double>(TakeIndices(p)) * static_cast<double>(SizeOf(p.index_dtype));
+}
+double LeastBytes(const HistogramProblem& p) {
+  return static_cast<double>(p.n) * static_cast<double>(SizeOf(p.dtype)) +
+         static_cast<double>(p.bins) * sizeof(std::int64_t);
+}
+// A key reads at least one element of x.
+double LeastBytes(const SearchSortedProblem& p) {
+  const auto size = static_cast<double>(SizeOf(p.dtype)), n = static_cast<double>(p.n);
+  return n * (size + sizeof(std::int64_t)) + std::min(n, static_cast<double>(p.length)) * size;
 }
 double LeastBytes(const SelectProblem& p) {
   return static_cast<double>(p.n) +

@@ -118,6 +118,26 @@ SelectProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool)
   p.values = arena.out.data();
   return p;
 }
+template <>
+HistogramProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
+  HistogramProblem p = ReferenceProblem<HistogramProblem>(s.elements);
+  p.dtype = dtype;
+  p.low = -0x1p31;
+  p.high = 0x1p31;
+  p.x = arena.bits.data();
+  p.counts = static_cast<std::int64_t*>(arena.out.data());
+  return p;
+}
+template <>
+SearchSortedProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
+  // Zeros are in order, and random keys are not found among them.
+  SearchSortedProblem p = ReferenceProblem<SearchSortedProblem>(s.elements);
+  p.dtype = dtype;
+  p.x = arena.a.data();
+  p.keys = arena.bits.data();
+  p.out = static_cast<std::int64_t*>(arena.out.data());
+  return p;
+}
 
 // Whether the operation has two kinds of problems with different rates; see IsNarrow in pace.cc.
 template <class Problem>

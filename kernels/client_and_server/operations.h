@@ -18,7 +18,9 @@ namespace tessera {
   METHOD(Scan, scan)                         \
   METHOD(Sort, sort)                         \
   METHOD(Take, take)                         \
-  METHOD(Select, select)
+  METHOD(Select, select)                     \
+  METHOD(Histogram, histogram)               \
+  METHOD(SearchSorted, search_sorted)
 #define TESSERA_NOT_LISTED(Operation, name)
 #define TESSERA_OPERATION_METHODS(X) TESSERA_OPERATION_LIST(X, TESSERA_NOT_LISTED)
 #define TESSERA_OPERATIONS(X) TESSERA_OPERATION_LIST(X, X)

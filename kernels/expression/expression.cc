@@ -120,9 +120,9 @@ class Compiler {
 
   absl::StatusOr<MapProgram> Compile() {
     RETURN_IF_ERROR(CheckCounts());
-    for (std::size_t i = 0; i < nodes_.size(); ++i) RETURN_IF_ERROR(Check(i));
-    program_.operands = static_cast<int>(operands_.size());
+    program_.inputs = program_.operands = static_cast<int>(operands_.size());
     std::copy(operands_.begin(), operands_.end(), program_.operand_dtypes.begin());
+    for (std::size_t i = 0; i < nodes_.size(); ++i) RETURN_IF_ERROR(Check(i));
     program_.dtype = types_[nodes_.size() - 1].settled();
     FindNeeded();
     for (std::size_t i = 0; i < nodes_.size(); ++i)
@@ -161,6 +161,9 @@ class Compiler {
         }
         type.dtype = operands_[node.operand];
         return absl::OkStatus();
+      case Kind::kCoordinate:
+        type.dtype = DType::kI64;
+        return PlaceCoordinate(i);
       case Kind::kReal:
       case Kind::kInteger:
       case Kind::kBoolean:
@@ -168,6 +171,21 @@ class Compiler {
       case Kind::kOperation:
         return CheckOperation(i);
     }
+    return absl::OkStatus();
+  }
+
+  // Finds the operand that is this coordinate, or adds it.
+  absl::Status PlaceCoordinate(std::size_t i) {
+    int& place = coordinate_[i];
+    for (place = program_.inputs; place < program_.operands; ++place)
+      if (program_.axes[static_cast<std::size_t>(place)] == nodes_[i].axis) return absl::OkStatus();
+    if (place == kMostOperands) {
+      return BadNode(i, absl::StrCat("the operands and the axes of coordinates are more than ",
+                                     kMostOperands));
+    }
+    program_.axes[static_cast<std::size_t>(place)] = nodes_[i].axis;
+    program_.operand_dtypes[static_cast<std::size_t>(place)] = DType::kU8;
+    ++program_.operands;
     return absl::OkStatus();
   }
 
@@ -267,6 +285,10 @@ class Compiler {
         common = args[0].settled();
         result = *nodes_[i].dtype;
         break;
+      case MapRule::kBits:
+        if (!IsInteger(CommonType(args))) return refuse("integers");
+        result = common = DType::kI64;
+        break;
     }
     for (std::size_t a = 0; a < args.size(); ++a) {
       if (!args[a].is_free()) continue;
@@ -333,6 +355,11 @@ class Compiler {
                           .type = ValueTypeOf(dtype),
                           .dtype = dtype,
                           .a = static_cast<std::uint8_t>(node.operand)});
+    } else if (node.kind == Kind::kCoordinate) {
+      value_[i] = Append({.kind = Instruction::Kind::kCoordinate,
+                          .type = ValueType::kI64,
+                          .dtype = DType::kI64,
+                          .a = static_cast<std::uint8_t>(coordinate_[i])});
     } else if (node.kind == Kind::kOperation) {
       EmitOperation(i);
     } else if (!types_[i].is_free()) {
@@ -403,7 +430,8 @@ class Compiler {
   std::array<NodeType, kMostNodes> types_{};
   std::array<DType, kMostNodes> common_{};  // the type of an operation's arguments
   std::array<bool, kMostNodes> needed_{};
-  std::array<int, kMostNodes> value_{};  // the instruction that computes the node
+  std::array<int, kMostNodes> coordinate_{};  // the operand that is the node's coordinate
+  std::array<int, kMostNodes> value_{};       // the instruction that computes the node
   std::array<std::array<int, kMostArguments>, kMostInstructions> args_{};
   int constants_ = 0;
   MapProgram program_;
@@ -431,9 +459,10 @@ absl::StatusOr<MapProgram> CompileExpression(absl::Span<const ExpressionNode> no
 absl::StatusOr<const MapProgram*> Expression::Compile(absl::Span<const DType> operands,
                                                       std::optional<DType> cast) const {
   std::unique_ptr<const MapProgram>& compiled = compiled_[cast.has_value() ? 1 : 0];
-  const bool fits = compiled != nullptr && (!cast.has_value() || compiled->dtype == *cast) &&
-                    absl::MakeSpan(compiled->operand_dtypes)
-                            .first(static_cast<std::size_t>(compiled->operands)) == operands;
+  const bool fits =
+      compiled != nullptr && (!cast.has_value() || compiled->dtype == *cast) &&
+      absl::MakeSpan(compiled->operand_dtypes).first(static_cast<std::size_t>(compiled->inputs)) ==
+          operands;
   if (!fits) {
     ASSIGN_OR_RETURN(MapProgram program, CompileExpression(nodes_, operands, cast));
     compiled = std::make_unique<const MapProgram>(program);

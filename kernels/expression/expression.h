@@ -23,9 +23,18 @@ namespace tessera {
 
 // One node. The last one of an expression is its value.
 struct ExpressionNode {
-  enum class Kind : std::uint8_t { kNone, kOperand, kReal, kInteger, kBoolean, kOperation };
+  enum class Kind : std::uint8_t {
+    kNone,
+    kOperand,
+    kCoordinate,
+    kReal,
+    kInteger,
+    kBoolean,
+    kOperation
+  };
   Kind kind = Kind::kNone;
   std::uint32_t operand = 0;
+  std::int32_t axis = 0;  // of a coordinate
   double real = 0;
   std::int64_t integer = 0;
   bool boolean = false;

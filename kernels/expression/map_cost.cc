@@ -33,7 +33,8 @@ std::uint64_t Flops(const MapProblem& p) {
 }
 
 // Returns the largest error of a floating-point operation, in unit roundoffs. Functions are within
-// 2 units in the last place, and a unit in the last place is at most two unit roundoffs.
+// 2 units in the last place, NDTRI is within 10, and a unit in the last place is at most two unit
+// roundoffs.
 int Roundings(MapOp op) {
   switch (op) {
     case MapOp::kAdd:
@@ -50,6 +51,8 @@ int Roundings(MapOp op) {
     case MapOp::kLog:
     case MapOp::kTanh:
       return 4;
+    case MapOp::kNdtri:
+      return 20;
     default:
       return 0;
   }
@@ -84,7 +87,7 @@ const MapProgram& MultiplyAdd(DType dtype) {
 
 std::uint64_t OperandBytes(const MapProblem& p) {
   std::uint64_t bytes = 0;
-  for (int i = 0; i < p.program->operands; ++i) {
+  for (int i = 0; i < p.program->inputs; ++i) {
     const View& view = p.operands[static_cast<std::size_t>(i)];
     bytes += static_cast<std::uint64_t>(Distinct(view, p.n)) * SizeOf(view.dtype);
   }

@@ -201,6 +201,95 @@ TESSERA_HD T Function(T a, T b) {
   }
 }
 
+// --- Random numbers ---
+
+// Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011). Returns the
+// first two of the four words, the first one in the lower half.
+TESSERA_HD inline std::int64_t RandomBits(std::int64_t seed, std::int64_t counter,
+                                          std::int64_t stream) {
+  const auto low = [](std::uint64_t x) { return static_cast<std::uint32_t>(x); };
+  const auto high = [](std::uint64_t x) { return static_cast<std::uint32_t>(x >> 32); };
+  const auto key = static_cast<std::uint64_t>(seed), c = static_cast<std::uint64_t>(counter),
+             s = static_cast<std::uint64_t>(stream);
+  std::uint32_t k0 = low(key), k1 = high(key), x0 = low(c), x1 = high(c), x2 = low(s), x3 = high(s);
+  for (int round = 0; round < 10; ++round) {
+    const std::uint64_t p = std::uint64_t{0xD2511F53} * x0, q = std::uint64_t{0xCD9E8D57} * x2;
+    x0 = high(q) ^ x1 ^ k0;
+    x1 = low(q);
+    x2 = high(p) ^ x3 ^ k1;
+    x3 = low(p);
+    k0 += 0x9E3779B9;
+    k1 += 0xBB67AE85;
+  }
+  return static_cast<std::int64_t>(std::uint64_t{x1} << 32 | x0);
+}
+
+// Returns a + x * (b + x * (c + ...)).
+TESSERA_HD inline double Polynomial(double, double a) { return a; }
+template <class... More>
+TESSERA_HD double Polynomial(double x, double a, More... more) {
+  return a + x * Polynomial(x, more...);
+}
+
+// Returns the logarithm of a number in (0, 1), by the method of Sun's fdlibm. It uses only sums,
+// products and quotients, so that it has the same bits on all devices.
+TESSERA_HD inline double SameLog(double x) {
+  Fraction of = FractionOf(x);
+  if (of.fraction > 0x1.6a09e667f3bcdp0) of = {of.fraction / 2, of.exponent + 1};
+  const double f = of.fraction - 1, s = f / (2 + f), z = s * s, half = 0.5 * f * f;
+  const double r =
+      z * Polynomial(z, 6.666666666666735130e-01, 3.999999999940941908e-01,
+                     2.857142874366239149e-01, 2.222219843214978396e-01, 1.818357216161805012e-01,
+                     1.531383769920937332e-01, 1.479819860511658591e-01);
+  const double e = of.exponent;
+  return e * 6.93147180369123816490e-01 -
+         ((half - (s * (half + r) + e * 1.90821492927058770002e-10)) - f);
+}
+
+// Returns the x below which the standard normal distribution has the probability p, with the
+// rational functions of Wichura ("Algorithm AS 241", 1988). Like SameLog, it has the same bits on
+// all devices.
+TESSERA_HD inline double NormalQuantile(double p) {
+  const double q = p - 0.5;
+  if (!(p > 0 && p < 1)) {
+    constexpr double kInfinity = std::numeric_limits<double>::infinity();
+    return p == 0 ? -kInfinity : p == 1 ? kInfinity : std::numeric_limits<double>::quiet_NaN();
+  }
+  if (std::fabs(q) <= 0.425) {
+    const double r = 0.180625 - q * q;
+    return q *
+           Polynomial(r, 3.3871328727963666080e+0, 1.3314166789178437745e+2,
+                      1.9715909503065514427e+3, 1.3731693765509461125e+4, 4.5921953931549871457e+4,
+                      6.7265770927008700853e+4, 3.3430575583588128105e+4,
+                      2.5090809287301226727e+3) /
+           Polynomial(r, 1.0, 4.2313330701600911252e+1, 6.8718700749205790830e+2,
+                      5.3941960214247511077e+3, 2.1213794301586595867e+4, 3.9307895800092710610e+4,
+                      2.8729085735721942674e+4, 5.2264952788528545610e+3);
+  }
+  const double root = std::sqrt(-SameLog(q < 0 ? p : 1 - p));
+  double x;
+  if (root <= 5) {
+    const double r = root - 1.6;
+    x = Polynomial(r, 1.42343711074968357734e+0, 4.63033784615654529590e+0,
+                   5.76949722146069140550e+0, 3.64784832476320460504e+0, 1.27045825245236838258e+0,
+                   2.41780725177450611770e-1, 2.27238449892691845833e-2,
+                   7.74545014278341407640e-4) /
+        Polynomial(r, 1.0, 2.05319162663775882187e+0, 1.67638483018380384940e+0,
+                   6.89767334985100004550e-1, 1.48103976427480074590e-1, 1.51986665636164571966e-2,
+                   5.47593808499534494600e-4, 1.05075007164441684324e-9);
+  } else {
+    const double r = root - 5;
+    x = Polynomial(r, 6.65790464350110377720e+0, 5.46378491116411436990e+0,
+                   1.78482653991729133580e+0, 2.96560571828504891230e-1, 2.65321895265761230930e-2,
+                   1.24266094738807843860e-3, 2.71155556874348757815e-5,
+                   2.01033439929228813265e-7) /
+        Polynomial(r, 1.0, 5.99832206555887937690e-1, 1.36929880922735805310e-1,
+                   1.48753612908506148525e-2, 7.86869131145613259100e-4, 1.84631831751005468180e-5,
+                   1.42151175831644588870e-7, 2.04426310338993978564e-15);
+  }
+  return q < 0 ? -x : x;
+}
+
 // --- All types ---
 
 // Returns NaN if an argument is NaN, as in NumPy.
@@ -222,6 +311,7 @@ TESSERA_HD T ApplyInteger(T a, T b, T c) {
   if constexpr (kOp == MapOp::kRemainder) return RemainderInteger(a, b);
   if constexpr (kOp == MapOp::kPower) return PowerInteger(a, b);
   if constexpr (kOp == MapOp::kFma) return WrapAdd(WrapMultiply(a, b), c);
+  if constexpr (kOp == MapOp::kRandomBits) return RandomBits(a, b, c);
   if constexpr (kOp == MapOp::kNegate) return WrapSubtract(T{0}, a);
   if constexpr (kOp == MapOp::kAbs) return a < 0 ? WrapSubtract(T{0}, a) : a;
   if constexpr (kOp == MapOp::kSign) return a > 0 ? 1 : a < 0 ? -1 : 0;
@@ -245,6 +335,7 @@ TESSERA_HD T ApplyReal(T a, T b, T c) {
   if constexpr (kOp == MapOp::kTrunc) return std::trunc(a);
   if constexpr (kOp == MapOp::kRound) return std::rint(a);
   if constexpr (kOp == MapOp::kSqrt) return std::sqrt(a);
+  if constexpr (kOp == MapOp::kNdtri) return static_cast<T>(NormalQuantile(a));
   if constexpr (kOp == MapOp::kPower || kOp == MapOp::kExp || kOp == MapOp::kLog ||
                 kOp == MapOp::kTanh)
     return Function<kOp>(a, b);
@@ -264,6 +355,8 @@ constexpr bool kHasMapOp = [] {
       return true;
     case MapRule::kLogic:
       return kIsBool;
+    case MapRule::kBits:
+      return std::is_same_v<T, std::int64_t>;
     default:
       return false;  // these are separate instructions
   }

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/base/dtype.h"
+#include "kernels/base/element.h"
 #include "kernels/base/map_op.h"
 
 namespace tessera {
@@ -61,10 +62,11 @@ constexpr decltype(auto) DispatchValue(ValueType type, F&& f) {
 // One instruction. Registers are named by their numbers.
 struct Instruction {
   enum class Kind : std::uint8_t {
-    kLoad,      // out = operand a
-    kConstant,  // out = constant a
-    kConvert,   // out = a, of `type`, rounded to the element type `dtype`
-    kApply,     // out = op(a, b, c) on values of `type`; the condition of WHERE is BOOL
+    kLoad,        // out = operand a
+    kCoordinate,  // out = operand a, which is a coordinate
+    kConstant,    // out = constant a
+    kConvert,     // out = a, of `type`, rounded to the element type `dtype`
+    kApply,       // out = op(a, b, c) on values of `type`; the condition of WHERE is BOOL
   };
   Kind kind = Kind::kLoad;
   MapOp op{};
@@ -83,11 +85,24 @@ inline constexpr int kMostInstructions = (kMostArguments + 2) * kMostNodes;
 // A program needs a register for the value of each node, and for the temporaries of one node.
 inline constexpr int kMostRegisters = kMostNodes + kMostArguments + 1;
 
+// A coordinate along an axis is an operand without memory: a view of single bytes with stride 1
+// along the axis and stride 0 along the others. Its value is the distance of an element's address
+// from this address. Code that cuts problems into parts moves the addresses of all operands, so
+// each part has the coordinates that its elements have in the whole problem.
+inline const void* FirstCoordinate() {
+  return reinterpret_cast<const void*>(std::uintptr_t{1});  // null would be memory that is missing
+}
+TESSERA_HD inline std::int64_t CoordinateAt(const void* address) {
+  return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(address)) - 1;
+}
+
 // The last instruction leaves the result in its register, of type ValueTypeOf(dtype).
 struct MapProgram {
   DType dtype = DType::kF32;  // of the result
-  int operands = 0;
+  int inputs = 0;             // operands in memory
+  int operands = 0;           // these, and then the coordinates
   std::array<DType, kMostOperands> operand_dtypes{};
+  std::array<int, kMostOperands> axes{};  // of the coordinates, as requested
   int instructions = 0;
   int registers = 0;
   int flops = 0;      // per element, in the cost model

@@ -66,6 +66,8 @@ std::optional<Score> FindScore(const MapProgram& program, int product) {
         value.kind = in.a == product ? Value::Kind::kScore : Value::Kind::kVector;
         value.operand = in.a;
         break;
+      case Instruction::Kind::kCoordinate:
+        break;
       case Instruction::Kind::kConstant:
         if (in.type != ValueType::kF32) break;
         value.kind = Value::Kind::kConstant;

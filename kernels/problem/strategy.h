@@ -276,6 +276,41 @@ struct SelectProblem {
   Launch launch;
 };
 
+inline constexpr std::int64_t kMostBins = std::int64_t{1} << 30;
+
+enum class BinKind : std::uint8_t { kEven, kIntegers, kEdges };
+
+// counts[i] = the number of elements of x[n] in bin i; kernels/same_bits/bins.h defines the bins.
+struct HistogramProblem {
+  static constexpr std::string_view kOperation = "histogram";
+  DType dtype = DType::kF32;  // of x, any type
+  BinKind kind = BinKind::kEven;
+  std::int64_t n = 0;
+  std::int64_t bins = 0;  // at most kMostBins
+  // The outer edges of even bins. They are finite, and low < high.
+  double low = 0;
+  double high = 1;
+  DType edge_dtype = DType::kF64;  // or I64, if x has integers
+  const void* x = nullptr;
+  const void* edges = nullptr;  // edges[bins + 1], in ascending order, for kEdges
+  std::int64_t* counts = nullptr;
+  Launch launch;
+};
+
+// out[i] = the number of elements of x[length], in ascending order, that come before keys[i] or, if
+// `right`, do not come after it; kernels/problem/search_sorted.h defines the order.
+struct SearchSortedProblem {
+  static constexpr std::string_view kOperation = "search_sorted";
+  DType dtype = DType::kF32;  // of x and keys, any type
+  bool right = false;
+  std::int64_t length = 0;
+  std::int64_t n = 0;
+  const void* x = nullptr;
+  const void* keys = nullptr;
+  std::int64_t* out = nullptr;
+  Launch launch;
+};
+
 // Calls f.operator()<Problem>() for the problem of each operation.
 template <class F>
 constexpr void ForEachOperation(F&& f) {

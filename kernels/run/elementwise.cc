@@ -84,6 +84,8 @@ absl::StatusOr<Stats> RunAdd(Stream& stream, const View& a, const View& b, const
 absl::StatusOr<ArrayType> MapType(absl::Span<const View> operands, const Expression& expression) {
   ASSIGN_OR_RETURN(const MapProgram* const program, CompileFor(operands, expression));
   ASSIGN_OR_RETURN(const Shape shape, BroadcastShape(operands, NameOfMapOperand));
+  MapProblem problem{.dtype = program->dtype, .program = program};
+  RETURN_IF_ERROR(SetOperands(operands, shape, problem));
   return MakeArrayType(program->dtype, {shape.dims.data(), static_cast<std::size_t>(shape.rank)});
 }
 
@@ -94,8 +96,7 @@ absl::StatusOr<Stats> RunMap(Stream& stream, absl::Span<const View> operands,
   MapProblem problem{.dtype = type.dtype,
                      .n = type.shape.elements(),
                      .program = *CompileFor(operands, expression)};
-  for (std::size_t i = 0; i < operands.size(); ++i)
-    problem.operands[i] = Broadcast(operands[i], type.shape);
+  RETURN_IF_ERROR(SetOperands(operands, type.shape, problem));
   return ExecuteTo(out, &problem.out, stream, problem, options, WholeLaunch<MapProblem>({}));
 }
 

@@ -91,7 +91,8 @@ template <class Problem>
 absl::StatusOr<const Strategy<Problem>*> Find(std::string_view name, const Problem& problem,
                                               const Device& device) {
   if (!std::is_same_v<Problem, MapProblem> && !std::is_same_v<Problem, TakeProblem> &&
-      !std::is_same_v<Problem, SelectProblem>) {
+      !std::is_same_v<Problem, SelectProblem> && !std::is_same_v<Problem, HistogramProblem> &&
+      !std::is_same_v<Problem, SearchSortedProblem>) {
     RETURN_IF_ERROR(CheckComputed(Problem::kOperation, problem.dtype));
   }
   const Strategy<Problem>* found = nullptr;
@@ -222,6 +223,8 @@ inline bool IsTrivial(const ScanProblem& p) { return p.elements() == 0; }
 inline bool IsTrivial(const SortProblem& p) { return p.elements() == 0; }
 inline bool IsTrivial(const TakeProblem& p) { return p.elements() == 0; }
 inline bool IsTrivial(const SelectProblem& p) { return p.count == 0; }
+inline bool IsTrivial(const HistogramProblem& p) { return p.bins == 0; }
+inline bool IsTrivial(const SearchSortedProblem& p) { return p.n == 0; }
 inline bool IsTrivial(const ReduceAxesProblem& p) { return p.outer == 0 || p.inner == 0; }
 
 // Writes the result of a trivial problem.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -165,6 +166,12 @@ double LeastBytes(const TakeSpec& spec, absl::Span<const View> x) {
          (type.ok() ? 2 * static_cast<double>(type->arrays[0].bytes()) : 0);
 }
 
+// A Histogram clears and writes its counters.
+double LeastBytes(const HistogramSpec& spec, absl::Span<const View> x) {
+  const std::int64_t bins = x.size() > 1 ? x[1].elements() : spec.bins;
+  return LeastBytes(AddSpec(), x) + 2.0 * sizeof(std::int64_t) * static_cast<double>(bins);
+}
+
 // A Select reads no more of x than the elements that its mask selects.
 double LeastBytes(const SelectSpec&, absl::Span<const View> x) {
   return LeastBytes(AddSpec(), x.subspan(1));
@@ -185,6 +192,11 @@ double More(const SortSpec& spec, absl::Span<const View> x, const Speed& speed) 
   constexpr double kFlops = 20;  // per element
   const double map = spec.expression.has_value() ? MapMicroseconds(*spec.expression, x, speed) : 0;
   return map + static_cast<double>(x[0].elements()) * kFlops / speed.flops;
+}
+double More(const SearchSortedSpec&, absl::Span<const View> x, const Speed& speed) {
+  const double keys = static_cast<double>(x[1].elements());
+  const double steps = 1 + std::log2(1 + static_cast<double>(x[0].elements()));
+  return keys * (sizeof(std::int64_t) / speed.bytes + steps / speed.flops);
 }
 double More(const MapSpec& spec, absl::Span<const View> x, const Speed& speed) {
   return MapMicroseconds(spec.expression, x, speed);

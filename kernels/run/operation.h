@@ -91,6 +91,20 @@ struct SpecOf<SelectProblem> {
   std::optional<std::int64_t> count;  // the results' length, once CountResults has found it
 };
 
+// The operand with the edges, if there is one, follows x.
+template <>
+struct SpecOf<HistogramProblem> {
+  BinKind kind = BinKind::kEven;
+  std::int64_t bins = 0;  // of the other kinds than kEdges
+  double low = 0;
+  double high = 1;
+};
+
+template <>
+struct SpecOf<SearchSortedProblem> {
+  bool right = false;
+};
+
 #define TESSERA_SPEC(Operation, name) using Operation##Spec = SpecOf<Operation##Problem>;
 TESSERA_OPERATION_METHODS(TESSERA_SPEC)
 #undef TESSERA_SPEC

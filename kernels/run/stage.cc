@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/expression/map_cost.h"
+#include "kernels/run/axes.h"
 #include "kernels/run/execute.h"
 
 namespace tessera {
@@ -51,6 +52,23 @@ absl::StatusOr<const MapProgram*> CompileFor(absl::Span<const View> operands,
   return expression.Compile(dtypes, cast);
 }
 
+absl::Status SetOperands(absl::Span<const View> operands, const Shape& shape, MapProblem& problem) {
+  const MapProgram& program = *problem.program;
+  for (std::size_t i = 0; i < operands.size(); ++i)
+    problem.operands[i] = Broadcast(operands[i], shape);
+  for (auto i = operands.size(); i < static_cast<std::size_t>(program.operands); ++i) {
+    const int axis = program.axes[i];
+    RETURN_IF_ERROR(FoldedAxes(shape, {&axis, 1}).status());
+    View& view = problem.operands[i];
+    view = {.data = FirstCoordinate(),
+            .dtype = program.operand_dtypes[i],
+            .shape = shape,
+            .strides = {}};
+    view.strides[static_cast<std::size_t>(axis < 0 ? axis + shape.rank : axis)] = 1;
+  }
+  return absl::OkStatus();
+}
+
 Expression Identity() { return {ExpressionNode{.kind = ExpressionNode::Kind::kOperand}}; }
 
 absl::StatusOr<std::unique_ptr<StagedMap>> StagedMap::Make(const View& first, const MapStage* stage,
@@ -83,8 +101,7 @@ absl::StatusOr<std::unique_ptr<StagedMap>> StagedMap::Make(const View& first, co
   problem.dtype = type.dtype;
   problem.n = shape->elements();
   problem.program = *program;
-  for (std::size_t i = 0; i < operands.size(); ++i)
-    problem.operands[i] = Broadcast(operands[i], *shape);
+  RETURN_IF_ERROR(SetOperands(operands, *shape, problem));
   return staged;
 }
 

@@ -26,6 +26,11 @@ absl::StatusOr<const MapProgram*> CompileFor(absl::Span<const View> operands,
                                              const Expression& expression,
                                              std::optional<DType> cast = std::nullopt);
 
+// Sets the operands of a problem whose program is set: these views and the program's coordinates,
+// broadcast to the shape. Returns INVALID_ARGUMENT / BAD_AXES for a coordinate along an axis that
+// the shape does not have.
+absl::Status SetOperands(absl::Span<const View> operands, const Shape& shape, MapProblem& problem);
+
 // Returns the expression that leaves elements unchanged.
 Expression Identity();
 

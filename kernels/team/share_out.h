@@ -241,6 +241,18 @@ inline Division DivisionOf(const SelectProblem&, const Strategy<SelectProblem>&,
   return {};
 }
 
+// The counts of several devices would have to be added up.
+inline Division DivisionOf(const HistogramProblem&, const Strategy<HistogramProblem>&,
+                           const Team&) {
+  return {};
+}
+
+// Keys may be anywhere in x.
+inline Division DivisionOf(const SearchSortedProblem&, const Strategy<SearchSortedProblem>&,
+                           const Team&) {
+  return {};
+}
+
 // --- A share as a problem ---
 
 // Returns the problem of the indices [share.first, share.end) of outer.

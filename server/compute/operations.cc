@@ -48,6 +48,10 @@ absl::StatusOr<ExpressionNode> ToNode(const v1::Expression::Node& node, int inde
       out.kind = Kind::kOperand;
       out.operand = node.operand();
       break;
+    case v1::Expression::Node::kCoordinate:
+      out.kind = Kind::kCoordinate;
+      out.axis = node.coordinate();
+      break;
     case v1::Expression::Node::kReal:
       out.kind = Kind::kReal;
       out.real = node.real();
@@ -212,6 +216,32 @@ absl::Status Read(const v1::TakeRequest& request, TakeSpec& spec) {
   return absl::OkStatus();
 }
 
+absl::Status Read(const v1::HistogramRequest& request, HistogramSpec& spec) {
+  switch (request.bins_case()) {
+    case v1::HistogramRequest::kEven:
+      spec = {.kind = BinKind::kEven,
+              .bins = request.even().count(),
+              .low = request.even().low(),
+              .high = request.even().high()};
+      return absl::OkStatus();
+    case v1::HistogramRequest::kIntegers:
+      spec = {.kind = BinKind::kIntegers, .bins = request.integers()};
+      return absl::OkStatus();
+    case v1::HistogramRequest::kEdges:
+      spec.kind = BinKind::kEdges;
+      return absl::OkStatus();
+    case v1::HistogramRequest::BINS_NOT_SET:
+      break;
+  }
+  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_BINS", "a histogram needs bins",
+                   {{"field", "bins"}});
+}
+
+absl::Status Read(const v1::SearchSortedRequest& request, SearchSortedSpec& spec) {
+  spec.right = request.right();
+  return absl::OkStatus();
+}
+
 absl::Status Read(const v1::TopKRequest& request, TopKSpec& spec) {
   RETURN_IF_ERROR(CheckApart(request));
   spec = {.k = request.k(),
@@ -234,6 +264,9 @@ absl::StatusOr<Operation> Make(const Request& request) {
   if constexpr (requires { request.x(); }) operands = {{"x", &request.x()}};
   if constexpr (requires { request.along(); }) operands.push_back({"indices", &request.indices()});
   if constexpr (requires { request.mask(); }) operands.push_back({"mask", &request.mask()});
+  if constexpr (requires { request.keys(); }) operands.push_back({"keys", &request.keys()});
+  if constexpr (requires { request.edges(); })
+    if (request.has_edges()) operands.push_back({"edges", &request.edges()});
   if constexpr (requires { request.with(); })
     for (int i = 0; i < request.with_size(); ++i)
       operands.push_back({kWithNames[static_cast<std::size_t>(i)], &request.with(i)});
@@ -283,6 +316,8 @@ OperationSize SizeOfRequest(const Request& request) {
   if constexpr (requires { request.x(); }) size.operands = 1;
   if constexpr (requires { request.along(); }) size.operands = 2;
   if constexpr (requires { request.mask(); }) size.operands = 2;
+  if constexpr (requires { request.keys(); }) size.operands = 2;
+  if constexpr (requires { request.edges(); }) size.operands = request.has_edges() ? 2 : 1;
   const auto add = [&](int operands, int most) {
     size.operands = operands > most ? 0 : size.operands + static_cast<std::size_t>(operands);
   };

@@ -33,6 +33,8 @@ constexpr const char* kArrays = "arrays";
 constexpr const char* kLock = "lock";
 constexpr int kFormat = 1;
 constexpr mode_t kPrivate = 0700;
+// Does not wait for a writer if the file is a pipe.
+constexpr int kRead = O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
 // How many bytes are written between two flushes of a file, so that no flush takes long.
 constexpr std::size_t kFlushBytes = std::size_t{64} << 20;
 
@@ -152,39 +154,52 @@ Json ToJson(const Manifest& manifest) {
   return json;
 }
 
+// These throw Json::exception unless the value is an integer, or one that is not negative.
+std::int64_t Integer(const Json& json) { return json.get_ref<const Json::number_integer_t&>(); }
+std::uint64_t Number(const Json& json) { return json.get_ref<const Json::number_unsigned_t&>(); }
+absl::Time Time(const Json& json) { return absl::FromUnixMicros(Integer(json)); }
+
 // Throws Json::exception if the text does not have the structure that ToJson gives it.
 absl::StatusOr<Manifest> FromJson(const Json& json) {
   if (json.at("format") != kFormat) return Lost("it is of another version of the program");
   Manifest manifest;
-  manifest.time = absl::FromUnixMicros(json.at("time"));
-  manifest.next_file = json.at("next_file");
+  manifest.time = Time(json.at("time"));
+  manifest.next_file = Number(json.at("next_file"));
   for (const Json& one : json.at("files")) {
     const std::string name = one.at("dtype");
     const auto info = std::find_if(kDTypeInfos.begin(), kDTypeInfos.end(),
                                    [&](const DTypeInfo& dtype) { return dtype.name == name; });
     if (info == kDTypeInfos.end()) return Lost(absl::StrCat("it has the unknown dtype ", name));
-    ArrayFile file{.number = one.at("file"), .array = one.at("array")};
-    file.checksum = one.at("crc32c");
-    const std::vector<std::int64_t> shape = one.at("shape");
+    ArrayFile file{.number = Number(one.at("file")), .array = one.at("array")};
+    file.checksum = static_cast<std::uint32_t>(Number(one.at("crc32c")));
+    std::vector<std::int64_t> shape;
+    for (const Json& dim : one.at("shape")) shape.push_back(Integer(dim));
     ASSIGN_OR_RETURN(file.type, MakeArrayType(info->dtype, shape));
     if (file.number >= manifest.next_file) return Lost("it names a file that is still to come");
     manifest.files.emplace(file.number, std::move(file));
   }
+  std::map<std::uint64_t, std::string> owners;  // the tenants of the files
   for (const Json& one : json.at("tenants")) {
-    Manifest::OfTenant& tenant = manifest.tenants[one.at("tenant").get<std::string>()];
-    tenant.last_version = one.at("last_version");
+    const std::string tenant_name = one.at("tenant");
+    if (manifest.tenants.contains(tenant_name)) return Lost("it has a tenant twice");
+    Manifest::OfTenant& tenant = manifest.tenants[tenant_name];
+    tenant.last_version = Number(one.at("last_version"));
     std::set<std::string> names;
+    std::set<std::uint64_t> versions;
     for (const Json& buffer : one.at("buffers")) {
       Manifest::Entry entry{.name = buffer.at("name"),
-                            .version = buffer.at("version"),
-                            .file = buffer.at("file"),
-                            .create_time = absl::FromUnixMicros(buffer.at("created")),
+                            .version = Number(buffer.at("version")),
+                            .file = Number(buffer.at("file")),
+                            .create_time = Time(buffer.at("created")),
                             .devices = buffer.at("devices")};
-      if (buffer.contains("expires"))
-        entry.expire_time = absl::FromUnixMicros(buffer.at("expires"));
+      if (buffer.contains("expires")) entry.expire_time = Time(buffer.at("expires"));
       if (!manifest.files.contains(entry.file)) return Lost("it names a file without a type");
+      if (owners.emplace(entry.file, tenant_name).first->second != tenant_name)
+        return Lost("it has a file of two tenants");
       if (!names.insert(entry.name).second)
         return Lost(absl::StrCat("it has two buffers with the name ", entry.name));
+      if (!versions.insert(entry.version).second)
+        return Lost(absl::StrCat("it has two buffers with the version ", entry.version));
       tenant.buffers.push_back(std::move(entry));
     }
   }
@@ -193,7 +208,10 @@ absl::StatusOr<Manifest> FromJson(const Json& json) {
 
 absl::StatusOr<Manifest> Parse(const std::string& text) {
   try {
-    const Json json = Json::parse(text);
+    // What is deeper than any value of ToJson is left out, because dump() is recursive.
+    constexpr int kDeepest = 8;
+    const Json json = Json::parse(
+        text, [](int depth, Json::parse_event_t, const Json&) { return depth <= kDeepest; });
     const Json& manifest = json.at("manifest");
     const std::string bytes = manifest.dump();
     if (json.at("crc32c") != Crc32c(bytes.data(), bytes.size()))
@@ -243,7 +261,7 @@ OpenFile DataFolder::OpenArrays() const {
 }
 
 absl::StatusOr<Manifest> DataFolder::ReadManifest() const {
-  const OpenFile file(openat(folder_.get(), kManifest, O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  const OpenFile file(openat(folder_.get(), kManifest, kRead));
   const auto bad = [this](std::string_view cause) {
     return BadFolder(path_, absl::StrCat(kManifest, ": ", Absl(cause)));
   };
@@ -331,8 +349,7 @@ absl::StatusOr<DataFolder::Reader> DataFolder::Read(const ArrayFile& file) const
   reader.expected_ = file.checksum;
   const OpenFile arrays = OpenArrays();
   if (arrays.is_open()) {
-    reader.file_ = OpenFile(
-        openat(arrays.get(), FileName(file.number).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+    reader.file_ = OpenFile(openat(arrays.get(), FileName(file.number).c_str(), kRead));
   }
   struct stat status {};
   if (!reader.file_.is_open() || fstat(reader.file_.get(), &status) != 0)

@@ -125,9 +125,13 @@ void Snapshots::RestoreTenant(Manifest::OfTenant& stored, BufferStore& store) {
 }
 
 void Snapshots::SetPlace(const Manifest::Entry& entry, BufferSpec& spec) const {
-  for (const std::string& name : entry.devices)
-    if (absl::StatusOr<Device*> device = devices_.Find(name); device.ok())
-      spec.placement.push_back(*device);
+  std::vector<Device*>& place = spec.placement;
+  for (const std::string& name : entry.devices) {
+    const absl::StatusOr<Device*> device = devices_.Find(name);
+    if (!device.ok() || std::find(place.begin(), place.end(), *device) != place.end()) continue;
+    if (place.empty() || (*device)->info().backend == place.front()->info().backend)
+      place.push_back(*device);
+  }
   spec.device = spec.placement.empty() ? &devices_.First() : spec.placement.front();
   if (spec.placement.size() == 1) spec.placement.clear();
 }

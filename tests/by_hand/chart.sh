@@ -92,7 +92,8 @@ refuses() {
 renders '{}' 'env(server)["TESSERA_LISTEN"] == "[::]:50051" and env(server)["TESSERA_METRICS_LISTEN"] == "[::]:9464"
   and env(server)["TESSERA_DEVICE"] == "cuda" and "NVIDIA_VISIBLE_DEVICES" not in env(server)
   and env(test)["NVIDIA_VISIBLE_DEVICES"] == "void" and test["containers"][0]["resources"]["limits"]
-  and of("NetworkPolicy")["spec"]["egress"] == []'
+  and of("NetworkPolicy")["spec"]["egress"] == [] and env(server)["TESSERA_SNAPSHOT_INTERVAL"] == "10m"
+  and of("StatefulSet")["spec"]["volumeClaimTemplates"][0]["spec"]["resources"] == {"requests": {"storage": "200Gi"}}'
 renders '{gpus: 0, replicas: 3, env: {TESSERA_QUEUE: 64, TESSERA_MAX_CONNECTIONS: 1000000, TESSERA_MAX_OPERATION_SECONDS: 0.5,
   TESSERA_MAX_STREAMS: "1000000", TESSERA_SOMETHING: true}, drain: {delaySeconds: 1000000}}' \
   'env(server)["NVIDIA_VISIBLE_DEVICES"] == "void" and env(server)["TESSERA_DEVICE"] == "cpu"
@@ -145,10 +146,13 @@ renders '{replicas: 2, data: {size: 200Gi, storageClassName: fast, snapshotInter
   and server["terminationGracePeriodSeconds"] == 345'
 renders '{data: {existingClaim: mine}}' \
   'server["volumes"] == [{"name": "data", "persistentVolumeClaim": {"claimName": "mine"}}]
-  and server["containers"][0]["volumeMounts"][0]["name"] == "data" and "TESSERA_SNAPSHOT_INTERVAL" not in env(server)
+  and server["containers"][0]["volumeMounts"][0]["name"] == "data" and server["terminationGracePeriodSeconds"] == 345
   and "volumeClaimTemplates" not in of("StatefulSet")["spec"]'
+renders '{data: {size: ""}}' \
+  'not {"TESSERA_DATA_DIR", "TESSERA_SNAPSHOT_INTERVAL"} & set(env(server)) and server["terminationGracePeriodSeconds"] == 45
+  and "volumeClaimTemplates" not in of("StatefulSet")["spec"] and "volumeMounts" not in server["containers"][0]'
 renders '{env: {TESSERA_SPANS: /spans/s, LD_LIBRARY_PATH: /cublas}, extraVolumes: [{name: spans, emptyDir: {}}], extraVolumeMounts: [{name: spans, mountPath: /spans}]}' \
-  'server["volumes"] == [{"name": "spans", "emptyDir": {}}] and server["containers"][0]["volumeMounts"][0]["mountPath"] == "/spans"'
+  'server["volumes"] == [{"name": "spans", "emptyDir": {}}] and server["containers"][0]["volumeMounts"][1]["mountPath"] == "/spans"'
 renders '{metrics: {from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}], dashboard: {enabled: true},
   serviceMonitor: {enabled: true, interval: 30s, labels: {release: prometheus}}, prometheusRule: {enabled: true}}}' \
   'json.loads(of("ConfigMap")["data"]["tessera.json"])["panels"] and of("ConfigMap")["metadata"]["labels"]["grafana_dashboard"] == "1"'
@@ -172,9 +176,7 @@ refuses '{tokens: {clientSecretName: token}}' tokens.clientSecretName
 refuses '{podDisruptionBudget: {maxUnavailable: null}}' maxUnavailable
 refuses '{updateStrategy: {type: Recreate}}' updateStrategy.type
 refuses '{data: {size: much}}' data.size
-refuses '{data: {size: 1Gi, existingClaim: mine}}' 'data.size and data.existingClaim exclude each other'
 refuses '{replicas: 2, data: {existingClaim: mine}}' 'data.existingClaim serves only one replica, but replicas is 2'
-refuses '{data: {snapshotInterval: 10m}}' 'data.snapshotInterval needs data.size or data.existingClaim'
 refuses '{env: {QUEUE: "1"}}' 'env.QUEUE is not an option of the server'
 for pair in LISTEN=port DEVICE=gpus METRICS_LISTEN=metrics.port DRAIN_DELAY=drain.delaySeconds \
   DRAIN_TIMEOUT=drain.timeoutSeconds READY_FILE=waitUntilFilled TLS_CERT=tls.secretName \

@@ -64,7 +64,7 @@ def values_of(dtype):
 def maps():
     """Yields a chain of each operation as (name, method, fields)."""
     node = o.compute.Expression.Node
-    for op in range(1, 35):
+    for op in (*range(1, 35), 36):
         name = o.compute.MapOp.Name(op).removeprefix("MAP_OP_")
         if name in ("AND", "OR", "XOR", "NOT", "WHERE"):
             continue
@@ -72,7 +72,7 @@ def maps():
             for kind, pair in values_of(dtype).items():
                 with np.errstate(all="ignore"):
                     one, two = (np.array([x]).astype(numpy) for x in pair)
-                arguments = 3 if name in ("FMA", "CLIP") else 1 if 12 <= op <= 22 or op == 34 else 2
+                arguments = 3 if name in ("FMA", "CLIP") else 1 if 12 <= op <= 22 or op >= 34 else 2
                 # Each node reads the operands themselves, so that all nodes compute the same.
                 args = [[0, 1, 1][:arguments]] * 24
                 nodes = [node(operand=0), node(operand=1)]

@@ -49,6 +49,7 @@ inside systemd-analyze --version >/dev/null 2>&1 &&
   inside systemd-analyze --man=no verify /lib/systemd/system/tessera-server.service
 
 say "Run the server as its unit does, and call it"
+inside install -d -o tessera -g tessera -m 700 /var/lib/tessera  # as StateDirectory= does
 chroot --userspec=tessera "$tree" /usr/bin/tessera-server --config /etc/tessera/server.toml \
   >"$tree/tmp/server.log" 2>&1 &
 server=$!

@@ -1,15 +1,18 @@
 """The classes of the blocking client."""
 
 import atexit
+import contextlib
 import functools
 import weakref
-from typing import Any, List, Optional, Tuple
+from typing import Any, Collection, Dict, List, Optional, Tuple
 
 import numpy.typing as npt
 
-from . import _core, _sweep
+from . import _core, _files, _sweep
 from ._blocking import Blocking
 from ._core import Core
+from ._files import Path
+from .arrays._creation import Creation
 from .arrays._lazy import Lazy, picked, terms_of
 from .graph import _dtypes
 from .graph._graph import Leaf
@@ -254,7 +257,7 @@ class Scope:
                 raise
 
 
-class Client:
+class Client(Creation):
     """A connection, returned by connect(). Any number of threads may use it. It is a context
     manager."""
 
@@ -299,6 +302,63 @@ class Client:
             self._core.put(array, name, dtype, replace, ttl, device, placement, progress)
         )
         return self._wrap(leaf, leaf.whole)  # type: ignore[return-value]
+
+    def load(
+        self,
+        path: Path,
+        name: Optional[str] = None,
+        *,
+        prefix: Optional[str] = None,
+        only: Optional[Collection[str]] = None,
+        dtype: Any = None,
+        replace: bool = False,
+        ttl: Ttl = None,
+        device: str = "",
+        placement: Placement = (),
+        progress: Progress = None,
+    ) -> Any:
+        """Uploads the arrays of a .npy, .npz or .safetensors file, of a folder of such files, or
+        the columns of a .parquet, .feather or .arrow file (through pyarrow). Returns the array of a
+        .npy file; otherwise a dict, whose keys are the names of tensors, members or columns, after
+        "FILE/" for a folder, where FILE is the file's name without its suffix.
+
+        A buffer's name is prefix + FILE for a .npy file and prefix + "FILE/KEY" otherwise, with "_"
+        for characters that names cannot have; name replaces FILE. Without name and prefix, the
+        buffers are unnamed. only has the keys to load. The other arguments are those of put(). If
+        an upload fails, the buffers of earlier ones are deleted. Raises BadFile if a file is
+        damaged, Unsupported if the server lacks a type and there is no dtype, and OSError; all
+        headers are checked before the first upload."""
+        made: Dict[str, Array] = {}
+        try:
+            for key, to, read in _files.arrays_of(path, name, prefix, only, dtype):
+                made[key] = self.put(
+                    read(),
+                    to,
+                    dtype=dtype,
+                    replace=replace,
+                    ttl=ttl,
+                    device=device,
+                    placement=placement,
+                    progress=progress,
+                )
+        except BaseException:
+            with contextlib.suppress(Error):
+                for one in made.values():
+                    one.delete()
+            raise
+        return made.get("", made)
+
+    def save(self, path: Path, arrays: Any) -> None:
+        """Downloads an array or expression into a .npy file, or a mapping of names to these into a
+        .npz or .safetensors file, one after another. A file of this name is replaced at the end.
+        Raises OSError if the file cannot be written, and the errors of numpy()."""
+        with contextlib.closing(_files.write(path, arrays)) as writer:
+            wanted = next(writer, None)
+            while wanted is not None:
+                try:
+                    wanted = writer.send(wanted.numpy())
+                except StopIteration:
+                    return
 
     def import_from(
         self,

@@ -7,16 +7,19 @@
 
 import asyncio
 import atexit
+import contextlib
 import functools
 import weakref
-from typing import Any, Callable, Coroutine, List, Optional, Tuple
+from typing import Any, Callable, Collection, Coroutine, Dict, List, Optional, Tuple
 
 import numpy.typing as npt
 
-from . import _core, _sweep
+from . import _core, _files, _sweep
 from ._async import Async
 from ._blocking import Blocking
 from ._core import Core
+from ._files import Path
+from .arrays._creation import Creation
 from .arrays._lazy import Lazy, picked, terms_of
 from .graph import _dtypes
 from .graph._graph import Leaf
@@ -191,7 +194,7 @@ async def _fetch(array: Array, progress: Progress, out: Any) -> npt.NDArray[Any]
     return _dtypes.to_host(found) if out is None else found
 
 
-class Client:
+class Client(Creation):
     """Like ts.Client, for the event loop in which it was created."""
 
     def __init__(self, options: Options) -> None:
@@ -237,6 +240,52 @@ class Client:
         """Like ts.Client.put."""
         put = self._core.put(array, name, dtype, replace, ttl, device, placement, progress)
         return await self._made(put)
+
+    async def load(
+        self,
+        path: Path,
+        name: Optional[str] = None,
+        *,
+        prefix: Optional[str] = None,
+        only: Optional[Collection[str]] = None,
+        dtype: Any = None,
+        replace: bool = False,
+        ttl: Ttl = None,
+        device: str = "",
+        placement: Placement = (),
+        progress: Progress = None,
+    ) -> Any:
+        """Like ts.Client.load. A thread reads the files."""
+        loop = asyncio.get_running_loop()
+        made: Dict[str, Array] = {}
+        try:
+            for key, to, read in _files.arrays_of(path, name, prefix, only, dtype):
+                made[key] = await self.put(
+                    await loop.run_in_executor(None, read),
+                    to,
+                    dtype=dtype,
+                    replace=replace,
+                    ttl=ttl,
+                    device=device,
+                    placement=placement,
+                    progress=progress,
+                )
+        except BaseException:
+            with contextlib.suppress(Error):
+                for one in made.values():
+                    await one.delete()
+            raise
+        return made.get("", made)
+
+    async def save(self, path: Path, arrays: Any) -> None:
+        """Like ts.Client.save."""
+        with contextlib.closing(_files.write(path, arrays)) as writer:
+            wanted = next(writer, None)
+            while wanted is not None:
+                try:
+                    wanted = writer.send(await wanted.numpy())
+                except StopIteration:
+                    return
 
     async def get(self, name: str) -> Array:
         """Returns the current version of the READY buffer with this name. Raises BufferNotFound."""

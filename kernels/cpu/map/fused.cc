@@ -1,6 +1,9 @@
 // Map in one pass over blocks of 512 elements. For each block, all instructions of the expression
 // run one after the other, on registers that stay in the L1 cache. An instruction is decoded once
-// per block, and its loop over the 512 elements is vectorised.
+// per block, and its loop over the 512 elements is vectorised. Constants are written once, to blocks
+// of their own.
+//
+// The loops are compiled twice (kernels/cpu/runtime/wide.h).
 //
 // Cost of a * b + c at n = 2^20 (f32): 16 MiB, 3 * 2^20 operations; 16 chunks to divide among the
 // cores.
@@ -10,24 +13,43 @@
 
 #include "kernels/cpu/map/rows.h"
 #include "kernels/cpu/runtime/chunks.h"
+#include "kernels/cpu/runtime/wide.h"
 #include "kernels/expression/map_cost.h"
 
 namespace tessera {
+namespace {
+
+constexpr std::int64_t kBlockBytes = kMapBlock * kCellBytes;
+
+bool IsConstant(const Instruction& in) { return in.kind == Instruction::Kind::kConstant; }
+
+}  // namespace
 
 MapRows::MapRows(const MapProblem& problem, const Stream& stream)
-    : problem_(problem),
-      stream_(stream),
-      operands_(problem),
-      cells_(std::make_unique_for_overwrite<char[]>(
-          static_cast<std::size_t>(problem.program->registers * kMapBlock * kCellBytes))) {
-  for (int i = 0; i < problem.program->registers; ++i)
-    registers_.memory[static_cast<std::size_t>(i)] = cells_.get() + i * kMapBlock * kCellBytes;
+    : problem_(problem), stream_(stream), operands_(problem) {
+  const MapProgram& program = *problem.program;
+  const auto blocks = program.registers + std::count_if(program.begin(), program.end(), IsConstant);
+  cells_ = std::make_unique_for_overwrite<char[]>(static_cast<std::size_t>(blocks * kBlockBytes));
+  char* block = cells_.get();
+  for (int i = 0; i < program.registers; ++i, block += kBlockBytes)
+    registers_.memory[static_cast<std::size_t>(i)] = block;
+  for (const Instruction& in : program) {
+    if (!IsConstant(in)) continue;
+    RunInstruction(problem_, operands_, in, 0, kMapBlock, registers_, block);
+    block += kBlockBytes;
+  }
 }
 
 void MapRows::RunBlock(std::int64_t first, std::int64_t count, void* out) {
   const MapProgram& program = *problem_.program;
   const Instruction* const last = program.end() - 1;
+  const char* constant = cells_.get() + program.registers * kBlockBytes;
   for (const Instruction& in : program) {
+    if (IsConstant(in)) {
+      registers_.at[in.out] = constant;
+      constant += kBlockBytes;
+      continue;
+    }
     void* memory = registers_.memory[in.out];
     // The last instruction computes directly into out.
     if (&in == last && IsStoredAsValue(problem_.dtype)) memory = out;
@@ -36,13 +58,18 @@ void MapRows::RunBlock(std::int64_t first, std::int64_t count, void* out) {
   StoreBlock(problem_.dtype, registers_.at[last->out], count, out);
 }
 
+TESSERA_WIDE void MapRows::RunBlockWide(std::int64_t first, std::int64_t count, void* out) {
+  RunBlock(first, count, out);
+}
+
 void MapRows::Run(std::int64_t first, std::int64_t count, void* out) {
+  const auto run = IsWide() ? &MapRows::RunBlockWide : &MapRows::RunBlock;
   const auto size = static_cast<std::int64_t>(SizeOf(problem_.dtype));
   // Check for a stop after every block, because an operation may need hundreds of nanoseconds per
   // element.
   for (std::int64_t done = 0; done < count && !stream_.stopped(); done += kMapBlock) {
-    RunBlock(first + done, std::min(kMapBlock, count - done),
-             static_cast<char*>(out) + done * size);
+    (this->*run)(first + done, std::min(kMapBlock, count - done),
+                 static_cast<char*>(out) + done * size);
   }
 }
 

@@ -109,6 +109,13 @@ inline void RunInstruction(const MapProblem& p, const MapOperands& operands, con
         LoadBlock<T>(operands.views[in.a], first, count, memory, &r.at[in.out]);
       });
       break;
+    case Instruction::Kind::kCoordinate: {
+      const View& view = operands.views[in.a];
+      const std::int64_t from = CoordinateAt(view.data);
+      auto* out = static_cast<std::int64_t*>(memory);
+      ForOffsets(view, first, count, [&](std::int64_t offset) { *out++ = from + offset; });
+      break;
+    }
     case Instruction::Kind::kConstant:
       DispatchValue(in.type, [&]<class T>(T value) {
         std::memcpy(&value, &p.program->constants[in.a].bits, sizeof value);

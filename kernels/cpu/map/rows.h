@@ -23,11 +23,12 @@ class MapRows {
 
  private:
   void RunBlock(std::int64_t first, std::int64_t count, void* out);
+  void RunBlockWide(std::int64_t first, std::int64_t count, void* out);  // the same, with AVX2
 
   const MapProblem& problem_;
   const Stream& stream_;
   const MapOperands operands_;
-  const std::unique_ptr<char[]> cells_;
+  std::unique_ptr<char[]> cells_;  // blocks of registers, and then of constants
   MapRegisters registers_;
 };
 

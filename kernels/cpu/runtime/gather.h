@@ -32,13 +32,12 @@ inline View Merged(const View& view) {
   return merged;
 }
 
-// Writes elements [first, first + count) of a Merged view to out. T has the size of the view's
-// elements.
-template <class T>
-void GatherRange(const View& view, std::int64_t first, std::int64_t count, T* out) {
+// Calls f(offset) for elements [first, first + count) of a Merged view, in order, with the distance
+// in elements from the beginning of the view.
+template <class F>
+void ForOffsets(const View& view, std::int64_t first, std::int64_t count, const F& f) {
   if (count == 0) return;
   const int rank = view.shape.rank;
-  const auto* base = static_cast<const T*>(view.data);
   const std::int64_t row = rank == 0 ? 1 : view.shape[rank - 1];
   const std::int64_t stride = rank == 0 ? 1 : view.strides[static_cast<std::size_t>(rank - 1)];
   // `index` counts through the outer axes like an odometer. `offset` is the offset of that index in
@@ -55,7 +54,7 @@ void GatherRange(const View& view, std::int64_t first, std::int64_t count, T* ou
   std::int64_t begin = first % row;
   while (true) {
     const std::int64_t end = std::min(row, begin + count);
-    for (std::int64_t i = begin; i < end; ++i) *out++ = base[offset + i * stride];
+    for (std::int64_t i = begin; i < end; ++i) f(offset + i * stride);
     count -= end - begin;
     if (count == 0) return;
     begin = 0;
@@ -67,6 +66,14 @@ void GatherRange(const View& view, std::int64_t first, std::int64_t count, T* ou
       index[a] = 0;
     }
   }
+}
+
+// Writes elements [first, first + count) of a Merged view to out. T has the size of the view's
+// elements.
+template <class T>
+void GatherRange(const View& view, std::int64_t first, std::int64_t count, T* out) {
+  const auto* base = static_cast<const T*>(view.data);
+  ForOffsets(view, first, count, [&](std::int64_t offset) { *out++ = base[offset]; });
 }
 
 }  // namespace tessera

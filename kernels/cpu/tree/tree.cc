@@ -4,9 +4,9 @@
 // before they are used, and rows of operands that a map computes are computed there. The elements
 // and their positions stay the same, so the bits are the same too.
 //
-// This file is compiled without contraction of a * b + c. If processors of the architecture may
-// lack a fused multiply-add, the fold is compiled twice. With a fused multiply-add, an error-free
-// product costs two instructions; without one, std::fma in the C library computes the same bits.
+// This file is compiled without contraction of a * b + c, and the fold is compiled twice
+// (kernels/cpu/runtime/wide.h). With a fused multiply-add, an error-free product costs two
+// instructions; without one, std::fma in the C library computes the same bits.
 #include "kernels/cpu/tree/tree.h"
 
 #include <algorithm>
@@ -22,6 +22,7 @@
 
 #include "kernels/cpu/map/rows.h"
 #include "kernels/cpu/runtime/gather.h"
+#include "kernels/cpu/runtime/wide.h"
 #include "kernels/same_bits/tree_columns.h"
 
 namespace tessera {
@@ -117,25 +118,11 @@ inline typename C::Wide FoldChunk(const Operands<C>& in, std::int64_t begin, std
 template <class C>
 using ChunkFunction = typename C::Wide (*)(const Operands<C>&, std::int64_t, std::int64_t, bool);
 
-#if defined(__x86_64__) && defined(__GNUC__)
 template <class C>
-__attribute__((target("avx2,fma"), flatten)) typename C::Wide FoldChunkFused(const Operands<C>& in,
-                                                                             std::int64_t begin,
-                                                                             std::int64_t end,
-                                                                             bool mirror) {
+TESSERA_WIDE typename C::Wide FoldChunkWide(const Operands<C>& in, std::int64_t begin,
+                                            std::int64_t end, bool mirror) {
   return FoldChunk<C>(in, begin, end, mirror);
 }
-template <class C>
-ChunkFunction<C> BestFoldChunk() {
-  static const bool fused = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  return fused ? FoldChunkFused<C> : FoldChunk<C>;
-}
-#else
-template <class C>
-ChunkFunction<C> BestFoldChunk() {
-  return FoldChunk<C>;
-}
-#endif
 
 int Thread() {
 #ifdef _OPENMP
@@ -161,7 +148,7 @@ void FoldChunks(const Operands<C>& in, const MapProblem* map, const Tree& tree, 
   constexpr std::int64_t kShared = std::int64_t{1} << 16;
   const std::int64_t first = shares.front().first;
   const std::int64_t n = std::min(tree.n, shares.back().end * tree.chunk) - first * tree.chunk;
-  const ChunkFunction<C> fold = BestFoldChunk<C>();
+  const ChunkFunction<C> fold = IsWide() ? FoldChunkWide<C> : FoldChunk<C>;
   std::vector<std::unique_ptr<MapRows>> rows;  // one for each thread
   if (map != nullptr) {
     rows.resize(static_cast<std::size_t>(n > kShared ? MostThreads() : 1));

@@ -268,6 +268,15 @@ class Kernel {
     return to;
   }
 
+  // Returns the bits of the operand's element that belongs to element i of the result.
+  std::string ElementAt(const std::string& predicate, int operand, const std::string& i) {
+    const std::string address = AddressOf(operand, i);
+    if (operand < program_.inputs) return LoadOne(predicate, SizeOfOperand(operand), address);
+    const std::string coordinate = Long();
+    Line("sub.s64 ", coordinate, ", ", address, ", ", -CoordinateAt(nullptr), ";");
+    return coordinate;
+  }
+
   // Loads the operand's bits for a group of elements of the result.
   std::vector<std::string> Load(const std::string& predicate, int operand,
                                 const std::vector<std::string>& group) {
@@ -275,8 +284,7 @@ class Kernel {
     const Lies lies = plan_.lies[operand];
     std::vector<std::string> bits;
     if (lies == Lies::kEach) {
-      for (const std::string& i : group)
-        bits.push_back(LoadOne(predicate, size, AddressOf(operand, i)));
+      for (const std::string& i : group) bits.push_back(ElementAt(predicate, operand, i));
       return bits;
     }
     const std::string address = AddressOf(operand, group[0]);
@@ -364,6 +372,9 @@ class Kernel {
                     ? operands[in.a]
                     : Call(absl::StrCat("load_", Absl(Name(in.dtype))), false, {operands[in.a]});
           break;
+        case Instruction::Kind::kCoordinate:
+          out = operands[in.a];
+          break;
         case Instruction::Kind::kConstant:
           out = constant_[in.a];
           break;
@@ -413,7 +424,7 @@ class Kernel {
     for (int i = 0; i < program_.operands; ++i) {
       if (plan_.lies[i] == Lies::kUnused) continue;
       data_[i] = LongAt(OffsetOf(i));
-      Line("cvta.to.global.u64 ", data_[i], ", ", data_[i], ";");
+      if (i < program_.inputs) Line("cvta.to.global.u64 ", data_[i], ", ", data_[i], ";");
       if (plan_.lies[i] == Lies::kOne) one_[i] = LoadOne("", SizeOfOperand(i), data_[i]);
     }
     for (const Instruction& in : program_) {
@@ -469,7 +480,7 @@ class Kernel {
     std::array<std::string, kMostOperands> of = one_;
     for (std::size_t j = 0; j < of.size(); ++j) {
       const int operand = static_cast<int>(j);
-      if (IsLoaded(j)) of[j] = LoadOne("", SizeOfOperand(operand), AddressOf(operand, i));
+      if (IsLoaded(j)) of[j] = ElementAt("", operand, i);
     }
     Store("", {Evaluate(of)}, i);
     Line("add.u64 ", i, ", ", i, ", 1;");

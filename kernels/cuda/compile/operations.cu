@@ -103,7 +103,11 @@ TESSERA_OPERATION(29);
 TESSERA_OPERATION(30);
 TESSERA_OPERATION(31);
 TESSERA_OPERATION(32);
-static_assert(tessera::MapOp{33} == tessera::MapOp::kWhere && tessera::kMapOpInfos.size() == 34);
+static_assert(tessera::MapOp{33} == tessera::MapOp::kWhere);
+static_assert(tessera::MapOp{34} == tessera::MapOp::kCast);
+TESSERA_OPERATION(35);
+TESSERA_OPERATION(36);
+static_assert(tessera::kMapOpInfos.size() == 36);
 
 #define TESSERA_ROUND(to, Element, name, V)                            \
   TESSERA_DEVICE auto round_##to##_##name(tessera::Carried<V> value) { \

@@ -17,7 +17,7 @@
 //
 // An operand that is a single element for all results is stored with the constants. In chains of
 // f32, operands and the result may have a 16-bit type. Any chain may have bool operands, and a
-// chain that ends with a comparison has a bool result.
+// chain that ends with a comparison has a bool result. No chain has coordinates.
 //
 // Reduce folds the values of chains as it computes them (kernels/cuda/tree/mapped.cuh).
 #pragma once
@@ -203,6 +203,9 @@ inline bool Place(Chain* chain) {
   return true;
 }
 
+// Whether a step may be this operation. Random numbers would need too many registers.
+constexpr bool IsStep(MapOp op) { return op != MapOp::kRandomBits && op != MapOp::kNdtri; }
+
 // Builds the chain of an expression, instruction by instruction.
 class Matcher {
  public:
@@ -259,6 +262,8 @@ class Matcher {
         in_register_[in.out] = place;
         return true;
       }
+      case Instruction::Kind::kCoordinate:
+        return false;
       case Instruction::Kind::kConstant:
         return in.type == type_ &&
                AddSingle({.constant = program_.constants[in.a]}, &in_register_[in.out]);
@@ -296,7 +301,7 @@ class Matcher {
   }
 
   bool Apply(const Instruction& in, bool last) {
-    if (chain_.steps == kMostSteps || in.type != type_) return false;
+    if (chain_.steps == kMostSteps || in.type != type_ || !IsStep(in.op)) return false;
     Step& step = chain_.step[chain_.steps++];
     step.op = in.op;
     const std::uint8_t arguments[] = {in.a, in.b, in.c};
@@ -588,7 +593,7 @@ __device__ __forceinline__ void RunStep(const Step& step, const Groups<T, kGroup
   if (step.arguments[2] == kNothing) {
     DispatchMapOp(step.op, [&](auto o) {
       constexpr MapOp kOp = decltype(o)::value;
-      if constexpr (kHasMapOp<kOp, V> && InfoOf(kOp)->arguments < 3)
+      if constexpr (kHasMapOp<kOp, V> && IsStep(kOp) && InfoOf(kOp)->arguments < 3)
         ApplyToAll<kOp>(a, b, a, value);
     });
     return;

@@ -84,12 +84,14 @@ void MakePlan(const MapProblem& p, KernelPlan* plan, Arguments* arguments) {
   for (const Instruction& in : program) {
     if (in.kind == Instruction::Kind::kConstant)
       arguments->constants[in.a] = program.constants[in.a].bits;
-    if (in.kind != Instruction::Kind::kLoad) continue;
+    const bool is_coordinate = in.kind == Instruction::Kind::kCoordinate;
+    if (in.kind != Instruction::Kind::kLoad && !is_coordinate) continue;
     const MapLayout::Operand& operand = layout.operands[in.a];
-    plan->lies[in.a] = Find(layout, operand, in.dtype, plan->width);
+    plan->lies[in.a] = is_coordinate ? Lies::kEach : Find(layout, operand, in.dtype, plan->width);
     arguments->operands[in.a].data = operand.data;
     for (int axis = 0; axis < layout.rank; ++axis) {
-      arguments->operands[in.a].strides[axis] = operand.strides[axis] * Bytes(in.dtype);
+      arguments->operands[in.a].strides[axis] =
+          operand.strides[axis] * Bytes(program.operand_dtypes[in.a]);
       if (operand.strides[axis] != 0) plan->moves[in.a] |= static_cast<std::uint8_t>(1u << axis);
     }
   }

@@ -101,6 +101,16 @@ __device__ void RunInstruction(const Instruction& in, const MapLayout& layout,
         }
       });
       break;
+    case Instruction::Kind::kCoordinate:
+      DispatchFitting<kBytes>(ValueType::kI64, [&](auto) {
+        const MapLayout::Operand& operand = layout.operands[in.a];
+#pragma unroll
+        for (int j = 0; j < kEach; ++j) {
+          if (inside(j))
+            r.Set(in.out, j, CoordinateAt(operand.data) + OffsetOf(layout, operand, at(j)));
+        }
+      });
+      break;
     case Instruction::Kind::kConstant:
       DispatchFitting<kBytes>(in.type, [&](auto value) {
         std::memcpy(&value, &constants[in.a].bits, sizeof value);

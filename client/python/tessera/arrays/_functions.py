@@ -4,8 +4,9 @@ Arguments may be server-side arrays, numbers, NumPy arrays or lists, like operan
 """
 
 import functools
+import inspect
 import math
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -25,8 +26,11 @@ from ._manipulation import (
     diff,
     flat,
     index,
+    kept,
     nonzero,
+    selection,
     stack,
+    take,
     windows,
 )
 
@@ -395,57 +399,184 @@ def _corrcoef(x: Any, y: Any = None, rowvar: bool = True, dtype: Any = None) -> 
     return clip(c / deviation[:, None] / deviation, -1, 1)
 
 
-# --- comparisons with the edges of bins
+# --- bins, and positions in sorted arrays
 
 
-_MAX_BINS = 1024  # Each element is compared with all of them.
-
-
-def _few(bins: int) -> None:
-    if bins > _MAX_BINS:
-        raise Unsupported(f"at most {_MAX_BINS} bins are supported: use NumPy on x.numpy()")
-
-
-def _searchsorted(a: Any, v: Any, side: str = "left") -> Any:
-    """Counts the elements of `a` before each place. As in NumPy, NaN is the largest number."""
+def _searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> Any:
+    """Returns the positions of values in a sorted vector. As in NumPy, NaN is the largest number.
+    """
     if a.ndim != 1 or side not in ("left", "right"):
         raise ValueError("np.searchsorted takes a vector, and the side 'left' or 'right'")
-    _few(a.size)
-    v = a._lifted(v, "np.searchsorted")[..., None]
-    if side == "left":
-        before = ~(v <= a) & (a == a)
-    else:
-        before = ~(v < a) & ((a == a) | (v != v))
-    return before.sum(-1)
+    if sorter is not None:
+        if np.shape(sorter) != a.shape:
+            raise ValueError("sorter.size must equal a.size")
+        a = take(a, sorter)
+    v = v if hasattr(v, "_session") else np.asarray(_dtypes.to_numpy(v))
+    keys = a._operand(v, "np.searchsorted")
+    return a._make(_ops.search_sorted(a._term(), keys, side == "right"))
 
 
 def _digitize(x: Any, bins: Any, right: bool = False) -> Any:
     if hasattr(bins, "_session"):
-        raise Unsupported("the bins must be known to the client: use bins.numpy()")
-    bins = np.asarray(bins)
-    np.digitize(np.empty(0), bins)  # NumPy raises its errors.
-    falls = len(bins) > 1 and bins[0] > bins[-1]
-    found = _searchsorted(x._like(bins[::-1] if falls else bins), x, "left" if right else "right")
+        if bins.ndim != 1:
+            raise ValueError("object of too small depth for desired array")
+        before, after = bins[:-1], bins[1:]
+        rises, falls = _now(bins, (before < after).any(), (before > after).any())
+        if rises and falls:
+            raise ValueError("bins must be monotonically increasing or decreasing")
+    else:
+        bins = np.asarray(bins)
+        falls = not np.digitize(np.nan, bins)  # NumPy raises its errors, and puts NaN last.
+    edges = bins[::-1] if falls else bins
+    found = _searchsorted(x._lifted(edges, "np.digitize"), x, "left" if right else "right")
     return len(bins) - found if falls else found
 
 
-def _histogram(a: Any, bins: Any = 10, range: Any = None, density: bool = False) -> Any:
-    sizes = np.ndim(bins) == 0 and not hasattr(bins, "_session")
-    if hasattr(bins, "_session") or isinstance(bins, str) or sizes and range is None:
+def _now(a: Any, *values: Any) -> Any:
+    """Returns the elements of arrays, on which a shape or the edges of bins depend. This is a call.
+    """
+    compute = a._session.compute
+    if inspect.iscoroutinefunction(compute):
         raise Unsupported(
-            "the edges must be known to the client: pass edges, or bins= and range=, for example"
-            " from t.compute(x.min(), x.max())"
+            "the bins are known only after a call, which ts.aio would have to await: pass edges, or"
+            " bins= and range=, for example from await t.compute(x.min(), x.max())"
         )
-    _few(index_of(bins, "the number of bins") if sizes else np.size(bins) - 1)
-    own = np.dtype("<f4") if a.dtype == _dtypes.bfloat16 else a.dtype
-    edges = np.histogram_bin_edges(np.empty(0, own), bins, range)
+    return compute(*values)
+
+
+def _even(
+    edges: Any, dtype: Any, low: float, high: float
+) -> Optional[Tuple[int, float, float]]:
+    """Returns (count, low, high) if these edges are the ones that the server computes for even
+    bins, otherwise None."""
+    count = len(edges) - 1
+    width = (high - low) / count
+    if not np.finfo(float).tiny <= width < np.inf or dtype == _dtypes.bfloat16:
+        return None
+    mine = np.arange(count + 1) * width + low
+    mine[-1] = high
+    if dtype.kind == "f":
+        mine = mine.astype(dtype)
+    return (count, low, high) if np.array_equal(mine, edges) else None
+
+
+def _histogram(a: Any, bins: Any = 10, range: Any = None, density: bool = False) -> Any:
+    if isinstance(bins, str):
+        raise Unsupported("the number of bins must be known: pass it, or edges")
     a = flat(a)
-    low, high = (a._like(part)[:, None] for part in (edges[:-1], edges[1:]))
-    last = np.arange(len(edges) - 1)[:, None] == len(edges) - 2
-    found = ((low <= a) & ((a < high) | (a == high) & last)).sum(1)
+    even = None
+    if hasattr(bins, "_session"):
+        edges = bins
+        if edges.ndim != 1:
+            raise ValueError("`bins` must be 1d, when an array")
+    else:
+        own = np.dtype("<f4") if a.dtype == _dtypes.bfloat16 else a.dtype
+        outer = np.empty(0, own)
+        if np.ndim(bins) == 0 and range is None and a.size:
+            outer = np.array(_now(a, a.min(), a.max()), own)
+        edges = np.histogram_bin_edges(outer, bins, range)
+        if np.ndim(bins) == 0:
+            low, high = edges[[0, -1]] if range is None or range[0] == range[1] else range
+            even = _even(edges, a.dtype, float(low), float(high))
+    if even is None:
+        found = a._make(_ops.histogram(a._term(), a._operand(edges, "np.histogram")))
+    else:
+        found = a._make(_ops.histogram(a._term(), even=even))
     if density:
         found = found / np.diff(edges).astype(float) / found.sum()
     return found, edges
+
+
+def _bincount(x: Any, minlength: int = 0) -> Any:
+    """Counts each integer. This is a call, because the shape of the result depends on them."""
+    if x.ndim != 1:
+        raise ValueError("object too deep for desired array")
+    if x.dtype.kind not in "biu":
+        raise TypeError(f"Cannot cast array data from dtype('{x.dtype}') to dtype('int64')")
+    count = index_of(minlength, "the least number of bins")
+    if count < 0:
+        raise ValueError("'minlength' must not be negative")
+    if x.size:
+        low, high = (int(value) for value in _now(x, x.min(), x.max()))
+        if low < 0:
+            raise ValueError("'list' argument must have no negative elements")
+        count = max(count, high + 1)
+    if not count:
+        return x._like(np.empty(0, "<i8"))
+    return x._make(_ops.histogram(x._term(), integers=count))
+
+
+# --- sets
+
+
+class UniqueAll(NamedTuple):
+    """The result of np.unique_all."""
+
+    values: Any
+    indices: Any
+    inverse_indices: Any
+    counts: Any
+
+
+class UniqueCounts(NamedTuple):
+    """The result of np.unique_counts."""
+
+    values: Any
+    counts: Any
+
+
+class UniqueInverse(NamedTuple):
+    """The result of np.unique_inverse."""
+
+    values: Any
+    inverse_indices: Any
+
+
+def _distinct(
+    a: Any, index: bool, inverse: bool, counts: bool, equal_nan: bool
+) -> Dict[str, Any]:
+    """Returns the different elements in order, and for each of them the position where it is first
+    and how often it occurs, and for each element its place among them. This is a call."""
+    values, order = (a._make(term) for term in _ops.sort(flat(a)._term()))
+    before, after = values[:-1], values[1:]
+    differs = before != after
+    if equal_nan and _dtypes.is_float(a.dtype):
+        differs = differs & ((before == before) | (after == after))
+    begins = concatenate([a._like(np.ones(1, bool)), differs]) if a.size else differs
+    wanted = {"values": selection(values, begins, 0)}
+    if index:
+        wanted["indices"] = selection(order, begins, 0)
+    if counts:
+        wanted["counts"] = selection(begins, begins, 1)
+    if inverse:
+        places = take(begins.cumsum() - 1, _in_order(1)(order), mode="wrap")
+        wanted["inverse_indices"] = places.reshape(a.shape)
+    found = dict(zip(wanted, kept(*wanted.values())))
+    if counts:
+        found["counts"] = np.diff(found["counts"], append=a.size)
+    return found
+
+
+_FLAT_INVERSE = np.unique(np.zeros((1, 1)), return_inverse=True)[1].ndim == 1  # NumPy 1.
+
+
+def _unique(
+    ar: Any,
+    return_index: bool = False,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    axis: Any = None,
+    equal_nan: bool = True,
+) -> Any:
+    if axis is not None and (ar.ndim != 1 or normalize_axis(axis, 1)):
+        raise Unsupported("np.unique compares elements, not slices: use x.numpy() for axis=")
+    equal_nan = equal_nan and axis is None  # as in NumPy
+    found = _distinct(ar, return_index, return_inverse, return_counts, equal_nan)
+    if return_inverse and (_FLAT_INVERSE or axis is not None):
+        found["inverse_indices"] = flat(found["inverse_indices"])
+    names = ("values", "indices", "inverse_indices", "counts")
+    several = tuple(found[name] for name in names if name in found)
+    return several if len(several) > 1 else several[0]
 
 
 # --- sorting
@@ -748,6 +879,12 @@ add(
         "searchsorted": _searchsorted,
         "digitize": _digitize,
         "histogram": _histogram,
+        "bincount": _bincount,
+        "unique": _unique,
+        "unique_values": lambda x: _distinct(x, False, False, False, False)["values"],
+        "unique_counts": lambda x: UniqueCounts(**_distinct(x, False, False, True, False)),
+        "unique_inverse": lambda x: UniqueInverse(**_distinct(x, False, True, False, False)),
+        "unique_all": lambda x: UniqueAll(**_distinct(x, True, True, True, False)),
         "correlate": _correlate,
         "convolve": _convolve,
         "isclose": isclose,

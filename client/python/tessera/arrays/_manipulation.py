@@ -55,16 +55,27 @@ def _is_array(index: Any) -> bool:
 # --- masks
 
 
-def _selected(a: Any, mask: Any, output: int) -> Any:
-    """Returns the elements of an array where a mask on the server is true, or their positions. This
-    is a call, because the shape of the result depends on the elements of the mask."""
-    keep = a._session.keep
+def kept(*arrays: Any) -> Any:
+    """Returns arrays whose shapes depend on elements. This is a call."""
+    keep = arrays[0]._session.keep
     if inspect.iscoroutinefunction(keep):
         raise Unsupported(
             "the length of a selection is known only after a call, which ts.aio would have to"
             " await: use np.where(mask, x, other) or sum(where=mask), or a mask of this process"
         )
-    (found,) = keep(a._make(_ops.select(a._term(), a._operand(mask, "a mask"))[output]))
+    return keep(*arrays)
+
+
+def selection(a: Any, mask: Any, output: int) -> Any:
+    """Returns the elements of an array where a mask on the server is true, or their positions. The
+    result is only good for kept()."""
+    return a._make(_ops.select(a._term(), a._operand(mask, "a mask"))[output])
+
+
+def _selected(a: Any, mask: Any, output: int) -> Any:
+    """Returns the elements of an array where a mask on the server is true, or their positions. This
+    is a call, because the shape of the result depends on the elements of the mask."""
+    (found,) = kept(selection(a, mask, output))
     return found
 
 
@@ -312,13 +323,13 @@ def repeat(a: Any, repeats: Any, axis: Optional[int] = None) -> Any:
 
 def index(a: Any, extent: int) -> Any:
     """Returns the vector 0, 1, 2..., which the server computes, for the array's connection."""
-    ones = _ops.full(1, (extent,), np.dtype("<i8"))
-    return a._make(_ops.scan("sum", ones, exclusive=True))
+    return a._make(_ops.coordinate((extent,), 0))
 
 
 def _along(a: Any, extent: int, axis: int) -> Any:
     """Returns 0, 1, 2... along an axis of the array."""
-    return index(a, extent).reshape([-1 if i == axis else 1 for i in range(a.ndim)])
+    shape = [extent if i == axis else 1 for i in range(a.ndim)]
+    return a._make(_ops.coordinate(shape, axis))
 
 
 def _where(mask: Any, a: Any, rest: Any) -> Any:
@@ -448,8 +459,9 @@ def _pad(array: Any, pad_width: Any, mode: str = "constant", constant_values: An
 def _triangle(m: Any, k: int, lower: bool) -> Any:
     if not m.ndim:
         raise TypeError("a 0-d array has no triangle")
-    rows, columns = (index(m, extent) for extent in (m.shape * 2)[-2:])
-    below = rows[:, None] - columns >= (-k if lower else 1 - k)
+    shape = (m.shape * 2)[-2:]
+    rows, columns = (m._make(_ops.coordinate(shape, axis)) for axis in (0, 1))
+    below = rows - columns >= (-k if lower else 1 - k)
     return _where(below, m, False) if lower else _where(below, False, m)
 
 

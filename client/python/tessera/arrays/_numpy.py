@@ -16,6 +16,7 @@ from ..graph import _elementwise as e
 from ..graph._graph import Constant, Term
 from ..wire._errors import NoAttribute, Unsupported
 from . import _functions
+from ._creation import Creation
 from ._ufuncs import PAIRS, REDUCTIONS, UFUNCS
 
 _WAY_OUT = "bring the operands to the host with .numpy()"
@@ -43,7 +44,6 @@ _INSTEAD_OF = {
     **dict.fromkeys("nanmedian nanquantile nanpercentile".split(), "use ts.sort"),
     **dict.fromkeys("choose delete".split(), _ROWS),
     "piecewise": "use np.select",
-    "bincount": "use (x[:, None] == np.arange(k)).sum(0)",
     "copysign": "use np.where(y < 0, -abs(x), abs(x)), which takes -0.0 as positive",
     "signbit": "use (x < 0) | (1 / x == -np.inf), which is false for NaN",
 }
@@ -107,6 +107,7 @@ _OF_C: Dict[Any, Callable[..., Any]] = {
     np.empty_like: lambda prototype, dtype=None, order="K", subok=True, shape=None, *, device=None:
         None,
     np.concatenate: lambda arrays, axis=0, out=None, *, dtype=None, casting="same_kind": None,
+    np.bincount: lambda x, weights=None, minlength=0: None,
     np.compress: lambda condition, a, axis=None, out=None: None,
     np.where: lambda condition, x=_functions.MISSING, y=_functions.MISSING: None,
     np.can_cast: lambda from_, to, casting="safe": None,
@@ -302,7 +303,8 @@ def function(function: Any, args: Tuple[Any, ...], options: Dict[str, Any]) -> A
     call = _functions.FUNCTIONS.get(function)
     if call is None:
         if function in _FROM_NOTHING:
-            raise Unsupported(f"the server does not compute {name}: put() NumPy's result")
+            client = f"use the client's {own}(), or " if hasattr(Creation, own) else ""
+            raise Unsupported(f"{name} makes no array on the server: {client}put() NumPy's result")
         first = f"{_INSTEAD_OF[own]}, or " if own in _INSTEAD_OF else ""
         raise Unsupported(f"the server does not compute {name}: {first}{_WAY_OUT}")
     rest = _signature(function).rest

@@ -137,7 +137,7 @@ def to_host(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 _HOST = (1, 3)  # DLPack's kDLCPU and kDLCUDAHost.
 
 
-_MISSING = (
+MISSING = (
     "missing values cannot be stored: use put(dtype='f4') or another float type to make them NaN,"
     " or replace them, in pandas with .fillna(value)"
 )
@@ -163,7 +163,7 @@ def _of_pandas(value: Any, wanted: Any) -> npt.NDArray[Any]:
     if not np.any(value.isna()):
         return value.to_numpy(dtype=found)  # type: ignore[no-any-return]
     if found.kind != "f":
-        raise Unsupported(_MISSING)
+        raise Unsupported(MISSING)
     return value.to_numpy(dtype=found, na_value=np.nan)  # type: ignore[no-any-return]
 
 
@@ -185,7 +185,7 @@ def to_numpy(value: Any, wanted: Any = None) -> npt.NDArray[Any]:
     if not missing.any() or (wanted is not None and wanted.kind == "b"):
         return array
     if wanted is None or not is_float(wanted):
-        raise Unsupported(_MISSING)
+        raise Unsupported(MISSING)
     return np.where(missing, np.nan, array)
 
 
@@ -262,7 +262,7 @@ class Outgoing:
         """Converts the whole array, in the caller's thread."""
         if self._bytes is None:
             self._array = _converted(self._array, self.dtype)
-            self._bytes = _bytes_of(self._array.reshape(-1))
+            self._bytes = bytes_of(self._array.reshape(-1))
 
     def __len__(self) -> int:
         return self._array.size * self.dtype.itemsize
@@ -285,10 +285,10 @@ class Outgoing:
         skipped = first * self.dtype.itemsize
         with np.errstate(**self._errors):
             converted = _converted(block, self.dtype)
-        return _bytes_of(converted)[begin - skipped : end - skipped]
+        return bytes_of(converted)[begin - skipped : end - skipped]
 
 
-def _bytes_of(flat: npt.NDArray[Any]) -> memoryview:
+def bytes_of(flat: npt.NDArray[Any]) -> memoryview:
     """Returns the memory of a vector, without a copy."""
     array: Any = flat.view(np.uint8)
     return memoryview(array)

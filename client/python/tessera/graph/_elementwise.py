@@ -25,7 +25,7 @@ _NUMBERS = (
     "add subtract multiply floor_divide remainder power minimum maximum fma clip negate abs sign"
     " floor ceil trunc round"
 ).split()
-_REALS = "divide sqrt exp log tanh".split()
+_REALS = "divide sqrt exp log tanh ndtri".split()
 _COMPARISONS = "equal not_equal less less_equal greater greater_equal".split()
 _LOGIC = "and or xor not".split()
 FUNCTIONS: Dict[str, str] = {
@@ -34,6 +34,7 @@ FUNCTIONS: Dict[str, str] = {
     **dict.fromkeys(_COMPARISONS, "comparison"),
     **dict.fromkeys(_LOGIC, "logic"),
     "where": "select",
+    "random_bits": "bits",
 }
 # Functions whose results fit the type of their arguments, even a one-byte type.
 _WITHIN = frozenset("remainder minimum maximum clip sign floor ceil trunc round where".split())
@@ -135,6 +136,8 @@ def apply(name: str, *terms: Term) -> Term:
         common = result = common_dtype(arguments[1:])
         arguments[1:] = [cast(term, common) for term in arguments[1:]]
         return _node(name, arguments, result)
+    if rule == "bits":
+        return _node(name, [cast(term, I64) for term in arguments], I64)
     common = BOOL if rule == "logic" else common_dtype(arguments)
     if rule == "comparison":
         common, result = _comparable(arguments, common), BOOL

@@ -46,6 +46,8 @@ def expression_message(code: Sequence[Instruction]) -> Any:
             fields: Dict[str, Any] = {"operand": value}
         elif fn == "constant":
             fields = _constant_fields(value)
+        elif fn == "coordinate":
+            fields = {"coordinate": value}
         else:
             fields = {"op": p.MAP_OPS[fn], "args": args}
             if fn == "cast":
@@ -63,6 +65,8 @@ def expression_text(code: Sequence[Instruction]) -> str:
             texts.append((OPERANDS[value], _STRONGEST))
         elif fn == "constant":
             texts.append((str(value.value).lower(), _STRONGEST if value.value >= 0 else 8))
+        elif fn == "coordinate":
+            texts.append((f"coordinate({value})", _STRONGEST))
         else:
             texts.append(_function_text(fn, [texts[arg] for arg in args], dtype))
     text = texts[-1][0]

@@ -12,7 +12,7 @@ import bisect
 from typing import Any, Dict, FrozenSet, Hashable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ._graph import GIVE_TWO, TAKE_EXPRESSIONS, Constant, Inline, Leaf, Node, Source, Term
-from ._views import View
+from ._views import Shape, View, broadcast_shapes
 
 MAX_OPERANDS = 8
 # The server allows 64 nodes, and 63 in a scan with ALL or ANY. Each operand may need a cast (ALL,
@@ -21,8 +21,9 @@ MAX_NODES = 63 - MAX_OPERANDS - 1
 
 
 class Instruction(NamedTuple):
-    """A node of an expression: "operand" (value: its index), "constant" (value: a Constant), or a
-    function of earlier instructions. dtype is the result type of a cast."""
+    """A node of an expression: "operand" (value: its index), "constant" (value: a Constant),
+    "coordinate" (value: its axis, below 0), or a function of earlier instructions. dtype is the
+    result type of a cast."""
 
     fn: str
     args: Tuple[int, ...] = ()
@@ -50,11 +51,13 @@ class _Tree(NamedTuple):
     members: FrozenSet[int]  # The positions of nodes.
     operands: Dict[Hashable, Term]
     constants: FrozenSet[Hashable]
+    axes: FrozenSet[int]  # The axes of coordinates. Each takes the place of an operand.
 
     @property
     def fits(self) -> bool:
         size = len(self.members) + len(self.operands) + len(self.constants)
-        return len(self.operands) <= MAX_OPERANDS and size <= MAX_NODES
+        places = len(self.operands) + len(self.axes)
+        return places <= MAX_OPERANDS and size <= MAX_NODES
 
 
 def _constant_key(constant: Constant) -> Hashable:
@@ -166,6 +169,7 @@ class Fuser:
             members = {position}
             operands: Dict[Hashable, Term] = {}
             constants: Set[Hashable] = set()
+            axes = {node.params["axis"]} if node.params["fn"] == "coordinate" else set()
             parts: List[int] = []
             for term in node.inputs:
                 inlined = self._inlined(term[0])
@@ -175,11 +179,12 @@ class Fuser:
                     members |= part.members
                     operands.update(part.operands)
                     constants |= part.constants
+                    axes |= part.axes
                 elif isinstance(term[0], Constant):
                     constants.add(_constant_key(term[0]))
                 else:
                     operands[self._term_key(term)] = term
-            tree = _Tree(frozenset(members), operands, frozenset(constants))
+            tree = _Tree(frozenset(members), operands, frozenset(constants), frozenset(axes))
             if tree.fits or not parts:
                 return tree
             largest = max(
@@ -193,7 +198,7 @@ class Fuser:
 
     def _emit(self, position: int) -> None:
         """Emits the node's expression as a step."""
-        operands = list(self._trees[position].operands.values())
+        operands = list(self._operands(position).values())
         self._add(position, Step(self._nodes[position], operands, self._code(position)))
 
     def _folding(self, position: int) -> Optional[Step]:
@@ -203,17 +208,44 @@ class Fuser:
         made = self._inlined(node.inputs[0][0]) if node.op in TAKE_EXPRESSIONS else None
         if made is None:
             return None
-        return Step(node, list(self._trees[made].operands.values()), self._code(made))
+        return Step(node, list(self._operands(made).values()), self._code(made))
+
+    def _operands(self, position: int) -> Dict[Hashable, Term]:
+        """Returns the operands of a node's expression. Those that only give coordinates a shape are
+        left out if the others have the expression's shape."""
+        tree = self._trees[position]
+        if not tree.axes:
+            return tree.operands
+        members = [self._nodes[member] for member in tree.members]
+        read = {
+            self._term_key(term)
+            for node in members
+            if node.params["fn"] != "coordinate"
+            for term in node.inputs
+        }
+        found = {key: term for key, term in tree.operands.items() if key in read}
+        shape: Shape = ()
+        for _, view in found.values():
+            shape = broadcast_shapes(shape, view.shape)
+        for key, (source, view) in tree.operands.items():
+            if key not in found and shape != self._nodes[position].shape:
+                found[key] = source, view
+                shape = broadcast_shapes(shape, view.shape)
+        return found
 
     def _code(self, position: int) -> List[Instruction]:
-        """Returns the expression of a node. Its operands are the operands of the node's tree."""
+        """Returns the expression of a node. Its operands are those of _operands()."""
         tree = self._trees[position]
         code: List[Instruction] = []
         place: Dict[Hashable, int] = {}  # Key: the operand, constant or node.
-        for i, (key, term) in enumerate(tree.operands.items()):
+        for i, (key, term) in enumerate(self._operands(position).items()):
             place["operand", key] = self._load(code, i, term)
         for member in sorted(tree.members):
             node = self._nodes[member]
+            if node.params["fn"] == "coordinate":
+                place["node", member] = len(code)
+                code.append(Instruction("coordinate", value=node.params["axis"]))
+                continue
             args = []
             for term in node.inputs:
                 source = term[0]

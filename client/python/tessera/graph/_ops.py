@@ -378,6 +378,37 @@ def select(a: Term, mask: Term) -> Tuple[Term, Term]:
     return values, positions
 
 
+def histogram(
+    a: Term,
+    edges: Optional[Term] = None,
+    even: Optional[Tuple[int, float, float]] = None,
+    integers: Optional[int] = None,
+) -> Term:
+    """Returns the number of elements in each bin. The bins are between edges; or they are even,
+    with (count, low, high); or they are the integers from 0 on."""
+    a = _typed(a)
+    if edges is None:
+        params: Any = {"integers": integers} if even is None else {"even": even}
+        count = even[0] if even else integers or 0
+        return _term(Node("histogram", (a,), (count,), _I64, params))
+    whole = a[0].dtype.kind in "biu" and array(edges)[0].dtype.kind in "biu"
+    edges = array(cast(edges, _I64 if whole else _F64))
+    if len(edges[1].shape) != 1 or not edges[1].size:
+        raise BadShape(f"edges are a vector of at least one element, not {edges[1].shape}")
+    return _term(Node("histogram", (a, edges), (edges[1].size - 1,), _I64))
+
+
+def search_sorted(a: Term, keys: Term, right: bool = False) -> Term:
+    """Returns the positions at which keys can be inserted into a sorted vector: before the elements
+    that are equal to them, or after them."""
+    if len(a[1].shape) != 1:
+        raise BadShape(f"a search needs a sorted vector, not shape {a[1].shape}")
+    common = common_dtype([a, keys])
+    a, keys = _typed(cast(a, common)), _typed(cast(keys, common))
+    params: Any = {"right": True} if right else {}
+    return _term(Node("search_sorted", (a, keys), keys[1].shape, _I64, params))
+
+
 def diagonal(a: Term, offset: int = 0) -> Term:
     """Returns a view whose last axis is the diagonal of the last two axes."""
     source, view = a
@@ -398,3 +429,11 @@ def full(value: Any, shape: Sequence[int], dtype: "np.dtype[Any]") -> Term:
     return values, View.whole(values.shape).broadcast_to(shape)
 
 
+def coordinate(shape: Sequence[int], axis: int) -> Term:
+    """The i64 coordinate of each element along an axis of an array of this shape."""
+    shape = tuple(shape)
+    axis = normalize_axis(axis, len(shape)) - len(shape)
+    zeros = full(0, shape, _I64)
+    if shape[axis] == 1:  # In an expression of a larger shape, it would be another coordinate.
+        return zeros
+    return _term(Node("map", (zeros,), shape, _I64, {"fn": "coordinate", "axis": axis}))

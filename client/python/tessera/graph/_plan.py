@@ -26,7 +26,7 @@ _FIELDS = {
     op: [
         field.name
         for field in request.fields
-        if field.name in ("a", "b", "x", "indices", "mask")
+        if field.name in ("a", "b", "x", "indices", "mask", "edges", "keys")
         and field.message_type.name == "Operand"
     ]
     for op, request in _REQUESTS.items()
@@ -154,6 +154,9 @@ class Plan:
             fields["op"] = p.REDUCE_OPS[fields["op"]]
         if "mode" in fields:
             fields["mode"] = p.TAKE_MODES[fields["mode"]]
+        if "even" in fields:
+            count, low, high = fields["even"]
+            fields["even"] = {"count": count, "low": low, "high": high}
         if node.strategy:
             fields["strategy"] = node.strategy
         if node.timing:

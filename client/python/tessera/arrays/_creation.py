@@ -1,0 +1,256 @@
+"""Arrays that the server computes from nothing, with NumPy's names, arguments and types."""
+
+import itertools
+import math
+from typing import Any, Optional, Tuple, Union
+
+import numpy as np
+
+from ..graph import _dtypes, _ops
+from ..graph import _elementwise as e
+from ..graph._graph import Term
+from ..graph._views import extents, index_of, size_of
+from ..wire._errors import Unsupported
+from ._manipulation import stack
+
+_I64, _F32, _F64 = np.dtype("<i8"), np.dtype("<f4"), np.dtype("<f8")
+Size = Union[None, int, Tuple[int, ...]]
+
+
+def _number(value: Any, dtype: "np.dtype[Any]") -> Term:
+    return e.cast(e.constant(value), dtype)
+
+
+def _positions(extent: int) -> Term:
+    return _ops.coordinate((extent,), 0)
+
+
+def _at(position: int, value: Any, rest: Term) -> Term:
+    """Replaces the element at one position of a vector."""
+    here = e.apply("equal", _positions(rest[1].shape[0]), e.constant(position))
+    return e.apply("where", here, _number(value, rest[0].dtype), rest)
+
+
+class Creation:
+    """The methods of clients that create arrays. Like all expressions, the arrays are computed when
+    they are used, and as a part of the expressions that use them."""
+
+    def _new(self, term: Term) -> Any:
+        return self._wrap(*term)  # type: ignore[attr-defined]
+
+    def full(self, shape: Any, fill_value: Any, dtype: Any = None) -> Any:
+        """An array whose elements all have one value."""
+        kind = _dtypes.dtype_of(np.asarray(fill_value).dtype if dtype is None else dtype)
+        return self._new(_ops.full(fill_value, extents(shape), kind))
+
+    def zeros(self, shape: Any, dtype: Any = float) -> Any:
+        """An array of zeros."""
+        return self.full(shape, 0, dtype)
+
+    def ones(self, shape: Any, dtype: Any = float) -> Any:
+        """An array of ones."""
+        return self.full(shape, 1, dtype)
+
+    def arange(self, start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> Any:
+        """start, start + step... below stop, or 0, 1... below start if stop is None."""
+        if stop is None:
+            start, stop = 0, start
+        own = np.result_type(_I64, *(np.asarray(x).dtype for x in (start, stop, step)))
+        kind = _dtypes.dtype_of(own if dtype is None else dtype)
+        extent = max(math.ceil((stop - start) / step), 0)
+        # Like NumPy, computes start + i * delta from the first two elements in the result's type.
+        wide = _F32 if kind.itemsize == 2 else kind if _dtypes.is_float(kind) else _I64
+        first, second = (_rounded(x, kind).astype(wide) for x in (start, start + step))
+        delta = second - first
+        made = e.cast(_positions(extent), wide)
+        if delta != 1:
+            made = e.apply("multiply", made, _number(delta, wide))
+        if first != 0 or delta < 0:  # The sum of -0.0 and 0.0 is 0.0.
+            made = e.apply("add", made, _number(first, wide))
+        if extent > 1 and first + delta != second:
+            made = _at(1, second, made)
+        return self._new(e.converted(made, kind))
+
+    def linspace(
+        self,
+        start: Any,
+        stop: Any,
+        num: int = 50,
+        endpoint: bool = True,
+        retstep: bool = False,
+        dtype: Any = None,
+    ) -> Any:
+        """Numbers at equal distances from start to stop, which are numbers. retstep: whether to
+        return (array, distance)."""
+        num = index_of(num, "the number of samples")
+        if num < 0:
+            raise ValueError(f"Number of samples, {num}, must be non-negative.")
+        if np.ndim(start) or np.ndim(stop):
+            raise Unsupported("linspace takes two numbers: use start + (stop - start) * x")
+        own = _dtypes.dtype_of(np.result_type(start, stop, float(num)))
+        kind = own if dtype is None else _dtypes.dtype_of(dtype)
+        start, stop = np.asarray(start) * 1.0, np.asarray(stop) * 1.0
+        parts, delta = max(num - 1, 0) if endpoint else num, stop - start
+        step = delta / parts if parts else np.float64(np.nan)
+        made = e.cast(_positions(num), own)
+        if parts and step:
+            made = e.apply("multiply", made, _number(step, own))
+        else:
+            made = e.apply("divide", made, _number(parts, own)) if parts else made
+            made = e.apply("multiply", made, _number(delta, own))
+        made = e.apply("add", made, _number(start, own))
+        if endpoint and num > 1:
+            made = _at(num - 1, stop, made)
+        made = e.cast(e.apply("floor", made) if kind.kind in "iu" else made, kind)
+        return (self._new(made), step) if retstep else self._new(made)
+
+    def eye(self, N: int, M: Optional[int] = None, k: int = 0, dtype: Any = float) -> Any:
+        """A matrix of N rows and M columns, or N, with 1 on diagonal k and 0 elsewhere."""
+        return self._diagonals("equal", N, M, k, dtype)
+
+    def identity(self, n: int, dtype: Any = float) -> Any:
+        """eye(n)."""
+        return self.eye(n, dtype=dtype)
+
+    def tri(self, N: int, M: Optional[int] = None, k: int = 0, dtype: Any = float) -> Any:
+        """A matrix with 1 on diagonal k and below it, and 0 elsewhere."""
+        return self._diagonals("less_equal", N, M, k, dtype)
+
+    def _diagonals(self, name: str, rows: int, columns: Optional[int], k: int, dtype: Any) -> Any:
+        shape = extents((rows, rows if columns is None else columns))
+        k = index_of(k, "the offset of a diagonal")
+        last = _ops.coordinate(shape, 0)
+        if k:
+            last = e.apply("add", last, _number(k, _I64))
+        chosen = e.apply(name, _ops.coordinate(shape, 1), last)
+        return self._new(e.cast(chosen, _dtypes.dtype_of(dtype)))
+
+    def indices(self, dimensions: Any, dtype: Any = int, sparse: bool = False) -> Any:
+        """The coordinates along each axis of an array of this shape, as one array or, if sparse, as
+        a tuple of arrays that can be broadcast together."""
+        shape, kind = extents(dimensions), _dtypes.dtype_of(dtype)
+        found = []
+        for axis in range(len(shape)):
+            own = [n if i == axis or not sparse else 1 for i, n in enumerate(shape)]
+            found.append(self._new(e.converted(_ops.coordinate(own, axis), kind)))
+        if sparse:
+            return tuple(found)
+        return stack(found) if found else self.zeros((0,), kind)
+
+    def default_rng(self, seed: int, stream: int = 0) -> "Generator":
+        """A generator of random numbers. Its first array is that of this stream."""
+        return Generator(self, seed, stream)
+
+
+def _rounded(value: Any, dtype: "np.dtype[Any]") -> Any:
+    """Returns a number in this type. Integers wrap, and floats lose their fraction. Raises
+    OverflowError for an integer of more than 64 bits."""
+    return np.asarray(value if _dtypes.is_float(dtype) else np.int64(int(value))).astype(dtype)[()]
+
+
+def _shape_of(size: Size, *limits: Any) -> Size:
+    """Returns the shape of random numbers that are combined with limits."""
+    return np.broadcast_shapes(*(np.shape(one) for one in limits)) if size is None else size
+
+
+def _wrapped(value: Any, what: str) -> Term:
+    number = index_of(value, what)
+    if not -(1 << 63) <= number < 1 << 64:
+        raise ValueError(f"{what} has 64 bits, which {number} exceeds")
+    return _number((number + (1 << 63)) % (1 << 64) - (1 << 63), _I64)
+
+
+class Generator:
+    """Random numbers, with the names and arguments of np.random.Generator, but other numbers. An
+    element depends only on the seed, on the stream, which is one larger for each array, and on the
+    element's index in row-major order. It is the same on all devices. Philox 4x32-10 gives 64 bits
+    per element (MAP_OP_RANDOM_BITS in compute.proto), and the other functions use these."""
+
+    def __init__(self, client: Creation, seed: int, stream: int = 0) -> None:
+        self._client = client
+        self._seed = _wrapped(seed, "the seed")
+        self._streams = itertools.count(index_of(stream, "the stream"))  # for any number of threads
+
+    def _bits(self, size: Size) -> Term:
+        shape = () if size is None else extents(size)
+        index = _ops.full(0, shape, _I64)
+        for axis, extent in enumerate(shape):
+            if extent == 1:
+                continue
+            place = _ops.coordinate(shape, axis)
+            inner = size_of(shape[axis + 1 :])
+            if inner > 1:
+                place = e.apply("multiply", place, _number(inner, _I64))
+            index = place if size_of(shape[:axis]) == 1 else e.apply("add", index, place)
+        stream = _wrapped(next(self._streams), "the stream")
+        return e.apply("random_bits", self._seed, index, stream)
+
+    def _uniform(self, size: Size, dtype: "np.dtype[Any]", bits: int, middle: float) -> Term:
+        """Returns (k + middle) / 2^bits for a random integer k from 0 to 2^bits - 1."""
+        top = e.apply("floor_divide", self._bits(size), _number(1 << 64 - bits, _I64))
+        made = e.cast(top, dtype)  # From -2^(bits - 1). All steps are exact.
+        if middle:
+            made = e.apply("add", made, _number(middle, dtype))
+        made = e.apply("multiply", made, _number(2.0**-bits, dtype))
+        return e.apply("add", made, _number(0.5, dtype))
+
+    def random(self, size: Size = None, dtype: Any = float) -> Any:
+        """Numbers from 0 up to but not including 1: multiples of 2^-53, or of 2^-24 for f32."""
+        kind = _real(dtype)
+        return self._client._new(self._uniform(size, kind, 24 if kind == _F32 else 53, 0))
+
+    def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Size = None) -> Any:
+        """random() scaled to the range from low to high. The limits are numbers or arrays that are
+        broadcast. Without a size, each element of the limits has a number."""
+        return self.random(_shape_of(size, low, high)) * np.subtract(high, low) + low
+
+    def standard_normal(self, size: Size = None, dtype: Any = float) -> Any:
+        """Normally distributed numbers with mean 0 and variance 1, by inversion (NDTRI)."""
+        made = e.apply("ndtri", self._uniform(size, _F64, 52, 0.5))
+        return self._client._new(e.cast(made, _real(dtype)))
+
+    def normal(self, loc: Any = 0.0, scale: Any = 1.0, size: Size = None) -> Any:
+        """standard_normal() with another mean and standard deviation, which are numbers or arrays
+        that are broadcast. Without a size, each element of these arrays has a number."""
+        return self.standard_normal(_shape_of(size, loc, scale)) * scale + loc
+
+    def integers(
+        self,
+        low: int,
+        high: Optional[int] = None,
+        size: Size = None,
+        dtype: Any = np.int64,
+        endpoint: bool = False,
+    ) -> Any:
+        """Integers from low up to but not including high, or from 0 to low. The probability of each
+        differs by at most 2^-64 from that of the others."""
+        low, high = (0, low) if high is None else (low, high)
+        low, end = index_of(low, "low"), index_of(high, "high") + bool(endpoint)
+        kind = _dtypes.dtype_of(dtype)
+        limits: Any = np.iinfo(kind)
+        if low < limits.min or end > limits.max + 1:
+            raise ValueError(f"{low} to {end - 1} is out of bounds for {kind}")
+        if low >= end:
+            raise ValueError("low >= high")
+        made = self._bits(size)
+        if end - low < 1 << 63:
+            made = e.apply("remainder", made, _number(end - low, _I64))
+            made = e.apply("add", made, _number(low, _I64))
+        elif end - low < 1 << 64:
+            raise Unsupported("a range of 2^63 integers and more must be that of all i64")
+        return self._client._new(e.cast(made, kind))
+
+    def permutation(self, x: Any, axis: int = 0) -> Any:
+        """The integers from 0 to x - 1, or the slices of a server-side array along an axis, in
+        random order: the order that sorts random bits."""
+        if not hasattr(x, "_session"):
+            return self._client._new(_ops.sort(self._bits(index_of(x, "the length")))[1])
+        order = self._client._new(_ops.sort(self._bits(x.shape[axis]))[1])
+        return np.take(x, order, axis)
+
+
+def _real(dtype: Any) -> "np.dtype[Any]":
+    kind = _dtypes.dtype_of(dtype)
+    if kind not in (_F32, _F64):
+        raise TypeError(f"random numbers are float32 or float64, not {kind}: use .astype()")
+    return kind
