@@ -1,9 +1,7 @@
 // Map in one pass over blocks of 512 elements. For each block, all instructions of the expression
 // run one after the other, on registers that stay in the L1 cache. An instruction is decoded once
-// per block, and its loop over the 512 elements is vectorised. Constants are written once, to blocks
-// of their own.
-//
-// The loops are compiled twice (kernels/cpu/runtime/wide.h).
+// per block, and its loop over the 512 elements is vectorised. Constants are written once, to their
+// own blocks. The loops are compiled twice (kernels/cpu/runtime/wide.h).
 //
 // Cost of a * b + c at n = 2^20 (f32): 16 MiB, 3 * 2^20 operations; 16 chunks to divide among the
 // cores.
