@@ -18,7 +18,6 @@ import numpy as np
 
 import outsider as o
 from callers import Caller, line_of
-from held_files import HeldFiles
 
 DATA_LOST = ("DATA_LOSS", "DATA_LOST")
 READY = 2  # Buffer.State
@@ -80,13 +79,20 @@ class DurabilityTest(o.FreshCase):
     def serve_while_loading(self, names):
         """Starts a server that can load no array until release() is called, and returns both. It
         loads two arrays at a time: those of the two names, which are lost."""
-        for name in names:
-            self.file_of(name).write_bytes(b"")
-        held = HeldFiles(self.folder, free=1)  # The manifest.
-        server = self.serve("--metrics-listen", "127.0.0.1:0", prefix=held.prefix)
+        # Opening these files waits for their writer.
+        pipes = [self.file_of(name) for name in names]
+        for pipe in pipes:
+            pipe.unlink()
+            os.mkfifo(pipe)
+        server = self.serve("--metrics-listen", "127.0.0.1:0")
         loading = lambda: self.metrics(server)['tessera_restore_arrays{state="loading"}']
         self.assertTrue(o.eventually(lambda: loading() == "2", 60))
-        return server, held.release
+
+        def release():
+            for pipe in pipes:
+                os.close(os.open(pipe, os.O_WRONLY))
+
+        return server, release
 
     def assert_lost(self, outcome, name):
         o.check_refusal(outcome, *DATA_LOST, name=name)
