@@ -7,8 +7,7 @@ parallel, because cases wait more than they compute.
 
 usage: abuse_test.py --server build/bin/tessera-server [--device cuda:0] [NAME...]
 
-A NAME selects the cases whose names contain it.
-"""
+A NAME selects the cases whose names contain it."""
 
 import contextlib
 import fcntl
@@ -24,11 +23,9 @@ import subprocess
 import termios
 import threading
 import time
-import urllib.request
 
 import grpc
 import numpy as np
-from google.protobuf import json_format
 
 import outsider as o
 from outsider import Server, eventually, inline, into, outcome_of, resident, view
@@ -84,17 +81,16 @@ class Case(o.Case):
         super().setUpClass()
         cls.shared = {}
 
-    def start(self, *flags, expected=0, **how):
-        """Starts a server for this case only. If it exits before the end, its code must be
-        `expected`."""
+    def start(self, *flags, **how):
+        """Starts a server for this case only. If it exits before the end, its code must be 0."""
         server = Server(self.folder, "--no-warm-up", *flags, **how)
-        self.addCleanup(self.end, server, expected)
+        self.addCleanup(self.end, server)
         return server
 
-    def end(self, server, expected):
+    def end(self, server):
         code = server.process.poll()
         server.kill()
-        self.assertIn(code, (None, expected), "" if server.pipe else server.log()[-2000:])
+        self.assertIn(code, (None, 0), "" if server.pipe else server.log()[-2000:])
 
     def share(self, *flags):
         """Returns a server that other cases of the class use as well. Anything that a case leaves
@@ -130,13 +126,10 @@ class Case(o.Case):
     def assert_fails(self, outcome, code, reason, *numbers, **metadata):
         """Checks that the call failed with this code and reason. numbers: keys of the metadata that
         must have a number."""
-        self.assertEqual((outcome.code, outcome.reason), (code, reason), outcome)
-        self.assertEqual(outcome.domain, "tessera", outcome)
+        o.check_refusal(outcome, code, reason, **metadata)
         for key in numbers:
             value = outcome.metadata.get(key, "(none)")
             self.assertRegex(value, r"^-?[\d.e+-]+$", f"{key} of {outcome}")
-        for key, value in metadata.items():
-            self.assertEqual(outcome.metadata.get(key), str(value), f"{key} of {outcome}")
 
     def assert_ok(self, outcome, what=""):
         self.assertEqual(outcome.code, "OK", f"{what} {outcome}")
@@ -195,9 +188,7 @@ class Case(o.Case):
     @staticmethod
     def metric(server, name, label=""):
         """Returns the sum of the metric's values with this label, as in 'key="value"'."""
-        address = re.search(r"metrics at (http://[\d.:]+/)", server.log())[1]
-        with urllib.request.urlopen(address + "metrics", timeout=LONG_S) as page:
-            found = re.findall(rf"^{name}(\{{.*\}})? (\S+)$", page.read().decode(), re.MULTILINE)
+        found = re.findall(rf"^{name}(\{{.*\}})? (\S+)$", server.page(), re.MULTILINE)
         return sum(float(value) for labels, value in found if label in labels)
 
     # --- Long calls -------------------------------------------------------------------------------
@@ -222,17 +213,8 @@ class Case(o.Case):
         return call
 
     def idle_upload(self, client, stop, *messages, pause=None):
-        """Starts an upload that sends the messages. Then it waits until stop is set, or sends a
-        message without data after each pause."""
-
-        def requests():
-            for fields in messages:
-                yield o.buffers.UploadRequest(**fields)
-            while not stop.wait(pause):
-                yield o.buffers.UploadRequest()
-
         self.addCleanup(stop.set)
-        return client.b.Upload.future(requests(), timeout=600)
+        return client.begin_upload(stop, *messages, pause=pause)
 
     @staticmethod
     def slow_upload(client, stop):
@@ -281,9 +263,6 @@ class Case(o.Case):
         return raw
 
 
-# --- A worker that is busy ------------------------------------------------------------------------
-
-
 class BusyWorkerTest(Case):
     """The only worker is busy with a product that takes minutes."""
 
@@ -297,35 +276,13 @@ class BusyWorkerTest(Case):
     def waiting(self):
         return self.client.device().waiting
 
-    def test_work_whose_callers_have_left_stops(self):
-        client, leaver = self.client, self.server.client()
-        client.put("s", ONE)
-        cancelled = [self.slow_product(client) for _ in range(3)]
-        cut = [self.slow_product(leaver) for _ in range(3)]
-        self.assert_becomes(5, self.waiting)
-        late = [self.slow_product(client, timeout=0.3) for _ in range(2)]
-        for call in late:
-            self.assertEqual(outcome_of(call).code, "DEADLINE_EXCEEDED")
-        for call in cancelled:
-            call.cancel()
-        leaver.close()
-        for call in cut:
-            self.assertFalse(outcome_of(call).ok)
-        self.assert_serves(client)
-        self.assert_scratch_is_free(client)
-        self.assertEqual(client.names(), ["s"])
-
     def test_places_of_callers_who_have_left_are_free(self):
         client, x = self.client, inline(ONE)
         self.assertEqual(client.info().limits.queue_length, self.QUEUE)
         self.hold_worker(client)
-        for ending in ("CANCELLED", "DEADLINE_EXCEEDED"):
-            late = ending == "DEADLINE_EXCEEDED"
-            calls = [
-                client.future("Dot", a=x, b=x, timeout=0.3 if late else 600)
-                for _ in range(self.QUEUE)
-            ]
-            if not late:
+        for ending, timeout in (("CANCELLED", 600), ("DEADLINE_EXCEEDED", 0.3)):
+            calls = [client.future("Dot", a=x, b=x, timeout=timeout) for _ in range(self.QUEUE)]
+            if ending == "CANCELLED":
                 self.assert_becomes(self.QUEUE, self.waiting)
                 full = client.attempt("Dot", a=x, b=x)
                 self.assert_fails(full, "RESOURCE_EXHAUSTED", "QUEUE_FULL")
@@ -343,8 +300,7 @@ class BusyWorkerTest(Case):
         before = used()
         x = inline(np.ones(3 * o.MI // 4, np.float32))
         call = client.future(
-            "Execute", steps=[o.compute.Step(reduce=dict(x=x, op="REDUCE_OP_SUM"))]
-        )
+            "Execute", steps=[o.compute.Step(reduce=dict(x=x, op="REDUCE_OP_SUM"))])
         self.assert_becomes(1, self.waiting)
         held = used() - before
         self.assertTrue(3 * o.MI < held < 4 * o.MI, f"3 MiB count as {held / o.MI:.1f} MiB")
@@ -396,9 +352,6 @@ class BusyWorkerTest(Case):
         self.assert_eventually(lambda: client.budget("host_memory").used < o.MI)
 
 
-# --- Work and memory ------------------------------------------------------------------------------
-
-
 class WorkTest(Case):
     def strategies(self, client):
         """Returns the strategies of Matmul, and "" for the server's own choice."""
@@ -423,21 +376,18 @@ class WorkTest(Case):
                     b = resident("x", view([n, 0] if tb else [0, n], s))
                     with self.subTest(strategy=strategy, m=m, n=n, strides=s):
                         outcome = client.attempt(
-                            "Matmul", a=a, b=b, transpose_a=ta, transpose_b=tb, strategy=strategy
-                        )
+                            "Matmul", a=a, b=b, transpose_a=ta, transpose_b=tb, strategy=strategy)
                         if outcome.reason != "STRATEGY_UNSUPPORTED":
                             answer = self.assert_ok(outcome)
                             self.assertEqual(answer.tensor.data, bytes(4 * m * n))
         for s in strides:
             nothing = resident("x", view([0, 1 << 60], s))
             copy = dict(source="x", name="x", view=nothing.view, replace=True)
-            for rpc, fields in (
-                ("Dot", dict(a=nothing, b=nothing)),
-                ("Reduce", dict(x=nothing, op="REDUCE_OP_SUM")),
-                ("Reduce", dict(x=nothing, op="REDUCE_OP_SUM", axes=[1])),
-                ("Add", dict(a=nothing, b=nothing)),
-                ("CopyBuffer", copy),
-            ):
+            for rpc, fields in (("Dot", dict(a=nothing, b=nothing)),
+                                ("Reduce", dict(x=nothing, op="REDUCE_OP_SUM")),
+                                ("Reduce", dict(x=nothing, op="REDUCE_OP_SUM", axes=[1])),
+                                ("Add", dict(a=nothing, b=nothing)),
+                                ("CopyBuffer", copy)):
                 with self.subTest(rpc, strides=s):
                     self.assert_ok(client.attempt(rpc, **fields))
             client.put("x", ONE, replace=True)
@@ -454,20 +404,16 @@ class WorkTest(Case):
         client.put("two", np.ones(2, np.float32))
         mixed = resident("two", view([n // 2, 2], [0, 1]))
         before = server.peak_rss()
-        for rpc, fields in (
-            ("Dot", dict(a=wide, b=wide)),
-            ("Reduce", dict(x=wide, op="REDUCE_OP_SUM")),
-            ("Dot", dict(a=half, b=half)),
-            ("Dot", dict(a=mixed, b=mixed)),
-        ):
+        for rpc, fields in (("Dot", dict(a=wide, b=wide)),
+                            ("Reduce", dict(x=wide, op="REDUCE_OP_SUM")),
+                            ("Dot", dict(a=half, b=half)),
+                            ("Dot", dict(a=mixed, b=mixed))):
             outcome = client.attempt(rpc, **fields)
             if outcome.ok:
                 self.assertEqual(outcome.answer.value.real, n)
                 continue
-            numbers = {
-                "SCRATCH_EXHAUSTED": ("requested", "free", "total"),
-                "OPERATION_TOO_LONG": ("estimate_seconds", "limit_seconds"),
-            }
+            numbers = {"SCRATCH_EXHAUSTED": ("requested", "free", "total"),
+                       "OPERATION_TOO_LONG": ("estimate_seconds", "limit_seconds")}
             self.assertIn(outcome.reason, numbers, outcome)
             self.assert_fails(outcome, outcome.code, outcome.reason, *numbers[outcome.reason])
             # The call exceeds the limit by itself, so a retry is pointless.
@@ -475,59 +421,20 @@ class WorkTest(Case):
         self.assert_grew_less(2 * n, before, server.peak_rss)
         self.assert_scratch_is_free(client)
 
-    def test_scratch_has_a_limit_by_default(self):
-        device = self.share().client().device()
-        self.assertGreater(device.scratch_limit_bytes, 0)
-        self.assertLessEqual(device.scratch_limit_bytes, device.memory_total_bytes)
-
-    def test_a_result_larger_than_scratch_is_refused_with_figures(self):
-        client = self.share("--scratch-limit", "1Mi").client()
-        self.assertEqual(client.device().scratch_limit_bytes, o.MI)
-        wide = inline(ONE, view([700_000], [0]))
-        outcome = client.attempt("Add", a=wide, b=wide)
-        self.assert_fails(
-            outcome, "RESOURCE_EXHAUSTED", "SCRATCH_EXHAUSTED", "requested", "free", total=o.MI
-        )
-        self.assertIsNone(outcome.retry_s, outcome)
-        self.assertGreater(int(outcome.metadata["requested"]), o.MI)
-
-    def assert_too_long(self, outcome, limit=None):
-        self.assert_fails(
-            outcome,
-            "FAILED_PRECONDITION", "OPERATION_TOO_LONG", "estimate_seconds", "limit_seconds",
-        )  # fmt: skip
-        limit_s = float(outcome.metadata["limit_seconds"])
-        self.assertGreater(float(outcome.metadata["estimate_seconds"]), limit_s, outcome)
-        if limit is not None:
-            self.assertEqual(limit_s, limit)
-
-    def test_operations_of_hours_are_refused(self):
-        self.needs_cpu()
-        client = self.start("--scratch-limit", "2Gi").client()
-        client.put("s", ONE)
-        a = resident("s", view([12000, 12000], [0, 0]))
-        calls = [
-            client.future("Matmul", a=a, b=a, strategy=SLOW_STRATEGY, result=into(f"r{i}"))
-            for i in range(8)
-        ]
-        self.assert_serves(client)
-        for call in calls:
-            self.assert_too_long(outcome_of(call))
-        limits = client.info().limits
-        self.assertGreater(limits.max_operation.seconds, 0)
-        self.assertLessEqual(
-            limits.max_slow_operation.ToMilliseconds(), limits.max_operation.ToMilliseconds()
-        )
-        self.assertEqual(client.names(), ["s"])
-
     def test_the_row_that_runs_by_default_may_take_longer_than_a_lesson(self):
         """A product that is within the limit for the default strategy exceeds the limit for slow
         strategies, so it is refused."""
         self.needs_cpu()
         client = self.start("--max-operation-seconds", "1.2").client()
+        limits = [client.info().limits.max_operation, client.info().limits.max_slow_operation]
+        self.assertEqual([limit.ToMilliseconds() for limit in limits], [1200, 200])
         client.put("s", ONE)
         a = resident("s", view([1000, 1000], [0, 0]))
-        self.assert_too_long(client.attempt("Matmul", a=a, b=a, strategy=SLOW_STRATEGY), 0.2)
+        outcome = client.attempt("Matmul", a=a, b=a, strategy=SLOW_STRATEGY, result=into("r"))
+        too_long = ("FAILED_PRECONDITION", "OPERATION_TOO_LONG")
+        self.assert_fails(outcome, *too_long, "estimate_seconds", limit_seconds=0.2)
+        self.assertGreater(float(outcome.metadata["estimate_seconds"]), 0.2, outcome)
+        self.assertEqual(client.names(), ["s"])
         self.assert_ok(client.attempt("Matmul", a=a, b=a))
 
     def test_an_idle_server_leaves_the_processor_alone(self):
@@ -579,8 +486,7 @@ class WorkTest(Case):
 
         def assert_is_refused(outcome):
             self.assert_fails(
-                outcome, "RESOURCE_EXHAUSTED", "HOST_MEMORY_EXHAUSTED", "free", total=total
-            )
+                outcome, "RESOURCE_EXHAUSTED", "HOST_MEMORY_EXHAUSTED", "free", total=total)
             requested = int(outcome.metadata["requested"])
             self.assertGreater(requested, total, outcome)
             self.assertIn("than the server has", outcome.text)
@@ -625,44 +531,19 @@ class MemoryTest(Case):
         outcome = client.attempt("CreateBuffer", name="big", spec=big)
         self.assertEqual(outcome.code, "RESOURCE_EXHAUSTED", outcome)
         self.assertIn(
-            outcome.reason, ("HOST_MEMORY_EXHAUSTED", "GPU_MEMORY_EXHAUSTED", "QUOTA_EXCEEDED")
-        )
+            outcome.reason, ("HOST_MEMORY_EXHAUSTED", "GPU_MEMORY_EXHAUSTED", "QUOTA_EXCEEDED"))
         self.assertEqual(outcome.metadata.get("requested"), str(7 << 30), outcome)
         self.assert_serves(client)
         self.assert_empty(client)
 
-    def test_small_buffers_cost_what_they_take(self):
-        client = self.share("--memory-limit", "64Ki").client()
-        client.put("x0", ONE)
-        cost = client.device().buffer_used_bytes
-        self.assertGreaterEqual(cost, 64, "what a buffer of 4 bytes costs")
-        for i in range(1, 64 * 1024 // cost):
-            client.put(f"x{i}", ONE)
-        self.assert_fails(
-            outcome_of(lambda: client.put("more", ONE)),
-            "RESOURCE_EXHAUSTED", "QUOTA_EXCEEDED", "requested", "free", total=64 * 1024,
-        )  # fmt: skip
-
-    def test_empty_buffers_are_bounded_by_default(self):
+    def test_memory_and_counts_are_bounded_by_default(self):
         info = self.share().client().info()
         limits = {budget.name: budget.limit for budget in info.budgets}
         for name in ("host_memory", "buffers", "uploads", "downloads", "connections"):
             self.assertTrue(0 < limits.get(name, 0) < 1 << 40, f"budget {name!r} of {limits}")
         self.assertGreater(info.limits.max_ranges, 0)
-
-    def test_ranges_of_a_draft_are_bounded(self):
-        client = self.share().client()
-        limit = client.info().limits.max_ranges
-        self.assertTrue(0 < limit <= 1 << 20, f"max_ranges is {limit}")
-        x = np.zeros(limit + 16, np.float32)
-        client.create("x", x)
-        every_other = (dict(name="x", offset=2 * i, data=b"x") for i in range(limit + 8))
-        outcome = client.try_upload(every_other)
-        self.assert_fails(outcome, "RESOURCE_EXHAUSTED", "TOO_MANY_RANGES", limit=limit)
-        # The draft can still be filled.
-        client.upload([dict(name="x", offset=0, data=b"\1" * x.nbytes)])
-        client.call("SealBuffer", name="x")
-        self.assertEqual(client.download("x"), b"\1" * x.nbytes)
+        device = info.devices[0]
+        self.assertTrue(0 < device.scratch_limit_bytes <= device.memory_total_bytes, device)
 
     def test_missing_ranges_and_drafts_are_listed_to_a_bound(self):
         client = self.share().client()
@@ -674,42 +555,25 @@ class MemoryTest(Case):
         self.assertEqual(missing, [(0, 1), (2, 5)])
         made = [client.create("y", ONE, replace=True).version for _ in range(20)]
         self.assertEqual(
-            [draft.version for draft in client.call("GetBuffer", name="y").drafts], made[4:]
-        )
+            [draft.version for draft in client.call("GetBuffer", name="y").drafts], made[4:])
 
     def test_ttls_out_of_range(self):
+        """Copies and results. tests/fuzz_model_test.py has the other calls."""
         client = self.share().client()
         client.put("x", FOUR)
         one = inline(ONE)
-
-        def every_call(ttl, i):
-            return {
-                "CreateBuffer": outcome_of(lambda: client.create(f"a{i}", FOUR, ttl=ttl)),
-                "Upload": outcome_of(lambda: client.put(f"b{i}", FOUR, ttl=ttl)),
-                "UpdateBuffer": client.attempt("UpdateBuffer", name="x", ttl=ttl),
-                "CopyBuffer": client.attempt("CopyBuffer", source="x", name=f"c{i}", ttl=ttl),
-                "Add": client.attempt("Add", a=one, b=one, result=into(f"d{i}", ttl=ttl)),
-            }
-
-        for i, ttl in enumerate((
-            {"seconds": 315_576_000_000},  # The longest possible.
-            {"seconds": -1}, {"nanos": -1}, {"seconds": 5, "nanos": 10**9},
-            {"seconds": 5, "nanos": -1}, {"seconds": 2**63 - 1}, {"seconds": -(2**63)}, {},
-        )):  # fmt: skip
-            for rpc, outcome in every_call(ttl, i).items():
-                with self.subTest(rpc, ttl=ttl):
-                    if i > 0 or not outcome.ok:
-                        self.assert_fails(outcome, "INVALID_ARGUMENT", "BAD_TTL")
-            json_format.MessageToJson(client.call("ListBuffers"))
+        for ttl in ({"seconds": -1}, {"seconds": 5, "nanos": 10**9}, {"seconds": 2**63 - 1}, {}):
+            for outcome in (client.attempt("CopyBuffer", source="x", name="c", ttl=ttl),
+                            client.attempt("Add", a=one, b=one, result=into("d", ttl=ttl))):
+                with self.subTest(ttl=ttl):
+                    self.assert_fails(outcome, "INVALID_ARGUMENT", "BAD_TTL")
 
     def test_sealing_again_checks_the_checksum(self):
         client = self.share().client()
         right = o.crc32c(NEW)
-        for reason, message, crc32c in (
-            ("", dict(crc32c=right), right),
-            ("BAD_CHECKSUM", dict(crc32c=right), 1),
-            ("CHECKSUM_UNKNOWN", {}, right),
-        ):
+        for reason, message, crc32c in (("", dict(crc32c=right), right),
+                                        ("BAD_CHECKSUM", dict(crc32c=right), 1),
+                                        ("CHECKSUM_UNKNOWN", {}, right)):
             version = client.create("x", FOUR, replace=True).version
             client.upload([dict(name="x", data=NEW, **message)])
             seal = lambda **more: client.attempt("SealBuffer", name="x", version=version, **more)
@@ -721,48 +585,21 @@ class CountTest(Case):
     """The server has a small limit on each of these counts."""
 
     def setUp(self):
-        flags = "--max-transfers 3 --max-streams 10 --max-connections 20"
-        self.server = self.share(*flags.split())
+        self.server = self.share(
+            "--max-transfers", "3", "--max-connections", "20", "--max-streams", "10")
         self.client = self.server.client()
 
     def used(self, budget):
-        return self.client.budget(budget).used
-
-    def test_buffers_are_counted(self):
-        client = self.start("--host-memory", "16Mi").client()
-        nothing = np.zeros(0, np.float32)
-        limit = client.budget("buffers").limit
-        client.put("one", ONE)
-        client.call("CopyBuffer", source="one", name="copy")
-        for i in range(limit - 2):
-            client.create(f"draft{i}", nothing)
-        self.assertEqual((limit, client.budget("buffers").used), (1638, 1638))
-        x = inline(np.ones((2, 2), np.float32))
-        more = into("more")
-        for what, outcome in {
-            "CreateBuffer": outcome_of(lambda: client.create("more", nothing)),
-            "Upload": outcome_of(lambda: client.put("more", nothing)),
-            "CopyBuffer": client.attempt("CopyBuffer", source="one", name="more"),
-            "Matmul": client.attempt("Matmul", a=x, b=x, result=more),
-            "Reduce": client.attempt("Reduce", x=x, op="REDUCE_OP_SUM", axes=[0], result=more),
-        }.items():
-            with self.subTest(what):
-                self.assert_fails(outcome, "RESOURCE_EXHAUSTED", "TOO_MANY_BUFFERS", limit=limit)
-        client.call("DeleteBuffer", name="draft0")
-        client.put("more", nothing)
+        return self.server.clients[0].budget(budget).used
 
     def test_uploads_are_counted(self):
         client, stop, spec = self.client, threading.Event(), o.spec_of(FOUR)
         self.assertEqual(client.budget("uploads").limit, 3)
-        streams = [
-            self.idle_upload(client, stop, dict(name=f"x{i}", spec=spec, data=NEW))
-            for i in range(3)
-        ]
+        streams = [self.idle_upload(client, stop, dict(name=f"x{i}", spec=spec, data=NEW))
+                   for i in range(3)]
         self.assert_becomes(3, lambda: self.used("uploads"))
-        self.assert_fails(
-            outcome_of(lambda: client.put("more", FOUR)),
-            "RESOURCE_EXHAUSTED", "TOO_MANY_UPLOADS", limit=3,
-        )  # fmt: skip
+        self.assert_fails(outcome_of(lambda: client.put("more", FOUR)),
+                          "RESOURCE_EXHAUSTED", "TOO_MANY_UPLOADS", limit=3)
         streams[0].cancel()
         self.assert_becomes(2, lambda: self.used("uploads"))
         client.put("more", FOUR)
@@ -773,10 +610,8 @@ class CountTest(Case):
     def test_downloads_are_counted(self):
         client = self.client
         calls = self.unread_downloads(self.server)
-        self.assert_fails(
-            outcome_of(lambda: client.download("big")),
-            "RESOURCE_EXHAUSTED", "TOO_MANY_DOWNLOADS", limit=3,
-        )  # fmt: skip
+        self.assert_fails(outcome_of(lambda: client.download("big")),
+                          "RESOURCE_EXHAUSTED", "TOO_MANY_DOWNLOADS", limit=3)
         calls[0].cancel()
         self.assert_becomes(2, lambda: self.used("downloads"))
         self.assertEqual(len(client.download("big")), 32 << 20)
@@ -786,32 +621,27 @@ class CountTest(Case):
     def test_connections_are_counted(self):
         client = self.server.clients[0]
         self.client.close()
-        used = lambda: client.budget("connections").used
-        self.assert_becomes(1, used)
+        self.assert_becomes(1, lambda: self.used("connections"))
         raw = []
         for _ in range(60):
             with contextlib.suppress(OSError):  # It may be closed before it has sent anything.
                 raw.append(self.raw(self.server))
         kept = [one for one in raw if one.find_frame(o.SETTINGS, LONG_S)]
-        self.assertEqual((len(kept), used(), client.budget("connections").limit), (19, 20, 20))
+        counts = (len(kept), self.used("connections"), client.budget("connections").limit)
+        self.assertEqual(counts, (19, 20, 20))
         self.assert_serves(client)
         for one in raw:
             one.close()
-        self.assert_becomes(1, used)
+        self.assert_becomes(1, lambda: self.used("connections"))
         self.assert_serves(self.server.client())
 
     def test_streams_of_a_connection_are_bounded(self):
-        for server, least, most in ((self.share(), 1, 10_000), (self.server, 10, 10)):
-            payload = self.raw(server).find_frame(o.SETTINGS, LONG_S)[3]
-            settings = dict(struct.iter_unpack(">HI", payload))
-            self.assertTrue(least <= settings.get(3, 1 << 32) <= most, settings)
+        payload = self.raw(self.server).find_frame(o.SETTINGS, LONG_S)[3]
+        self.assertEqual(dict(struct.iter_unpack(">HI", payload))[3], 10)
 
-
-# --- The log --------------------------------------------------------------------------------------
 
 LOG_LINE = re.compile(
-    r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\S* (trace|debug|info|warn|warning|error|critical) "
-)
+    r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\S* (trace|debug|info|warn|warning|error|critical) ")
 CONTROL = "[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e]"
 # An error quotes a hundred characters of each.
 HOSTILE_TEXTS = [
@@ -827,21 +657,19 @@ class LogTest(Case):
         one, spec = inline(ONE), o.spec_of(ONE)
         named = ("GetBuffer", "DeleteBuffer", "SealBuffer", "UpdateBuffer")
         # The log writes ten lines a second, so calls with different texts come first.
-        return [
-            client.attempt("CreateBuffer", name="y", spec=o.spec_of(ONE, device=text)),
-            client.attempt("ListBuffers", page_token=text),
-            client.attempt("Dot", a=one, b=one, strategy=text),
-            client.attempt("ListStrategies", operation=text),
-            client.try_upload([dict(name=text, spec=spec, data=b"1234")]),
-            client.try_upload([dict(name=text, data=b"1234")]),
-            client.attempt("Add", a=one, b=one, result=into(text)),
-            client.attempt("CopyBuffer", source=text, name="y"),
-            *(client.attempt(rpc, name=text) for rpc in named),
-            client.attempt("CopyBuffer", source="y", name=text),
-            client.attempt("CreateBuffer", name=text, spec=spec),
-            outcome_of(lambda: client.download(text)),
-            client.attempt("Dot", a=resident(text), b=one),
-        ]
+        return [client.attempt("CreateBuffer", name="y", spec=o.spec_of(ONE, device=text)),
+                client.attempt("ListBuffers", page_token=text),
+                client.attempt("Dot", a=one, b=one, strategy=text),
+                client.attempt("ListStrategies", operation=text),
+                client.try_upload([dict(name=text, spec=spec, data=b"1234")]),
+                client.try_upload([dict(name=text, data=b"1234")]),
+                client.attempt("Add", a=one, b=one, result=into(text)),
+                client.attempt("CopyBuffer", source=text, name="y"),
+                *(client.attempt(rpc, name=text) for rpc in named),
+                client.attempt("CopyBuffer", source="y", name=text),
+                client.attempt("CreateBuffer", name=text, spec=spec),
+                outcome_of(lambda: client.download(text)),
+                client.attempt("Dot", a=resident(text), b=one)]
 
     def test_texts_forge_no_lines(self):
         # By default, libprotobuf reports text that is not UTF-8 on standard error.
@@ -853,7 +681,7 @@ class LogTest(Case):
                     client = server.client()
                     outcomes = self.hostile_calls(client, text)
                     outcomes += [self.send(client, BUFFERS + rpc, body)
-                                 for rpc in ("GetBuffer", "Upload")]  # fmt: skip
+                                 for rpc in ("GetBuffer", "Upload")]
                     for outcome in outcomes:
                         self.assertNotIn(outcome.code, ("OK", "UNKNOWN"), outcome)
                         self.assertTrue(outcome.reason or outcome.code != "INTERNAL", outcome)
@@ -875,17 +703,15 @@ class LogTest(Case):
         name, one = "A" * 4_000_000, inline(ONE)
         many = [1] * 4_000_000
         spec = o.buffers.BufferSpec(dtype="DTYPE_F32", shape=many)
-        for rpc, fields in (
-            ("GetBuffer", dict(name=name)),
-            ("DeleteBuffer", dict(name=name)),
-            ("Dot", dict(a=resident(name), b=one)),
-            ("Dot", dict(a=one, b=one, strategy=name)),
-            ("ListBuffers", dict(page_token=name)),
-            ("Dot", dict(a=inline(ONE, view(many)), b=one)),
-            ("Dot", dict(a=inline(ONE, view([1], many)), b=one)),
-            ("Reduce", dict(x=one, op="REDUCE_OP_SUM", axes=many)),
-            ("CreateBuffer", dict(name="x", spec=spec)),
-        ):
+        for rpc, fields in (("GetBuffer", dict(name=name)),
+                            ("DeleteBuffer", dict(name=name)),
+                            ("Dot", dict(a=resident(name), b=one)),
+                            ("Dot", dict(a=one, b=one, strategy=name)),
+                            ("ListBuffers", dict(page_token=name)),
+                            ("Dot", dict(a=inline(ONE, view(many)), b=one)),
+                            ("Dot", dict(a=inline(ONE, view([1], many)), b=one)),
+                            ("Reduce", dict(x=one, op="REDUCE_OP_SUM", axes=many)),
+                            ("CreateBuffer", dict(name="x", spec=spec))):
             outcome = client.attempt(rpc, **fields)
             self.assertIn(outcome.code, ("INVALID_ARGUMENT", "NOT_FOUND"), outcome)
             self.assertTrue(outcome.reason, outcome)
@@ -930,9 +756,6 @@ class LogTest(Case):
         self.assertEqual(server.stop(), 0)
 
 
-# --- Uploads and downloads ------------------------------------------------------------------------
-
-
 class BrokenUploadTest(Case):
     def check(self, second, data, **how):
         """Checks uploads whose bytes have all arrived before, or together with, a second message
@@ -974,61 +797,33 @@ class BrokenUploadTest(Case):
         self.assert_serves(judge)
 
     def test_messages_that_are_refused_are_not_the_end(self):
-        for what, second in (
-            ("larger than gRPC takes", padded_message(9 * o.MI)),
-            ("above the limit", padded_message(5 * o.MI)),
-            ("garbage", b"\xff" * 50),
-            ("half a message", padded_message(1000)[:-500]),
-        ):
+        for what, second in (("larger than gRPC takes", padded_message(9 * o.MI)),
+                             ("above the limit", padded_message(5 * o.MI)),
+                             ("garbage", b"\xff" * 50),
+                             ("half a message", padded_message(1000)[:-500])):
             with self.subTest(what):
                 self.check(second, os.urandom(64))
         # gRPC sends incompressible messages uncompressed. Here, only the first message, which is
         # random, is incompressible.
         self.check(padded_message(100_000), os.urandom(4096), compression=grpc.Compression.Gzip)
 
-    def test_cancelled_cut_and_late_uploads_leave_nothing(self):
-        server = self.share()
-        client, stop, spec = server.client(), threading.Event(), o.spec_of(FOUR)
-        for how in ("late", "cancelled", "cut"):
-            own = server.client()
-
-            def messages(how=how):
-                yield o.buffers.UploadRequest(name=how, spec=spec, data=NEW)
-                stop.wait(600)
-
-            call = own.b.Upload.future(messages(), timeout=0.5 if how == "late" else 600)
-            self.addCleanup(stop.set)
-            if how == "late":
-                self.assertEqual(outcome_of(call).code, "DEADLINE_EXCEEDED")
-            else:
-                self.assert_becomes([how], client.names)
-                call.cancel() if how == "cancelled" else own.close()
-            self.assert_becomes([], client.names, how)
-
     def test_uploads_whose_first_message_is_wrong(self):
         client = self.share().client()
         client.put("x", FOUR)
         client.create("d", FOUR)
         first = dict(name="x", spec=o.spec_of(FOUR, replace=True))
-        for reason, messages in (
-            ("", []),
-            ("BAD_NAME", [{}]),
-            ("BAD_MESSAGE", [dict(first, data=NEW, version=7)]),
-            ("BAD_MESSAGE", [dict(name="d", data=NEW, buffer_crc32c=1)]),
-        ):
-            with self.subTest(messages=str(messages)):
-                outcome = client.try_upload(messages)
-                self.assertIn(outcome.code, ("INVALID_ARGUMENT", "NOT_FOUND"))
-                if reason == "BAD_MESSAGE":
-                    self.assertEqual(outcome.reason, reason)
-                if outcome.metadata.get("field") == "spec":
-                    self.assertEqual(set(outcome.metadata), {"field"}, "numbers of no spec")
+        for message in (
+                dict(first, data=NEW, version=7), dict(name="d", data=NEW, buffer_crc32c=1)):
+            outcome = client.try_upload([message])
+            self.assert_fails(outcome, "INVALID_ARGUMENT", "BAD_MESSAGE")
+            if outcome.metadata["field"] == "spec":
+                self.assertEqual(set(outcome.metadata), {"field"}, "numbers of no spec")
         self.assertEqual(client.download("x"), FOUR.tobytes())
         self.assertEqual(client.names(), ["d", "x"])
         self.assertEqual(client.call("GetBuffer", name="d").buffer.committed_bytes, 0)
 
 
-class IdleUploadTest(Case):
+class SlowClientTest(Case):
     def setUp(self):
         self.server = self.share("--transfer-timeout", "3s", *METRICS)
         self.client = self.server.client()
@@ -1038,8 +833,7 @@ class IdleUploadTest(Case):
         first = dict(name="idle", spec=o.spec_of(FOUR), data=NEW[:4])
         idle = {
             "nothing": self.idle_upload(client, stop, first),
-            "empty messages": self.idle_upload(client, stop, dict(first, name="e"), pause=0.05),
-        }
+            "empty messages": self.idle_upload(client, stop, dict(first, name="e"), pause=0.05)}
         running = self.slow_upload(client, go_on)
         for sends, call in idle.items():
             self.assert_eventually(call.done, f"it sends {sends}")
@@ -1051,17 +845,14 @@ class IdleUploadTest(Case):
 
     def test_half_open_connections(self):
         client, server = self.client, self.server
-        request = o.buffers.UploadRequest(
-            name="half", spec=o.spec_of(np.zeros(1000, np.float32), replace=True), data=b"1234"
-        )
+        spec = o.spec_of(np.zeros(1000, np.float32), replace=True)
+        request = o.buffers.UploadRequest(name="half", spec=spec, data=b"1234")
         ended = lambda: self.metric(server, "tessera_requests_total", 'rpc="Upload"')
         before = ended()
         raw = [self.raw(server) for _ in range(15)]
         for one in raw:
-            one.send(
-                o.frame(o.HEADERS, o.END_HEADERS, 1, o.request_headers(BUFFERS + "Upload")),
-                o.frame(o.DATA, 0, 1, in_frames(request)),
-            )
+            one.send(o.frame(o.HEADERS, o.END_HEADERS, 1, o.request_headers(BUFFERS + "Upload")),
+                     o.frame(o.DATA, 0, 1, in_frames(request)))
         # All uploads have begun, and some may have ended already.
         self.assert_eventually(lambda: ended() + client.budget("uploads").used >= before + 15)
         # The first third sends nothing from now on.
@@ -1117,9 +908,8 @@ class UnreadTest(Case):
         size = client.call("ListBuffers", page_size=1000).ByteSize()
         refused = lambda: self.metric(server, "tessera_errors_total", '"HOST_MEMORY_EXHAUSTED"')
         for method, request, each, count in (
-            (COMPUTE + "Add", o.compute.AddRequest(a=wide, b=wide), 4 * n, 50),
-            (BUFFERS + "ListBuffers", o.buffers.ListBuffersRequest(page_size=1000), size, 300),
-        ):
+                (COMPUTE + "Add", o.compute.AddRequest(a=wide, b=wide), 4 * n, 50),
+                (BUFFERS + "ListBuffers", o.buffers.ListBuffersRequest(page_size=1000), size, 300)):
             with self.subTest(method):
                 before, begin = server.rss(), refused()
                 # The window of a connection is 64 KiB until its reader widens it, and these readers
@@ -1162,9 +952,6 @@ class UnreadTest(Case):
             self.assertLess(self.held(), 10_000, f"bytes stay charged after {method}")
 
 
-# --- Messages and results -------------------------------------------------------------------------
-
-
 class MessageTest(Case):
     def test_messages_of_many_parts_count_as_what_they_take(self):
         """Two bytes of a message may become an object of fifty bytes in memory."""
@@ -1184,14 +971,13 @@ class MessageTest(Case):
         full = ("RESOURCE_EXHAUSTED", "HOST_MEMORY_EXHAUSTED")
         bad = ("INVALID_ARGUMENT", "BAD_MESSAGE")
         for what, expected, outcome in (
-            ("Dot", full, ask(COMPUTE + "Dot", dot + groups)),
-            ("a shape", full, ask(COMPUTE + "Dot", shape)),
-            ("Execute", full, ask(COMPUTE + "Execute", execute + groups)),
-            ("GetBuffer", full, ask(BUFFERS + "GetBuffer", field(1, b"x") + groups)),
-            ("Upload", bad, ask(BUFFERS + "Upload", upload)),
-            ("Download", bad, ask(BUFFERS + "Download", field(1, b"x") + groups)),
-            ("a large Download", bad, ask(BUFFERS + "Download", long_name)),
-        ):
+                ("Dot", full, ask(COMPUTE + "Dot", dot + groups)),
+                ("a shape", full, ask(COMPUTE + "Dot", shape)),
+                ("Execute", full, ask(COMPUTE + "Execute", execute + groups)),
+                ("GetBuffer", full, ask(BUFFERS + "GetBuffer", field(1, b"x") + groups)),
+                ("Upload", bad, ask(BUFFERS + "Upload", upload)),
+                ("Download", bad, ask(BUFFERS + "Download", field(1, b"x") + groups)),
+                ("a large Download", bad, ask(BUFFERS + "Download", long_name))):
             self.assertEqual((outcome.code, outcome.reason), expected, (what, outcome))
         # None of them has been parsed, which would take 100 MiB. gRPC holds 4 MiB and the pieces of
         # the messages.
@@ -1207,21 +993,16 @@ class MessageTest(Case):
 
     def test_messages_that_are_none(self):
         client = self.share().client()
-        for module in (o.buffers, o.compute):
-            (service,) = module.DESCRIPTOR.services_by_name.values()
-            for method in service.methods:
-                bad = [b"\xff" * 40, b"\x0a\x7fshort", b"\x00\x01",
-                       b"\x08" + b"\xff" * 10 + b"\x01",
-                       b"\x0a\x7f" + bytes(400)]  # Its memory is counted first.
-                if service.name == "BufferService" and "name" in method.input_type.fields_by_name:
-                    bad.append(b"\x0a\x02\xff\xfe")  # A name that is not UTF-8.
-                for request in bad:
-                    with self.subTest(method.name, request=request):
-                        path = f"/{service.full_name}/{method.name}"
-                        outcome = self.send(client, path, request)
-                        bad_message = ("INVALID_ARGUMENT", "BAD_MESSAGE")
-                        self.assert_fails(outcome, *bad_message, method=method.name)
-                        self.assertIn(f"not a valid {method.name}Request", outcome.text)
+        for method, path in o.methods(o.buffers, o.compute).items():
+            bad = [b"\xff" * 40, b"\x0a\x7fshort", b"\x00\x01", b"\x08" + b"\xff" * 10 + b"\x01",
+                   b"\x0a\x7f" + bytes(400)]  # Its memory is counted first.
+            if path.startswith(BUFFERS) and method not in ("ListBuffers", "Snapshot"):
+                bad.append(b"\x0a\x02\xff\xfe")  # A name that is not UTF-8.
+            for request in bad:
+                with self.subTest(method, request=request):
+                    outcome = self.send(client, path, request)
+                    self.assert_fails(outcome, "INVALID_ARGUMENT", "BAD_MESSAGE", method=method)
+                    self.assertIn(f"not a valid {method}Request", outcome.text)
         outcome = self.send(client, "/grpc.health.v1.Health/Check", b"\xff")
         self.assertEqual(outcome.code, "INVALID_ARGUMENT", outcome)
         self.assertIn("not a valid HealthCheckRequest", outcome.text)
@@ -1230,11 +1011,9 @@ class MessageTest(Case):
     def test_messages_above_the_limit(self):
         client = self.share().client()
         limit = client.info().limits.max_message_bytes
-        for size, code, reason in (
-            (limit + 100, "INVALID_ARGUMENT", "BAD_MESSAGE"),
-            (2 * limit - 100, "INVALID_ARGUMENT", "BAD_MESSAGE"),
-            (2 * limit + 100, "RESOURCE_EXHAUSTED", ""),
-        ):
+        for size, code, reason in ((limit + 100, "INVALID_ARGUMENT", "BAD_MESSAGE"),
+                                   (2 * limit - 100, "INVALID_ARGUMENT", "BAD_MESSAGE"),
+                                   (2 * limit + 100, "RESOURCE_EXHAUSTED", "")):
             x = inline(np.zeros(size // 4, np.float32))
             outcome = client.attempt("Reduce", x=x, op="REDUCE_OP_SUM")
             self.assertEqual((outcome.code, outcome.reason), (code, reason), outcome)
@@ -1264,88 +1043,61 @@ class ErrorTest(Case):
         client.put("x", FOUR)
         client.create("open", FOUR)
         good, short = resident("x"), o.compute.Tensor(dtype="DTYPE_F32", shape=[6], data=b"123")
-        for reason, operand in (
-            ("BAD_VIEW", resident("x", view([4], offset=1))),
-            ("BAD_OPERAND", o.compute.Operand(tensor=short)),
-            ("BUFFER_NOT_READY", resident("open")),
-        ):
+        for reason, operand in (("BAD_VIEW", resident("x", view([4], offset=1))),
+                                ("BAD_OPERAND", o.compute.Operand(tensor=short)),
+                                ("BUFFER_NOT_READY", resident("open"))):
             for rpc, which, fields in (
-                *((rpc, "a", dict(a=operand, b=good)) for rpc in ("Dot", "Add", "Matmul")),
-                *((rpc, "b", dict(a=good, b=operand)) for rpc in ("Dot", "Add", "Matmul")),
-                ("Reduce", "x", dict(x=operand, op="REDUCE_OP_SUM")),
-                ("WindowSum", "x", dict(x=operand, radius=1)),
-                ("Scan", "x", dict(x=operand, op="REDUCE_OP_SUM")),
-                ("Sort", "x", dict(x=operand)),
-                ("Take", "x", dict(x=operand, indices=inline(np.zeros(1, np.int64)))),
-                ("Take", "indices", dict(x=good, indices=operand)),
-                ("Select", "x", dict(x=operand, mask=inline(np.ones(1, bool)))),
-                ("Select", "mask", dict(x=good, mask=operand)),
-                ("Histogram", "x", dict(x=operand, even=dict(count=1, low=0, high=1))),
-                ("Histogram", "edges", dict(x=good, edges=operand)),
-                ("SearchSorted", "x", dict(x=operand, keys=good)),
-                ("SearchSorted", "keys", dict(x=good, keys=operand)),
-            ):
+                    *((rpc, "a", dict(a=operand, b=good)) for rpc in ("Dot", "Add", "Matmul")),
+                    *((rpc, "b", dict(a=good, b=operand)) for rpc in ("Dot", "Add", "Matmul")),
+                    ("Reduce", "x", dict(x=operand, op="REDUCE_OP_SUM")),
+                    ("WindowSum", "x", dict(x=operand, radius=1)),
+                    ("Scan", "x", dict(x=operand, op="REDUCE_OP_SUM")),
+                    ("Sort", "x", dict(x=operand)),
+                    ("Take", "x", dict(x=operand, indices=inline(np.zeros(1, np.int64)))),
+                    ("Take", "indices", dict(x=good, indices=operand)),
+                    ("Select", "x", dict(x=operand, mask=inline(np.ones(1, bool)))),
+                    ("Select", "mask", dict(x=good, mask=operand)),
+                    ("Histogram", "x", dict(x=operand, even=dict(count=1, low=0, high=1))),
+                    ("Histogram", "edges", dict(x=good, edges=operand)),
+                    ("SearchSorted", "x", dict(x=operand, keys=good)),
+                    ("SearchSorted", "keys", dict(x=good, keys=operand))):
                 outcome = client.attempt(rpc, **fields)
                 self.assertEqual((outcome.reason, outcome.metadata.get("operand")), (reason, which))
 
     def test_messages_say_which_value_is_wrong(self):
-        """The text of an error says which value is wrong and what is allowed."""
-        client = self.share("--memory-limit", "1Mi").client()
+        client = self.share().client()
         x = np.arange(6, dtype=np.float32)
         client.put("x", x)
-        good, limit = resident("x"), client.info().limits.max_message_bytes
-        spec = lambda *shape, dtype=1: o.buffers.BufferSpec(dtype=dtype, shape=shape)
-        short = o.compute.Operand(tensor=o.compute.Tensor(dtype=1, shape=[6], data=b"123"))
+        good = resident("x")
         sum_of = dict(x=good, op="REDUCE_OP_SUM")
-        empty = inline(np.zeros(0, np.float32))
-        large = inline(np.zeros(limit // 4 + 1, np.float32))
-        eight = dict(name="y", spec=o.spec_of(x), data=b"12345678")
-        refused = [
-            (reason, part, client.attempt(rpc, **fields))
-            for reason, part, rpc, fields in (
-                ("BAD_SHAPE", "-3", "CreateBuffer", dict(name="y", spec=spec(-3))),
-                ("BAD_SHAPE", "9", "CreateBuffer", dict(name="y", spec=spec(*[1] * 9))),
-                ("BAD_DTYPE", "77", "CreateBuffer", dict(name="y", spec=spec(1, dtype=77))),
-                ("BAD_NAME", "128", "CreateBuffer", dict(name="y" * 129, spec=spec(1))),
-                # The word "name" would also match "a buffer's name".
-                ("BAD_NAME", "value: a b", "CreateBuffer", dict(name="a b", spec=spec())),
-                ("EMPTY_INPUT", "min", "Reduce", dict(x=empty, op="REDUCE_OP_MIN")),
-                ("BAD_TTL", "-7", "UpdateBuffer", dict(name="x", ttl={"seconds": -7})),
-                ("QUOTA_EXCEEDED", str(1 << 22), "CreateBuffer", dict(name="y", spec=spec(o.MI))),
-                ("BAD_PAGE", "-1", "ListBuffers", dict(page_size=-1)),
-                ("BAD_PAGE", "1001", "ListBuffers", dict(page_size=1001)),
-                ("BAD_VIEW", "5", "Dot", dict(a=resident("x", view([3], offset=5)), b=good)),
-                ("BAD_SHAPE", "6", "Dot", dict(a=good, b=inline(ONE))),
-                ("BAD_AXES", "4", "Reduce", dict(sum_of, axes=[4])),
-                ("BAD_OPERATION", "99", "Reduce", dict(x=good, op=99)),
-                ("BAD_OPERATION", "mean", "Scan", dict(x=good, op="REDUCE_OP_MEAN")),
-                ("BAD_AXES", "4", "Scan", dict(sum_of, axis=4)),
-                ("BAD_AXES", "4", "Sort", dict(x=good, axis=4)),
-                ("BAD_RADIUS", "-9", "WindowSum", dict(x=good, radius=-9)),
-                ("BAD_INDEX", "-77", "Take", dict(x=good, indices=inline(np.array([0, -77])))),
-                ("BAD_DTYPE", "f32", "Take", dict(x=good, indices=good)),
-                ("BAD_OPERATION", "99", "Take", dict(x=good, indices=good, mode=99)),
-                ("BAD_DTYPE", "f32", "Select", dict(x=good, mask=good)),
-                ("BAD_SHAPE", "[1, 1]", "Select", dict(x=good, mask=inline(np.ones((1, 1), bool)))),
-                ("BAD_BINS", "bins", "Histogram", dict(x=good)),
-                ("BAD_BINS", "-1", "Histogram", dict(x=good, even=dict(count=-1, high=1))),
-                ("BAD_BINS", "0 to 0", "Histogram", dict(x=good, even=dict(count=1))),
-                ("BAD_DTYPE", "f32", "Histogram", dict(x=good, integers=5)),
-                ("BAD_DTYPE", "f32", "Histogram", dict(x=good, edges=good)),
-                ("BAD_DTYPE", "i64", "SearchSorted", dict(x=good, keys=inline(np.array([1])))),
-                ("BAD_SHAPE", "[]", "SearchSorted", dict(x=inline(np.float32(1)), keys=good)),
-                ("BAD_OPERAND", "3", "Dot", dict(a=short, b=good)),
-                ("BAD_MESSAGE", str(limit), "Reduce", dict(sum_of, x=large)),
-            )
-        ]
-        refused += [
-            ("BAD_RANGE", "25", outcome_of(lambda: client.download("x", offset=25))),
+        spec, negative = o.spec_of(x), dict(dtype=1, shape=[-3])
+        eight = dict(name="y", spec=spec, data=b"12345678")
+        far = inline(np.array([0, -77]))
+        square = inline(np.ones((1, 1), bool))
+        for reason, part, outcome in (
+            ("BAD_SHAPE", "-3", client.attempt("CreateBuffer", name="y", spec=negative)),
+            # The word "name" would also match "a buffer's name".
+            ("BAD_NAME", "value: a b", client.attempt("CreateBuffer", name="a b", spec=spec)),
+            ("BAD_TTL", "-7", client.attempt("UpdateBuffer", name="x", ttl={"seconds": -7})),
+            ("BAD_VIEW", "5", client.attempt("Dot", a=resident("x", view([3], offset=5)), b=good)),
+            ("BAD_AXES", "4", client.attempt("Reduce", **sum_of, axes=[4])),
+            ("BAD_AXES", "4", client.attempt("Sort", x=good, axis=4)),
+            ("BAD_OPERATION", "mean", client.attempt("Scan", x=good, op="REDUCE_OP_MEAN")),
+            ("BAD_OPERATION", "99", client.attempt("Take", x=good, indices=good, mode=99)),
+            ("BAD_RADIUS", "-9", client.attempt("WindowSum", x=good, radius=-9)),
+            ("BAD_INDEX", "-77", client.attempt("Take", x=good, indices=far)),
+            ("BAD_DTYPE", "f32", client.attempt("Take", x=good, indices=good)),
+            ("BAD_DTYPE", "f32", client.attempt("Select", x=good, mask=good)),
+            ("BAD_SHAPE", "[1, 1]", client.attempt("Select", x=good, mask=square)),
+            ("BAD_BINS", "bins", client.attempt("Histogram", x=good)),
+            ("BAD_BINS", "0 to 0", client.attempt("Histogram", x=good, even=dict(count=1))),
+            ("BAD_DTYPE", "f32", client.attempt("Histogram", x=good, integers=5)),
+            ("BAD_DTYPE", "i64", client.attempt("SearchSorted", x=good, keys=far)),
+            ("BAD_SHAPE", "[]", client.attempt("SearchSorted", x=inline(np.float32(1)), keys=good)),
             ("BAD_RANGE", "4711", outcome_of(lambda: client.download("x", offset=4711))),
-            ("BAD_RANGE", "24", client.try_upload([dict(eight, offset=20)])),
             ("MISSING_DATA", "24", client.try_upload([eight])),
-        ]
-        for reason, part, outcome in refused:
-            with self.subTest(reason, part=part):
+        ):
+            with self.subTest(reason):
                 self.assertEqual(outcome.reason, reason, outcome)
                 self.assertRegex(outcome.text, rf"(?<!\d){re.escape(part)}(?!\d)", outcome)
         scalar = client.attempt("Reduce", x=inline(np.float32(1)), op="REDUCE_OP_SUM", axes=[0])
@@ -1364,11 +1116,9 @@ class ErrorTest(Case):
     def test_launch_takes_what_the_table_says(self):
         client = self.share().client()
         x, flat = inline(np.ones((4, 4), np.float32)), inline(np.ones(16, np.float32))
-        requests = {
-            **{name: (rpc, o.fields_of(rpc, flat)) for name, rpc in o.operations().items()},
-            "reduce_axes": ("Reduce", dict(x=x, op="REDUCE_OP_SUM", axes=[0])),
-            "matmul": ("Matmul", dict(a=x, b=x)),
-        }
+        requests = {**{name: (rpc, o.fields_of(rpc, flat)) for name, rpc in o.operations().items()},
+                    "reduce_axes": ("Reduce", dict(x=x, op="REDUCE_OP_SUM", axes=[0])),
+                    "matmul": ("Matmul", dict(a=x, b=x))}
         refused = 0
         for row in client.call("ListStrategies", backend=client.device().backend).strategies:
             if not row.available or o.buffers.DTYPE_F32 not in row.dtypes:
@@ -1393,9 +1143,6 @@ class ErrorTest(Case):
         self.assertGreater(refused, 10)
 
 
-# --- Connections ----------------------------------------------------------------------------------
-
-
 class ConnectionTest(Case):
     def test_requests_that_come_a_byte_at_a_time(self):
         server = self.share()
@@ -1406,10 +1153,8 @@ class ConnectionTest(Case):
         raw = [self.raw(server) for _ in range(40)]
         for one in raw:
             # This announces a message and sends 5 bytes of its data.
-            one.send(
-                o.frame(o.HEADERS, o.END_HEADERS, 1, headers),
-                o.frame(o.DATA, 0, 1, b"\0" + size.to_bytes(4, "big")),
-            )
+            one.send(o.frame(o.HEADERS, o.END_HEADERS, 1, headers),
+                     o.frame(o.DATA, 0, 1, b"\0" + size.to_bytes(4, "big")))
         for _ in range(5):
             for one in raw:
                 with contextlib.suppress(OSError):
@@ -1427,13 +1172,9 @@ class ConnectionTest(Case):
             raw = self.raw(server)
             with contextlib.suppress(OSError):  # The server may close it.
                 for begin in range(1, 2 * count, 200):
-                    raw.send(
-                        *(
-                            o.frame(o.HEADERS, o.END_HEADERS, stream, headers)
-                            + o.frame(o.RST_STREAM, 0, stream, b"\0\0\0\x08")
-                            for stream in range(begin, begin + 200, 2)
-                        )
-                    )
+                    raw.send(*(o.frame(o.HEADERS, o.END_HEADERS, stream, headers)
+                               + o.frame(o.RST_STREAM, 0, stream, b"\0\0\0\x08")
+                               for stream in range(begin, begin + 200, 2)))
             self.assert_serves(client)
 
         # A call that is not freed would take 17 KiB.
@@ -1513,8 +1254,7 @@ class TooManyStreamsTest(Case):
         """Opens a connection and that many calls on it, without their messages."""
         raw = self.raw(self.server, **how)
         raw.send(
-            *(o.frame(o.HEADERS, o.END_HEADERS, 2 * i + 1, self.HEADERS) for i in range(count))
-        )
+            *(o.frame(o.HEADERS, o.END_HEADERS, 2 * i + 1, self.HEADERS) for i in range(count)))
         return raw
 
     @staticmethod
@@ -1568,9 +1308,6 @@ class TooManyStreamsTest(Case):
         self.assert_serves(self.client)
 
 
-# --- The end --------------------------------------------------------------------------------------
-
-
 class DrainTest(Case):
     def begin(self, listen, *shell, **streams):
         """Starts a server, which may not be listening yet."""
@@ -1604,31 +1341,6 @@ class DrainTest(Case):
         process.send_signal(signal.SIGTERM)
         self.assertEqual(process.wait(LONG_S), 0, "exit code")
 
-    def test_a_drain_that_cuts_calls_off_says_so(self):
-        self.needs_cpu()
-        server = self.start(*PATIENT, "--drain-timeout", "1s", expected=75)
-        call = self.hold_worker(server.client())
-        self.assertEqual(server.stop(), 75)
-        self.assertFalse(outcome_of(call).ok)
-
-    def test_a_drain_under_load_fails_no_call_that_it_accepted(self):
-        """Callers get no error worse than UNAVAILABLE."""
-        server, done = self.start(), [0] * 4
-
-        def work(i):
-            client = server.client()
-            while True:
-                outcome = outcome_of(lambda: client.dot_of_ones(timeout=600))
-                if not outcome.ok:
-                    self.assertEqual(outcome.code, "UNAVAILABLE", outcome)
-                    return
-                done[i] += 1
-                if done[i] == 50 and i == 0:
-                    server.signal()
-
-        o.in_threads(4, work)
-        self.assertEqual(server.wait(LONG_S), 0)
-
 
 class SlowDrainTest(Case):
     def test_a_drain_does_not_wait_for_readers_who_do_not_read(self):
@@ -1641,10 +1353,8 @@ class SlowDrainTest(Case):
             servers.append(server)
             calls += self.unread_downloads(server)
             raw = self.raw(server, window=0)
-            for call in (
-                (COMPUTE + "GetServerInfo", o.compute.GetServerInfoRequest()),
-                (BUFFERS + "Upload", self.one_upload()),
-            ):
+            for call in ((COMPUTE + "GetServerInfo", o.compute.GetServerInfoRequest()),
+                         (BUFFERS + "Upload", self.one_upload())):
                 raw.call(*call)
                 self.assertIsNotNone(raw.find_frame(o.HEADERS, LONG_S), "no response comes")
             server.signal()
@@ -1673,8 +1383,7 @@ class SlowDrainTest(Case):
         still = {
             "nothing after its first message": self.idle_upload(client, stop, first),
             "nothing": self.idle_upload(client, stop),
-            "empty messages": self.idle_upload(client, stop, dict(first, name="e"), pause=0.05),
-        }
+            "empty messages": self.idle_upload(client, stop, dict(first, name="e"), pause=0.05)}
         running = self.slow_upload(client, go_on)
         self.addCleanup(go_on.set)
         self.assert_becomes(4, lambda: client.budget("uploads").used)

@@ -3,9 +3,19 @@
 import pathlib
 import subprocess
 
+import grpc
+
 
 def openssl(*arguments):
     subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=60)
+
+
+def channel(address, ca, pair=None, *options):
+    """Returns a separate connection that trusts a CA. pair: the client's certificate and key."""
+    files = (ca.cert, *(pair[::-1] if pair else ()))
+    credentials = grpc.ssl_channel_credentials(*(path.read_bytes() for path in files))
+    return grpc.secure_channel(
+        address, credentials, [("grpc.use_local_subchannel_pool", 1), *options])
 
 
 class Authority:

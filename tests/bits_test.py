@@ -8,8 +8,7 @@ usage: bits_test.py --server build/bin/tessera-server [--device cuda:0] [--secon
                     [--write] [test ...]
 
 --seconds: the minimum time for which each load of other requests lasts. --seed: uses other requests
-than those of bits.txt. --write replaces bits.txt with the responses of this server.
-"""
+than those of bits.txt. --write replaces bits.txt with the responses of this server."""
 
 import hashlib
 import pathlib

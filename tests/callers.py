@@ -15,11 +15,9 @@ import outsider as o
 PIECE = np.arange(4, dtype=np.float32)
 
 
-class Bearer(
-    grpc.UnaryUnaryClientInterceptor,
-    grpc.UnaryStreamClientInterceptor,
-    grpc.StreamUnaryClientInterceptor,
-):
+class Bearer(grpc.UnaryUnaryClientInterceptor,
+             grpc.UnaryStreamClientInterceptor,
+             grpc.StreamUnaryClientInterceptor):
     """Adds metadata to every call."""
 
     def __init__(self, *metadata):
@@ -93,25 +91,22 @@ class Region:
 def every_method(caller):
     """Returns the outcome of each method of the protocol, by name."""
     x = o.resident("x")
-    requests = {
-        "CreateBuffer": dict(name="made", spec=o.spec_of(PIECE, replace=True)),
-        "GetBuffer": dict(name="x"),
-        "ListBuffers": {},
-        "SealBuffer": dict(name="x"),
-        "UpdateBuffer": dict(name="x"),
-        "CopyBuffer": dict(source="x", name="copy", replace=True),
-        "ImportBuffer": dict(source="nowhere", source_name="x", name="copy"),
-        "DeleteBuffer": dict(name="nothing"),
-        "Snapshot": {},
-        **{rpc: o.fields_of(rpc, x) for rpc in o.operations().values()},
-        "Execute": {},
-        "ListStrategies": {},
-        "GetServerInfo": {},
-    }
+    requests = {"CreateBuffer": dict(name="made", spec=o.spec_of(PIECE, replace=True)),
+                "GetBuffer": dict(name="x"),
+                "ListBuffers": {},
+                "SealBuffer": dict(name="x"),
+                "UpdateBuffer": dict(name="x"),
+                "CopyBuffer": dict(source="x", name="copy", replace=True),
+                "ImportBuffer": dict(source="nowhere", source_name="x", name="copy"),
+                "DeleteBuffer": dict(name="nothing"),
+                "Snapshot": {},
+                **{rpc: o.fields_of(rpc, x) for rpc in o.operations().values()},
+                "Execute": {},
+                "ListStrategies": {},
+                "GetServerInfo": {}}
     ends = {rpc: caller.attempt(rpc, **fields) for rpc, fields in requests.items()}
     ends["Upload"] = caller.try_upload(
-        [dict(name="up", spec=o.spec_of(PIECE, replace=True), data=PIECE.tobytes())]
-    )
+        [dict(name="up", spec=o.spec_of(PIECE, replace=True), data=PIECE.tobytes())])
     ends["Download"] = o.outcome_of(lambda: caller.download("x"))
     for rpc in ("GetSharedMemory", "UploadShared", "DownloadShared"):
         ends[rpc] = caller.shared(rpc)

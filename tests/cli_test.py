@@ -421,8 +421,7 @@ class CliTest(CliCase):
             {"map": {"operands": ["x[0, :3]"], "expression": "f64(a)", "result": "scratch"}},
             {"histogram": {"x": "x", "edges": "step:15"}},
             {"sort": {"x": "x[0]", "values": "scratch", "indices": {"none": True}}},
-            {"search_sorted": {"x": "step:17", "keys": "x[1]"}},
-        )
+            {"search_sorted": {"x": "step:17", "keys": "x[1]"}})
         answer = self.json("run", path)
         steps = answer["steps"]
         product = x @ x.T
@@ -496,145 +495,90 @@ class CliTest(CliCase):
         indices = np.take(order, np.arange(k), axis)
         return np.take_along_axis(x, indices, axis), indices
 
-    def test_topk(self):
+    def test_arrays_that_operations_make(self):
         x = np.random.default_rng(8).integers(-9, 9, (30, 40)).astype("<f4")
-        self.put("x", x)
-        for flags, how in (((), {}), (("--axis=-2", "--smallest"), {"axis": 0, "smallest": True})):
-            answer = self.json("topk", "x", "--k", 5, *flags)
-            for name, dtype, expected in zip(("values", "indices"), ("f32", "i64"),
-                                             self.topk(x, 5, **how)):
-                self.assertEqual(answer[name]["dtype"], dtype)
-                self.assertEqual(answer[name]["shape"], list(expected.shape))
-                self.assertEqual(answer[name]["data"], expected.tolist(), flags)
-        self.assertEqual(self.cli("topk", "x[0, :5]", "--k", 2),
-                         "{}\n{}\n".format(*self.topk(x[0, :5], 2)))
-        values, indices = self.topk(x, 7)
-        command = ("topk", "x", "--k", 7, "--out", "v", "--indices-out", "i")
-        self.assertEqual(self.cli(*command),
-                         f"v: f32 [30, 7], 840 B on {o.Program.device}\n"
-                         f"i: i64 [30, 7], 1.6 KiB on {o.Program.device}\n")
-        np.testing.assert_array_equal(self.get("v"), values)
-        np.testing.assert_array_equal(self.get("i"), indices)
-        self.fails(9, "BUFFER_EXISTS", "--replace", *command)
-        answer = self.json(*command, "--replace", "--ttl", "5m", "--timing")
-        self.assertEqual(answer["indices"]["buffer"]["name"], "i")
+        rows, mask, order = np.array([[3, -1], [0, 29]]), x > 7, np.argsort(x, kind="stable")
+        sums = x[::-1].cumsum(0)[::-1] - x
+        some = dict(x=x, y=np.full(40, 2, "<f4"), rows=rows, mask=mask, order=order[:, :3],
+                    far=np.array([0, 30]), edges=np.array([-5, 0, 0.5, 9]),
+                    line=np.arange(-9, 9, 3, "<f4"))
+        for name, array in some.items():
+            self.put(name, array)
+        # What the commands print as JSON: an array, or values and indices.
+        for command, *want in (
+                ("scan sum x", x.cumsum(1)),
+                ("scan sum x --axis 0 --exclusive --reverse", sums),
+                ("scan any x --axis=-2 --with y --expression a>b",
+                 np.logical_or.accumulate(x > 2).astype("<i4")),
+                ("take x rows --axis 0", x[rows]), ("take x rows[0]", x.take(rows[0])),
+                ("take x order --axis 1 --along", np.take_along_axis(x, order[:, :3], 1)),
+                ("topk x --k 5", *self.topk(x, 5)),
+                ("topk x --k 5 --axis=-2 --smallest", *self.topk(x, 5, axis=0, smallest=True)),
+                ("sort x", np.sort(x), order),
+                ("sort x --axis 0 --descending --only values", np.sort(x, 0)[::-1], None),
+                ("sort x --expression abs(a) --only values", np.sort(abs(x)), None),
+                ("select x mask", x[mask], np.flatnonzero(mask)),
+                ("select x[0] mask[0] --only indices", None, np.flatnonzero(mask[0])),
+                ("histogram x --bins 7 --range -3,8", np.histogram(x, 7, (-3, 8))[0]),
+                ("histogram rows --bins 5", np.array([1, 0, 0, 1, 0])),
+                ("search-sorted line x", np.searchsorted(some["line"], x)),
+                ("search-sorted line x --right", np.searchsorted(some["line"], x, "right"))):
+            answer = self.json(*command.split())
+            found = [answer] if len(want) == 1 else [answer.get(n) for n in ("values", "indices")]
+            for got, array in zip(found, want):
+                with self.subTest(command):
+                    if array is None:
+                        self.assertIsNone(got)
+                        continue
+                    dtype = {"<f4": "f32", "<i4": "i32", "<i8": "i64"}[array.dtype.str]
+                    self.assertEqual((got["dtype"], got["shape"]), (dtype, list(array.shape)))
+                    self.assertEqual(got["data"], array.tolist())
+        # What they print.
+        for command, said in (
+                ("topk x[0,:5] --k 2", "{}\n{}".format(*self.topk(x[0, :5], 2))),
+                ("scan max x[0,:4]", np.maximum.accumulate(x[0, :4])),
+                ("sort x[0,:4] --only values", np.sort(x[0, :4]))):
+            self.assertEqual(self.cli(*command.split()), f"{said}\n")
+        # What they store.
+        count, (largest, places) = mask.sum(), self.topk(x, 7)
+        for command, said, name, want in (
+                ("scan sum x --axis 0 --exclusive --reverse --out s", "s: f32 [30, 40], 4.7 KiB",
+                 "s", sums),
+                ("take x rows --axis=-1 --mode clip --out t", "t: f32 [30, 2, 2], 480 B", "t",
+                 x.take(rows, 1, mode="clip")),
+                ("sort x --only indices --indices-out i", "i: i64 [30, 40], 9.4 KiB", "i", order),
+                ("select x mask --only values --out v", f"v: f32 [{count}], {4 * count} B", "v",
+                 x[mask]),
+                ("topk x --k 7 --out w", "w: f32 [30, 7], 840 B", "w", largest),
+                ("topk x --k 7 --indices-out p", "p: i64 [30, 7], 1.6 KiB", "p", places),
+                ("histogram x edges --out h", "h: i64 [3], 24 B", "h",
+                 np.histogram(x, some["edges"])[0])):
+            with self.subTest(command):
+                self.assertIn(f"{said} on {o.Program.device}\n", self.cli(*command.split()))
+                np.testing.assert_array_equal(self.get(name), want)
+        answer = self.json("topk", "x", "--k", 7, "--out", "w", "--indices-out", "p", "--replace",
+                           "--ttl", "5m", "--timing")
+        self.assertEqual(answer["indices"]["buffer"]["name"], "p")
         self.assertIsNotNone(answer["values"]["buffer"]["expire_time"])
         self.assertGreater(answer["stats"]["kernel_us"], 0)
-        lines = self.cli("topk", "x[0]", "--k", 2, "--indices-out", "i", "--replace").splitlines()
-        self.assertEqual(lines[0], str(self.topk(x[0], 2)[0]))
-        self.all_fail(4, *(("BAD_K", "1 to 4096", "topk", "x", f"--k={k}") for k in (0, 1 << 40)),
-                      ("BAD_AXES", "tessera info", "topk", "x", "--k", 1, "--axis", 2))
-        for flags in ("--replace", "--ttl 5m", "-o -", "-o one.npy --indices-output one.npy"):
-            self.fails(2, "BAD_OPTION", "--help", "topk", "x", "--k", 1, *flags.split())
-
-    def test_take(self):
-        x = np.random.default_rng(9).integers(-9, 9, (30, 40)).astype("<f4")
-        rows = np.array([[3, -1], [0, 29]])
-        self.put("x", x)
-        self.put("rows", rows)
-        answer = self.json("take", "x", "rows", "--axis", 0)
-        self.assertEqual((answer["dtype"], answer["shape"]), ("f32", [2, 2, 40]))
-        self.assertEqual(answer["data"], x[rows].tolist())
-        self.assertEqual(self.json("take", "x", "rows[0]")["data"], x.take(rows[0]).tolist())
-        self.assertEqual(self.cli("take", "x", "rows", "--axis=-1", "--mode", "clip", "--out", "t"),
-                         f"t: f32 [30, 2, 2], 480 B on {o.Program.device}\n")
-        np.testing.assert_array_equal(self.get("t"), x.take(rows, 1, mode="clip"))
-        order = np.argsort(x, axis=1)[:, :3]
-        self.put("order", order)
-        self.assertEqual(self.json("take", "x", "order", "--axis", 1, "--along")["data"],
-                         np.take_along_axis(x, order, 1).tolist())
-        self.put("far", np.array([0, 30]))
-        self.all_fail(4, ("BAD_INDEX", "--mode", "take", "x", "far", "--axis", 0),
-                      ("BAD_DTYPE", "tessera info", "take", "x", "x"),
-                      ("BAD_AXES", "tessera info", "take", "x", "rows", "--axis", 2))
-
-    def test_select(self):
-        x = np.random.default_rng(10).integers(-9, 9, (30, 40)).astype("<f4")
-        self.put("x", x)
-        self.put("mask", x > 7)
-        answer = self.json("select", "x", "mask")
-        self.assertEqual((answer["values"]["dtype"], answer["values"]["data"]),
-                         ("f32", x[x > 7].tolist()))
-        self.assertEqual(answer["indices"]["data"], np.flatnonzero(x > 7).tolist())
-        answer = self.json("select", "x[0]", "mask[0]", "--only", "indices")
-        self.assertEqual(answer["indices"]["data"], np.flatnonzero(x[0] > 7).tolist())
-        count = (x > 7).sum()
-        self.assertEqual(self.cli("select", "x", "mask", "--only", "values", "--out", "s"),
-                         f"s: f32 [{count}], {4 * count} B on {o.Program.device}\n")
-        np.testing.assert_array_equal(self.get("s"), x[x > 7])
-        self.all_fail(4, ("BAD_DTYPE", "tessera info", "select", "x", "x"),
-                      ("BAD_SHAPE", "tessera info", "select", "x[0]", "mask"))
-
-    def test_histogram(self):
-        x = np.random.default_rng(11).integers(-9, 9, (30, 40)).astype("<i4")
-        self.put("x", x)
-        self.put("edges", np.array([-5, 0, 0.5, 9]))
-        answer = self.json("histogram", "x", "--bins", 7, "--range", "-3,8")
-        self.assertEqual((answer["dtype"], answer["data"]),
-                         ("i64", np.histogram(x, 7, (-3, 8))[0].tolist()))
-        self.assertEqual(self.json("histogram", "x", "--bins", 5)["data"],
-                         [int((x == i).sum()) for i in range(5)])
-        self.assertEqual(self.cli("histogram", "x", "edges", "--out", "h"),
-                         f"h: i64 [3], 24 B on {o.Program.device}\n")
-        np.testing.assert_array_equal(self.get("h"), np.histogram(x, [-5, 0, 0.5, 9])[0])
-        self.all_fail(4, ("BAD_BINS", "--bins", "histogram", "x"),
-                      ("BAD_BINS", "--range", "histogram", "x", "--bins", 3, "--range", "1,1"),
-                      ("BAD_DTYPE", "tessera info", "histogram", "x", "x"))
-
-    def test_search_sorted(self):
-        x = np.arange(0, 90, 3).astype("<f4")
-        keys = np.array([[-1, 0, 3], [4, 87, 99]], "<f4")
-        self.put("x", x)
-        self.put("keys", keys)
-        for flags, side in (((), "left"), (("--right",), "right")):
-            answer = self.json("search-sorted", "x", "keys", *flags)
-            self.assertEqual((answer["dtype"], answer["data"]),
-                             ("i64", np.searchsorted(x, keys, side).tolist()))
-        self.all_fail(4, ("BAD_SHAPE", "tessera info", "search-sorted", "keys", "x"))
-
-    def test_scan(self):
-        x = np.random.default_rng(8).integers(-9, 9, (30, 40)).astype("<f4")
-        self.put("x", x)
-        self.put("y", np.full(40, 2, "<f4"))
-        answer = self.json("scan", "sum", "x")
-        self.assertEqual((answer["dtype"], answer["shape"]), ("f32", [30, 40]))
-        self.assertEqual(answer["data"], x.cumsum(1).tolist())
-        sums = x[::-1].cumsum(0)[::-1] - x
-        command = ("scan", "sum", "x", "--axis", 0, "--exclusive", "--reverse")
-        self.assertEqual(self.json(*command)["data"], sums.tolist())
-        self.assertEqual(self.cli(*command, "--out", "s"),
-                         f"s: f32 [30, 40], 4.7 KiB on {o.Program.device}\n")
-        np.testing.assert_array_equal(self.get("s"), sums)
-        self.assertEqual(self.cli("scan", "max", "x[0, :4]"),
-                         f"{np.maximum.accumulate(x[0, :4])}\n")
-        answer = self.json("scan", "any", "x", "--axis=-2", "--expression", "a > b", "--with", "y")
-        self.assertEqual(answer["dtype"], "i32")
-        self.assertEqual(answer["data"], np.logical_or.accumulate(x > 2).astype(int).tolist())
-        self.all_fail(4, ("BAD_AXES", "tessera info", "scan", "sum", "x", "--axis", 2),
-                      ("BAD_EXPRESSION", "--help", "scan", "sum", "x", "--expression", "a +"))
-
-    def test_sort(self):
-        x = np.random.default_rng(8).integers(-9, 9, (30, 40)).astype("<f4")
-        self.put("x", x)
-        order = np.argsort(x, kind="stable")
-        answer = self.json("sort", "x")
-        self.assertEqual(answer["values"]["data"], np.sort(x).tolist())
-        self.assertEqual(answer["indices"]["data"], order.tolist())
-        answer = self.json("sort", "x", "--axis", 0, "--descending", "--only", "values")
-        self.assertEqual(answer["values"]["data"], np.sort(x, 0)[::-1].tolist())
-        self.assertNotIn("indices", answer)
-        command = ("sort", "x", "--only", "indices")
-        self.assertEqual(self.cli(*command, "--indices-out", "i"),
-                         f"i: i64 [30, 40], 9.4 KiB on {o.Program.device}\n")
-        np.testing.assert_array_equal(self.get("i"), order)
-        self.assertEqual(self.cli("sort", "x[0, :4]", "--only", "values"),
-                         f"{np.sort(x[0, :4])}\n")
-        answer = self.json("sort", "x", "--expression", "abs(a)", "--only", "values")
-        self.assertEqual(answer["values"]["data"], np.sort(abs(x)).tolist())
-        self.all_fail(4, ("BAD_AXES", "tessera info", "sort", "x", "--axis", 2),
-                      ("BAD_EXPRESSION", "--help", "sort", "x", "--expression", "a +"))
-        for flags in ("--out y", "-o -", "--replace"):
-            self.fails(2, "BAD_OPTION", "--help", *command, *flags.split())
+        self.fails(9, "BUFFER_EXISTS", "--replace", "topk", "x", "--k", 7, "--out", "w")
+        info = "tessera info"
+        self.all_fail(4, *((reason, hint, *command.split()) for reason, hint, command in (
+            ("BAD_K", "1 to 4096", "topk x --k=0"), ("BAD_K", "1 to 4096", f"topk x --k={1 << 40}"),
+            ("BAD_AXES", info, "topk x --k 1 --axis 2"), ("BAD_AXES", info, "scan sum x --axis 2"),
+            ("BAD_AXES", info, "sort x --axis 2"), ("BAD_AXES", info, "take x rows --axis 2"),
+            ("BAD_INDEX", "--mode", "take x far --axis 0"), ("BAD_DTYPE", info, "take x x"),
+            ("BAD_DTYPE", info, "select x x"), ("BAD_SHAPE", info, "select x[0] mask"),
+            ("BAD_DTYPE", info, "histogram x x"), ("BAD_SHAPE", info, "search-sorted x y"),
+            ("BAD_BINS", "--bins", "histogram rows"),
+            ("BAD_BINS", "--range", "histogram x --bins 3 --range 1,1"),
+            ("BAD_EXPRESSION", "--help", "scan sum x --expression a+"),
+            ("BAD_EXPRESSION", "--help", "sort x --expression a+"))))
+        for command in (
+                "topk x --k 1 --replace", "topk x --k 1 --ttl 5m", "topk x --k 1 -o -",
+                "topk x --k 1 -o one.npy --indices-output one.npy",
+                *(f"sort x --only indices {flags}" for flags in ("--out y", "-o -", "--replace"))):
+            self.fails(2, "BAD_OPTION", "--help", *command.split())
 
     def test_large_results_of_topk_go_to_files(self):
         x = np.random.default_rng(9).permutation(600_000).reshape(600, 1000)
@@ -685,8 +629,7 @@ class CliTest(CliCase):
                 answer = self.json("search", "vectors", "--queries", "queries", "--k", 6,
                                    "--metric", "dot")
                 self.assertEqual(answer["indices"]["data"], indices.tolist())
-                np.testing.assert_allclose(answer["products"]["data"], values, rtol=1e-5,
-                                           atol=1e-4)
+                np.testing.assert_allclose(answer["products"]["data"], values, rtol=1e-5, atol=1e-4)
         # Windows of both arrays, with printed and saved results. The last arrays are i4.
         values, indices = self.neighbours(vectors[100:300:2, ::2], queries[::-2, 12:], 3)
         words = ("search", "vectors[100:300:2, ::2]", "--queries", "queries[::-2, 12:]", "--k", 3)
@@ -794,10 +737,8 @@ class CliTest(CliCase):
         """Replacing an array between two calls of a search is an error, and the search does not
         read the new array."""
         random = np.random.default_rng(15)
-        arrays = {
-            "vectors": random.integers(-8, 8, (70_000, 3)).astype("<f4"),
-            "queries": random.integers(-8, 8, (2, 3)).astype("<f4"),
-        }
+        arrays = {"vectors": random.integers(-8, 8, (70_000, 3)).astype("<f4"),
+                  "queries": random.integers(-8, 8, (2, 3)).astype("<f4")}
         server = self.little_scratch("1Mi", **arrays)
         far = grpc.insecure_channel(server)
         self.addCleanup(far.close)
@@ -888,16 +829,13 @@ class CliTest(CliCase):
         self.assertEqual(self.cli("reduce", "sum", "mask"), "3\n")
         self.assertEqual(self.json("map", "not a", "mask")["data"], (~mask).tolist())
         self.assertEqual(self.cli("map", "a", "mask[0]"), "[ true false  true]\n")
-        numbers = np.arange(240)
         for dtype, name in (("?", "bool"), ("u1", "u8"), ("i1", "i8")):
-            x = (numbers - (name == "i8") * 120).astype(dtype)
+            x = (np.arange(240) - (name == "i8") * 120).astype(dtype)
             self.put("x", x)
             self.assertEqual(self.json("info", "x")["buffer"]["dtype"], name)
-            back = self.get("x")
-            self.assertEqual(back.dtype, x.dtype)
-            np.testing.assert_array_equal(back, x)
             self.cli("cp", "x", "wide", "--dtype", "f32", "--replace")
             self.cli("cp", "wide", "back", "--dtype", name, "--replace")
+            self.assertEqual(self.get("back").dtype, x.dtype)
             np.testing.assert_array_equal(self.get("back"), x)
         self.cli("put", "--random", "normal", "--shape", 5000, "--dtype", "i8", "--name", "random")
         self.assertGreater(len(np.unique(self.get("random"))), 120)
@@ -1051,12 +989,10 @@ class CliTest(CliCase):
         large = "file:" + self.save("large", np.zeros(1 << 20))
         put = ("put", "upload.npy", "--name")
         (self.folder / "text.npy").write_text("hello")
-        self.all_fail(
-            3,
-            ("FILE_NOT_FOUND", "path", "put", "nothing.npy"),
-            ("BUFFER_NOT_FOUND", "tessera ls", "dot", "x", "nothing"),
-            ("BUFFER_NOT_FOUND", "tessera ls", "get", "nothing", "-o", "x.npy"),
-        )
+        self.all_fail(3,
+                      ("FILE_NOT_FOUND", "path", "put", "nothing.npy"),
+                      ("BUFFER_NOT_FOUND", "tessera ls", "dot", "x", "nothing"),
+                      ("BUFFER_NOT_FOUND", "tessera ls", "get", "nothing", "-o", "x.npy"))
         self.all_fail(
             4,
             ("BAD_SHAPE", "tessera info", "dot", "x", "y"),
@@ -1073,8 +1009,7 @@ class CliTest(CliCase):
             ("OPERAND_TOO_LARGE", "put", "dot", large, "x"),
             ("BAD_NPY", "numpy.save", "put", "text.npy"),
             ("BAD_DTYPE", "numpy.save", "put", self.save("complex", np.zeros(3, "c8"))),
-            ("BAD_SHAPE", "numpy.save", "put", self.save("deep", np.zeros((1,) * 9))),
-        )
+            ("BAD_SHAPE", "numpy.save", "put", self.save("deep", np.zeros((1,) * 9))))
         self.all_fail(9, ("BUFFER_EXISTS", "--replace", "cp", "x", "y"),
                       ("BUFFER_EXISTS", "--replace", *put, "x"))
         self.fails(5, "STRATEGY_UNSUPPORTED", "strategies", "matmul", ints, ints, "--strategy",
@@ -1321,17 +1256,11 @@ class BenchTest(CliCase):
         self.put("none", EMPTY)
         ints = "file:" + self.save("ints", np.zeros((3, 3), "<i4"))
         dot = ("bench", "dot", "x", "x", "--strategy")
-        self.fails(3, "BUFFER_NOT_FOUND", "tessera ls", "bench", "dot", "x", "nothing")
         self.fails(5, "STRATEGY_UNSUPPORTED", "it needs", "bench", "matmul", ints, ints,
                    "--strategy", "cpu_library")
         self.fails(2, "BAD_OPTION", "--help", *dot, ",")
-        self.all_fail(
-            4,
-            ("UNKNOWN_STRATEGY", "cpu_serial", *dot, "cpu_serial,magic"),
-            ("EMPTY_INPUT", "tessera info", "bench", "reduce", "max", "none"),
-            ("BAD_K", "--k", "bench", "topk", "x", "--k", 4),
-            ("BAD_EXPRESSION", "", "bench", "map", "a +", "x"),
-        )
+        self.all_fail(4, ("UNKNOWN_STRATEGY", "cpu_serial", *dot, "cpu_serial,magic"),
+                      ("EMPTY_INPUT", "tessera info", "bench", "reduce", "max", "none"))
         if o.Program.device == "cpu":
             self.fails(4, "BAD_LAUNCH", "without the option", *dot, "cpu_serial", "--block-size",
                        64)

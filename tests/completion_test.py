@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Tests `tessera completion` in real shells: bash on its own terminal, and zsh and fish if they are
-installed. Also tests the manual pages that deploy/tools/manual.py makes from the help texts.
-"""
+installed. Also tests the manual pages that deploy/tools/manual.py makes from the help texts."""
 
 import os
 import re
@@ -17,12 +16,10 @@ class CompletionTest(o.Case):
     def setUpClass(cls):
         super().setUpClass()
         cls.address = f"unix:{cls.folder}/socket"
-        server = o.Server(cls.folder, listen=cls.address, device="cpu")
-        cls.addClassCleanup(server.kill)
+        cls.serve_class(listen=cls.address, device="cpu")
         cls.environment = {
             "PATH": f"{os.path.dirname(o.Program.cli)}:/usr/bin:/bin", "HOME": str(cls.folder),
-            "TERM": "dumb", "PS1": "$ ", "LC_ALL": "C.UTF-8", "TESSERA_SERVER": cls.address,
-        }
+            "TERM": "dumb", "PS1": "$ ", "LC_ALL": "C.UTF-8", "TESSERA_SERVER": cls.address}
         (cls.folder / "weights.npy").touch()
         for name in ("digits", "digests/2", "other"):
             cls.run_cli("put", "--name", name, "--random", "ones", "--shape", "2x3")
@@ -90,15 +87,13 @@ class CompletionTest(o.Case):
                "{a,b}"]
         o.make_stubs()
         buffers, compute = o.buffers, o.compute
-        answers = {
-            "ListBuffers": buffers.ListBuffersResponse(
-                buffers=[buffers.Buffer(name=name) for name in [*bad, "a/b.c_d-e"]]),
-            "ListStrategies": compute.ListStrategiesResponse(
-                strategies=[compute.Strategy(operation=name, name=name, available=True)
-                            for name in [*bad, "fixed_tree"]]),
-            "GetServerInfo": compute.GetServerInfoResponse(
-                devices=[compute.Device(name=name) for name in [*bad, "cuda:0"]]),
-        }
+        answers = {"ListBuffers": buffers.ListBuffersResponse(
+                       buffers=[buffers.Buffer(name=name) for name in [*bad, "a/b.c_d-e"]]),
+                   "ListStrategies": compute.ListStrategiesResponse(
+                       strategies=[compute.Strategy(operation=name, name=name, available=True)
+                                   for name in [*bad, "fixed_tree"]]),
+                   "GetServerInfo": compute.GetServerInfoResponse(
+                       devices=[compute.Device(name=name) for name in [*bad, "cuda:0"]])}
 
         def answer(method, _):
             return answers[method.rsplit("/", 1)[1]].SerializeToString()
@@ -121,19 +116,16 @@ class CompletionTest(o.Case):
             ("tessera put --dtype bf\t", "tessera put --dtype bf16 "),
             ("tessera put weig\t", "tessera put weights.npy "),
             (f"tessera -s {self.address} dot oth\t", f"tessera -s {self.address} dot other "),
-            ("tessera map '(a - b) * 2' digi\t", "tessera map '(a - b) * 2' digits "),
-        )
+            ("tessera map '(a - b) * 2' digi\t", "tessera map '(a - b) * 2' digits "))
 
     def test_zsh(self):
         if not shutil.which("zsh"):
             self.skipTest("zsh is not installed")
-        self.types(
-            ("zsh", "-f", "-i"),
-            ('autoload -U compinit; compinit -u; eval "$(tessera completion zsh)"; '
-             'echo rea""dy\n', "ready"),
-            ("tessera stra\t", "tegies "), ("tessera dot digi\t", "ts "),
-            ("tessera put weig\t", "hts.npy "),
-        )
+        self.types(("zsh", "-f", "-i"),
+                   ('autoload -U compinit; compinit -u; eval "$(tessera completion zsh)"; '
+                    'echo rea""dy\n', "ready"),
+                   ("tessera stra\t", "tegies "), ("tessera dot digi\t", "ts "),
+                   ("tessera put weig\t", "hts.npy "))
 
     def test_fish(self):
         if not shutil.which("fish"):

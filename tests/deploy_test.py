@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
 """Checks that the files of deploy/ agree with each other and with the programs: names, ports,
-flags, versions and selectors. tests/by_hand tests them with the programs that read them.
-
-usage: deploy_test.py --server build/bin/tessera-server --cli build/bin/tessera [unittest arguments]
-"""
+flags, versions and selectors. tests/by_hand tests them with the programs that read them."""
 
 import json
 import os
@@ -292,7 +289,7 @@ class PackTest(unittest.TestCase):
             path = f"{folder}:{os.environ['PATH']}"
             configured = lambda *arguments: o.run(
                 "bash", "-c", script, "-", DEPLOY / "tools", *arguments, cwd=folder,
-                env=o.environment(PATH=path))  # fmt: skip
+                env=o.environment(PATH=path))
 
             self.assertIn("-DTESSERA_CUDA=ON", configured().stdout)
             alone = configured("cpu").stdout

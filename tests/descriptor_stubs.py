@@ -24,11 +24,6 @@ def _message(descriptor):
     return made
 
 
-def _enum(space, descriptor):
-    space[descriptor.name] = enum_type_wrapper.EnumTypeWrapper(descriptor)
-    space.update((value.name, value.number) for value in descriptor.values)
-
-
 def _stub(package, service):
     """Returns a class for use as FooStub(channel), with a callable for each method."""
 
@@ -36,15 +31,11 @@ def _stub(package, service):
         for method in service.method:
             sides = (method.client_streaming, method.server_streaming)
             kind = "_".join("stream" if side else "unary" for side in sides)
-            request, response = (
-                _class_of(_pool.FindMessageTypeByName(name.lstrip(".")))
-                for name in (method.input_type, method.output_type)
-            )
-            call = getattr(channel, kind)(
-                f"/{package}.{service.name}/{method.name}",
-                request_serializer=request.SerializeToString,
-                response_deserializer=response.FromString,
-            )
+            request, response = (_class_of(_pool.FindMessageTypeByName(name.lstrip(".")))
+                                 for name in (method.input_type, method.output_type))
+            call = getattr(channel, kind)(f"/{package}.{service.name}/{method.name}",
+                                          request_serializer=request.SerializeToString,
+                                          response_deserializer=response.FromString)
             setattr(self, method.name, call)
 
     return type(f"{service.name}Stub", (), {"__init__": connect})
@@ -64,7 +55,8 @@ def install(path):
         for message in found.message_types_by_name.values():
             setattr(messages, message.name, _message(message))
         for enum in found.enum_types_by_name.values():
-            _enum(vars(messages), enum)
+            setattr(messages, enum.name, enum_type_wrapper.EnumTypeWrapper(enum))
+            vars(messages).update((value.name, value.number) for value in enum.values)
         for service in file.service:
             stub = _stub(file.package, service)
             setattr(stubs, stub.__name__, stub)

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """Tests a server with several devices over the wire: operands on any of them, against NumPy and
-against the bits of one device; programs; callers that leave.
+against the bits of one device; programs.
 
 usage: devices_test.py --server build/bin/tessera-server [--device cuda:0,cuda:1,cpu] [test ...]
 """
 
 import sys
-import time
 
 import numpy as np
 
@@ -19,10 +18,6 @@ FLAGS = ("--scratch-limit", "64Mi")
 
 def named(key, device):
     return f"{key}/{device.replace(':', '-')}"
-
-
-def values_of(response):
-    return o.to_numpy(response.tensor)
 
 
 def test_names_and_budgets(server, client):
@@ -38,38 +33,31 @@ def test_names_and_budgets(server, client):
         assert [bytes_used > 0 for bytes_used in used] == [k <= i for k in range(len(used))], used
 
 
-def test_every_operation_with_operands_everywhere(server, client):
+def test_operands_everywhere(server, client):
     names = client.devices()
-    a = RNG.standard_normal((37, 53)).astype(np.float32)
-    b = RNG.standard_normal((53, 41)).astype(np.float32)
     x = RNG.standard_normal(100_003).astype(np.float32)
     y = RNG.standard_normal(100_003).astype(np.float32)
     for name in names:
-        for key, array in dict(a=a, b=b, x=x, y=y).items():
+        for key, array in dict(x=x, y=y).items():
             client.put(named(key, name), array, device=name)
 
     def at(key, name):
         return o.resident(named(key, name))
 
     home = names[0]
-    expected = dict(add=(x + y).tobytes(),
-                    dot=client.call("Dot", a=at("x", home), b=at("y", home)).value.real)
+    expected = client.call("Dot", a=at("x", home), b=at("y", home)).value.real
     exact = float(np.dot(x.astype(np.longdouble), y.astype(np.longdouble)))
     for first in names:
         for second in names:
             got = client.call("Dot", a=at("x", first), b=at("y", second))
-            assert got.value.real == expected["dot"], (first, second)
+            assert got.value.real == expected, (first, second)
             assert abs(got.value.real - exact) < 1e-2
             assert got.stats.device == first
-            got = client.call("Add", a=at("x", first), b=at("y", second))
-            assert got.tensor.data == expected["add"], (first, second)
-            got = client.call("Matmul", a=at("a", first), b=at("b", second))
-            assert np.allclose(values_of(got), a @ b, atol=1e-4)
             # The result is on the device where the call ran.
             result = o.into("result", replace=True)
             stored = client.call("Add", a=at("x", first), b=at("y", second), result=result)
             assert stored.buffer.device == first
-            assert client.download(stored.buffer.name) == expected["add"]
+            assert client.download("result") == (x + y).tobytes(), (first, second)
     assert eventually(client.is_idle, 5)
 
 
@@ -83,7 +71,7 @@ def test_the_largest_operand_stays(server, client):
         nodes = [dict(operand=0), dict(operand=1), dict(op="MAP_OP_ADD", args=[0, 1])]
         answer = client.call("Map", operands=[a, b], expression=dict(nodes=nodes))
         assert answer.stats.device == second
-        assert np.array_equal(values_of(answer), small + large)
+        assert np.array_equal(o.to_numpy(answer.tensor), small + large)
 
 
 def test_views_of_another_device(server, client):
@@ -105,21 +93,17 @@ def test_views_of_another_device(server, client):
     ):
         # The array of ones spans more memory than the other operand's view, so that view is moved.
         got = client.attempt(
-            "Add", a=o.resident("ones", o.view([len(expected)], [5])), b=o.resident("big", view),
-        )
+            "Add", a=o.resident("ones", o.view([len(expected)], [5])), b=o.resident("big", view))
         assert got.ok, got
         assert got.answer.stats.device == first, view
-        assert np.array_equal(values_of(got.answer), expected + 1), view
+        assert np.array_equal(o.to_numpy(got.answer.tensor), expected + 1), view
     # A repeated element is moved once.
     repeated = client.call(
-        "Dot", a=o.resident("ones"), b=o.resident("big", o.view([100_000], [0], 123))
-    )
+        "Dot", a=o.resident("ones"), b=o.resident("big", o.view([100_000], [0], 123)))
     assert repeated.value.real == 100_000 * flat[123]
     # A column spans all rows, which are larger than the scratch memory.
-    column = client.attempt(
-        "Add", a=o.resident("as_big", o.view([rows], [columns])),
-        b=o.resident("big", o.view([rows], [columns])),
-    )
+    column = client.attempt("Add", a=o.resident("as_big", o.view([rows], [columns])),
+                            b=o.resident("big", o.view([rows], [columns])))
     assert column.reason == "SCRATCH_EXHAUSTED", column
     assert eventually(client.is_idle, 5)
 
@@ -149,19 +133,6 @@ def test_programs(server, client):
     assert got[-1].answer.buffer.device == names[-1], "the largest buffer stays"
     total = arrays[0] + arrays[1][:2000:2][:1000]
     assert client.download("sum") == total.tobytes()
-    assert eventually(client.is_idle, 5)
-
-
-def test_callers_who_leave(server, client):
-    first, second = client.devices()[:2]
-    n = 4 << 20
-    client.put("left", np.ones(n, np.float32), device=first)
-    client.put("right", np.ones(n, np.float32), device=second)
-    for _ in range(20):
-        call = client.future("Dot", a=o.resident("left"), b=o.resident("right"))
-        time.sleep(RNG.uniform(0, 0.02))
-        call.cancel()
-    assert client.call("Dot", a=o.resident("left"), b=o.resident("right")).value.real == n
     assert eventually(client.is_idle, 5)
 
 

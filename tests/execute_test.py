@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
 """Tests programs (Execute) over the wire: chains against NumPy, the bits of separate calls, faults
-of single steps, limits, and leftovers.
-
-usage: execute_test.py --server build/bin/tessera-server [--device cuda:0] [test ...]
-"""
+of single steps, limits, and leftovers."""
 
 import sys
 import time
@@ -11,18 +8,10 @@ import time
 import numpy as np
 
 import outsider as o
-from outsider import eventually
+from outsider import check_refusal as refused
+from outsider import eventually, scratch, step
 
 RNG = np.random.default_rng(20261123)
-MIB = 1 << 20
-
-
-def step(number, window=None):
-    return o.compute.Operand(step=number, view=window)
-
-
-def scratch():
-    return o.compute.Result(scratch=True)
 
 
 def dot(a, b, **more):
@@ -55,10 +44,6 @@ def values(client, *steps):
     return [outcome.answer for outcome in outcomes]
 
 
-def refused(outcome, code, reason):
-    assert (outcome.code, outcome.reason) == (code, reason), outcome
-
-
 def fill(client, name, shape, value):
     """Makes a buffer on the device with one value everywhere."""
     half = o.inline(np.full(1, value / 2, np.float32), o.view(shape, [0] * len(shape)))
@@ -74,43 +59,21 @@ def idle(client):
 # --- Results --------------------------------------------------------------------------------------
 
 
-def test_a_method_of_several_steps(server, client):
-    """Nearest neighbours, of which only the indices are returned."""
-    train = RNG.integers(-8, 9, (300, 24)).astype(np.float32)
-    test = RNG.integers(-8, 9, (77, 24)).astype(np.float32)
-    client.put("train", train)
-    client.put("test", (-2 * test).astype(np.float32))
-    answers = values(
-        client,
-        reduce("SUM_SQUARES", o.resident("train"), axes=[1], result=scratch()),
-        matmul(o.resident("test"), o.resident("train"), transpose_b=True, result=scratch()),
-        add(step(1), step(0, o.view([77, 300], [0, 1])), result=scratch()),
-        reduce("ARGMIN", step(2), axes=[1]),
-    )
-    distances = ((test[:, None, :] - train[None, :, :]) ** 2).sum(2)
-    assert np.array_equal(o.to_numpy(answers[3].tensor), distances.argmin(1))
-    for answer in answers[:3]:
-        assert not answer.HasField("tensor") and not answer.HasField("buffer")
-    assert client.names() == ["test", "train"]
-
-
 def test_scalars_are_arrays_of_rank_0(server, client):
     """A scalar has the type of the reduction along axes; ARGMAX gives the index."""
     for dtype in ("<f4", "<f8", "<f2", "<i4", "<i8"):
         x = RNG.integers(-9, 10, 1000).astype(dtype)
         result = "<i8" if dtype[1] == "i" else dtype
         everywhere = o.view([1000], [0])
-        answers = values(
-            client,
-            reduce("SUM", o.inline(x)),
-            reduce("MIN", o.inline(x)),
-            reduce("ARGMAX", o.inline(x)),
-            dot(o.inline(x), o.inline(x)),
-            add(step(0), o.inline(np.array(1, result))),
-            add(step(1, everywhere), o.inline(x)),
-            add(step(2), o.inline(np.array(0, "<i8"))),
-            add(step(3), o.inline(np.array(0, result))),
-        )
+        answers = values(client,
+                         reduce("SUM", o.inline(x)),
+                         reduce("MIN", o.inline(x)),
+                         reduce("ARGMAX", o.inline(x)),
+                         dot(o.inline(x), o.inline(x)),
+                         add(step(0), o.inline(np.array(1, result))),
+                         add(step(1, everywhere), o.inline(x)),
+                         add(step(2), o.inline(np.array(0, "<i8"))),
+                         add(step(3), o.inline(np.array(0, result))))
         exact = x.astype(np.float64)
         assert o.to_numpy(answers[4].tensor) == np.array(exact.sum() + 1).astype(result)
         assert np.array_equal(o.to_numpy(answers[5].tensor), x + x.min())
@@ -118,43 +81,8 @@ def test_scalars_are_arrays_of_rank_0(server, client):
         assert o.to_numpy(answers[7].tensor) == np.array((exact * exact).sum()).astype(result)
 
 
-def test_neighbours_that_share_no_launch(server, client):
-    """Steps with other element types, operations, strategies or launches, and steps with an
-    expression. Each step has the value of a separate call, whichever step precedes it."""
-    calls = []
-    for dtype in ("<f4", "<f8", "<f2", "<i4", "<i8"):
-        a, b = (o.inline((20 * RNG.standard_normal(1000)).astype(dtype)) for _ in range(2))
-        calls.append(("Dot", dict(a=a, b=b)))
-        calls += [("Reduce", dict(x=a, op="REDUCE_OP_" + op)) for op in ("SUM", "MAX", "NORM_L2")]
-    a, b = calls[0][1]["a"], calls[0][1]["b"]
-    usable = [one.name for one in client.strategies("dot") if o.buffers.DTYPE_F32 in one.dtypes]
-    assert len(usable) > 1
-    calls += [("Dot", dict(a=a, b=b, strategy=name)) for name in usable]
-    calls.append(("Dot", dict(a=a, b=b, timing=True)))
-    node = o.compute.Expression.Node
-    nodes = [node(operand=0), node(op="MAP_OP_ADD", args=[0, 0])]
-    twice = o.compute.Expression(nodes=nodes)
-    calls.append(("Reduce", dict(x=a, op="REDUCE_OP_SUM", expression=twice)))
-    alone = [client.call(rpc, **fields).value for rpc, fields in calls]
-    make = dict(Dot=dot, Reduce=lambda op, x, **more: reduce(op[len("REDUCE_OP_"):], x, **more))
-    steps = [make[rpc](**fields) for rpc, fields in calls]
-    apart = add(o.inline(np.ones(1, "f4")), o.inline(np.ones(1, "f4")))
-    for first, before in enumerate(steps):
-        program = [one for second in steps for one in (before, second, apart)]
-        outcomes = run(client, *program, stats=True)
-        for i, outcome in enumerate(outcomes):
-            if i % 3 == 2:
-                continue
-            assert outcome.ok, outcome
-            which, answer = (first, i // 3)[i % 3], outcome.answer
-            pair = calls[first], calls[i // 3]
-            assert answer.value.SerializeToString() == alone[which].SerializeToString(), pair
-            fields = calls[which][1]
-            assert fields.get("strategy", answer.stats.strategy) == answer.stats.strategy, pair
-            assert answer.stats.kernel_us > 0 or not fields.get("timing"), pair
-
-
 def test_neighbours_that_read_each_other_share_no_launch(server, client):
+    """tests/compute_service_test.cc has other neighbours, and random programs have all kinds."""
     a = o.inline(RNG.integers(-9, 10, 1000).astype(np.float64))
     answers = values(client, dot(a, a), dot(step(0), step(0)), dot(step(1), step(0)))
     first = answers[0].value.real
@@ -183,12 +111,10 @@ def test_all_buffers_are_read_at_one_moment(server, client):
     """A step that replaces an operand of a later step does not change the later step's operand."""
     client.put("x", np.array([1, 2, 3], np.float32))
     three = o.view([3], [1])
-    answers = values(
-        client,
-        add(o.resident("x"), o.resident("x"), result=o.into("x", replace=True)),
-        reduce("SUM", o.resident("x", three)),
-        reduce("SUM", step(0)),
-    )
+    answers = values(client,
+                     add(o.resident("x"), o.resident("x"), result=o.into("x", replace=True)),
+                     reduce("SUM", o.resident("x", three)),
+                     reduce("SUM", step(0)))
     assert [answers[1].value.real, answers[2].value.real] == [6.0, 12.0]
     assert np.array_equal(np.frombuffer(client.download("x"), "<f4"), [2, 4, 6])
 
@@ -203,31 +129,28 @@ def test_the_last_of_two_results_of_a_name_wins(server, client):
 
 # --- Faults ---------------------------------------------------------------------------------------
 
-
 def test_a_failing_step_fails_what_needs_it_and_nothing_else(server, client):
     x = o.inline(np.arange(6, dtype=np.float32))
     client.put("taken", np.ones(1, np.float32))
     bad, failed = "INVALID_ARGUMENT", ("FAILED_PRECONDITION", "STEP_FAILED")
-    cases = (
-        (dot(x, o.resident("missing")), ("NOT_FOUND", "BUFFER_NOT_FOUND")),
-        (dot(x, x), None),
-        (add(step(0, o.view([6], [0])), x), failed),
-        (add(x, x, result=o.into("taken")), ("ALREADY_EXISTS", "BUFFER_EXISTS")),
-        (reduce("SUM", step(3)), failed),
-        (reduce("SUM", step(2)), failed),
-        (add(x, o.inline(np.ones(5, np.float32))), (bad, "BAD_SHAPE")),
-        (dot(x, x, strategy="guess"), (bad, "UNKNOWN_STRATEGY")),
-        (o.compute.Step(), (bad, "BAD_OPERATION")),
-        (reduce("SUM", step(9)), (bad, "BAD_OPERAND")),
-        (reduce("SUM", step(77)), (bad, "BAD_OPERAND")),
-        (matmul(x, x), (bad, "BAD_SHAPE")),
-        (add(x, x, result=o.into("bad name")), (bad, "BAD_NAME")),
-        (add(x, x, result=o.into("good")), None),
-        (reduce("MAX", o.inline(np.zeros(0, np.float32))), (bad, "EMPTY_INPUT")),
-        (reduce("SUM", o.resident("taken", version=5)),
-         ("FAILED_PRECONDITION", "VERSION_MISMATCH")),
-        (dot(x, o.compute.Operand()), (bad, "BAD_OPERAND")),
-    )
+    cases = ((dot(x, o.resident("missing")), ("NOT_FOUND", "BUFFER_NOT_FOUND")),
+             (dot(x, x), None),
+             (add(step(0, o.view([6], [0])), x), failed),
+             (add(x, x, result=o.into("taken")), ("ALREADY_EXISTS", "BUFFER_EXISTS")),
+             (reduce("SUM", step(3)), failed),
+             (reduce("SUM", step(2)), failed),
+             (add(x, o.inline(np.ones(5, np.float32))), (bad, "BAD_SHAPE")),
+             (dot(x, x, strategy="guess"), (bad, "UNKNOWN_STRATEGY")),
+             (o.compute.Step(), (bad, "BAD_OPERATION")),
+             (reduce("SUM", step(9)), (bad, "BAD_OPERAND")),
+             (reduce("SUM", step(77)), (bad, "BAD_OPERAND")),
+             (matmul(x, x), (bad, "BAD_SHAPE")),
+             (add(x, x, result=o.into("bad name")), (bad, "BAD_NAME")),
+             (add(x, x, result=o.into("good")), None),
+             (reduce("MAX", o.inline(np.zeros(0, np.float32))), (bad, "EMPTY_INPUT")),
+             (reduce("SUM", o.resident("taken", version=5)),
+              ("FAILED_PRECONDITION", "VERSION_MISMATCH")),
+             (dot(x, o.compute.Operand()), (bad, "BAD_OPERAND")))
     outcomes = run(client, *(one for one, _ in cases))
     for i, (outcome, (_, want)) in enumerate(zip(outcomes, cases)):
         if want is None:
@@ -262,16 +185,16 @@ def test_too_many_steps(server, client):
     assert outcome.metadata["limit"] == str(limit)
     # Refusing many more steps, which take few bytes, takes no memory.
     before = server.peak_rss()
-    message = b"\x0a\x00" * (2 * MIB - 100)
+    message = b"\x0a\x00" * (2 * o.MI - 100)
     call = client.channel.unary_unary("/tessera.v1.ComputeService/Execute")
     refused(o.outcome_of(lambda: call(message, timeout=20)), "INVALID_ARGUMENT", "TOO_MANY_STEPS")
-    assert server.peak_rss() - before < 40 * MIB, server.peak_rss() - before
+    assert server.peak_rss() - before < 40 * o.MI, server.peak_rss() - before
 
 
 def test_answers_fit_what_clients_receive(server, client):
     """The limit covers all inline results together, and also thousands of errors."""
     block = o.inline(np.ones(250 * 1024 // 4, np.float32))
-    client.put("x", np.ones(MIB // 4, np.float32))
+    client.put("x", np.ones(o.MI // 4, np.float32))
     x = o.resident("x")
     outcomes = run(client, *[add(x, x)] * 5, add(block, block))
     reasons = [outcome.reason for outcome in outcomes]
@@ -288,12 +211,12 @@ def test_answers_fit_what_clients_receive(server, client):
 
 
 def test_scratch_is_limited_and_given_back(server, client):
-    x = fill(client, "x", [8 * MIB // 4], 1)
+    x = fill(client, "x", [8 * o.MI // 4], 1)
     limit = client.device().scratch_limit_bytes
-    enough = [add(x, x, result=scratch())] * (limit // (8 * MIB) + 1)
+    enough = [add(x, x, result=scratch())] * (limit // (8 * o.MI) + 1)
     outcome = client.attempt("Execute", steps=enough)
     refused(outcome, "RESOURCE_EXHAUSTED", "SCRATCH_EXHAUSTED")
-    assert all(outcome.ok for outcome in run(client, *enough[: limit // (16 * MIB)]))
+    assert all(outcome.ok for outcome in run(client, *enough[: limit // (16 * o.MI)]))
     huge = o.inline(np.ones(1, np.float32), o.view([2**30, 2**29], [0, 0]))
     outcome = client.attempt("Execute", steps=[add(huge, huge, result=scratch())] * 4)
     assert not outcome.ok or all(not one.ok for one in map(o.Outcome.of_step,
@@ -303,9 +226,7 @@ def test_scratch_is_limited_and_given_back(server, client):
 
 def absolute(a, b, **more):
     """Returns |a b|, which takes scratch memory for the product while it runs."""
-    node = o.compute.Expression.Node
-    nodes = [node(operand=0), node(op="MAP_OP_ABS", args=[0])]
-    return matmul(a, b, expression=o.compute.Expression(nodes=nodes), **more)
+    return matmul(a, b, expression=o.expression(o.operand(0), o.node("ABS", 0)), **more)
 
 
 def test_steps_take_scratch_memory_one_after_the_other(server, client):
@@ -360,31 +281,6 @@ def test_programs_that_take_too_long_together(server, client):
     assert float(outcome.metadata["estimate_seconds"]) > float(outcome.metadata["limit_seconds"])
 
 
-def test_callers_that_leave(server, client):
-    """The programs of callers that leave stop, and leave no buffers and no memory behind."""
-    m = fill(client, "m", [400, 400], 1)
-    used = client.device().buffer_used_bytes
-    steps = [matmul(m, m, result=o.into(f"left{i}")) for i in range(10)]
-    steps += [matmul(step(9), m, result=scratch()) for _ in range(10)]
-    for pause in (0.0, 0.005, 0.02):
-        futures = [client.future("Execute", steps=steps) for _ in range(6)]
-        time.sleep(pause)
-        for future in futures:
-            future.cancel()
-    outcome = client.attempt("Execute", steps=steps, timeout=0.002)
-    assert outcome.code in ("DEADLINE_EXCEEDED", "OK"), outcome
-    assert eventually(lambda: idle(client) and client.device().waiting == 0, 20)
-    for name in client.names():
-        if name.startswith("left"):  # It ended before its caller left.
-            client.call("DeleteBuffer", name=name)
-    assert eventually(lambda: client.device().buffer_used_bytes == used, 5)
-
-
-FLAGS = (
-    *("--memory-limit", "512Mi", "--scratch-limit", "128Mi"),
-    *("--max-operation-seconds", "15"),
-)
-
-
 if __name__ == "__main__":
-    sys.exit(o.run_tests(globals(), *FLAGS))
+    flags = "--memory-limit 512Mi --scratch-limit 128Mi --max-operation-seconds 15"
+    sys.exit(o.run_tests(globals(), *flags.split()))

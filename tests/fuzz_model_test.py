@@ -29,14 +29,10 @@ NAMES = ["a", "a/b", "a.b", "b", "b-1", "Z"]
 WRITING, READY = 1, 2
 LEAST_STEPS = 500  # The minimum, however busy the machine is.
 # A valid request may fail for these reasons if it exceeds the server's limits.
-TOO_MUCH = (
-    "OPERATION_TOO_LONG", "SCRATCH_EXHAUSTED", "RESULT_TOO_LARGE", "QUOTA_EXCEEDED",
-    "HOST_MEMORY_EXHAUSTED",
-)
-LIMITS = (
-    *("--memory-limit", "256Mi", "--scratch-limit", "64Mi", "--max-operation-seconds", "2"),
-    *("--max-transfers", "64", "--transfer-timeout", "300s"),
-)
+TOO_MUCH = ("OPERATION_TOO_LONG", "SCRATCH_EXHAUSTED", "RESULT_TOO_LARGE", "QUOTA_EXCEEDED",
+            "HOST_MEMORY_EXHAUSTED")
+LIMITS = (*("--memory-limit", "256Mi", "--scratch-limit", "64Mi", "--max-operation-seconds", "2"),
+          *("--max-transfers", "64", "--transfer-timeout", "300s"))
 
 
 def gaps_of(response):
@@ -185,8 +181,7 @@ class Fuzzer(r.Requests):
             (dict(ttl=rng.choice(bad_ttls)), "BAD_TTL"),
             (dict(device="cuda:77"), "BAD_DEVICE"),
             (dict(placement=rng.choice((["all", "all"], [""]))), "BAD_PLACEMENT"),
-            (dict(placement=["x"]), "BAD_DEVICE"),
-        ))
+            (dict(placement=["x"]), "BAD_DEVICE")))
         reasons = (reason, *(("QUOTA_EXCEEDED",) * (reason == "BAD_SHAPE")))
         return self.spec(**dict(dtype=dtype, shape=shape, **more) | change), reasons
 
@@ -249,8 +244,7 @@ class Fuzzer(r.Requests):
         crc, reasons = right if sums and data else "?" if not data else None, ()
         last, piece = messages[-1], pieces[-1][1]
         fault = rng.choice(
-            (None,) * 6 + ("crc", "whole", "unknown", "range", "short", "other", "repeat")
-        )
+            (None,) * 6 + ("crc", "whole", "unknown", "range", "short", "other", "repeat"))
         if fault == "crc":
             message = rng.choice(messages)
             message["crc32c"] = o.crc32c(message["data"]) ^ (1 << rng.randrange(32))
@@ -434,16 +428,13 @@ class Fuzzer(r.Requests):
             fields = rng.choice((*sizes, dict(page_token="guess\0")))
             self.expect(self.client.attempt("ListBuffers", **fields), "BAD_PAGE")
             return
-        expected = [
-            self.live.get(name) or self.drafts[name][-1]
-            for name in sorted({*self.live, *(n for n in self.drafts if self.drafts[n])})
-            if name.startswith(prefix)
-        ]
+        expected = [self.live.get(name) or self.drafts[name][-1]
+                    for name in sorted({*self.live, *(n for n in self.drafts if self.drafts[n])})
+                    if name.startswith(prefix)]
         seen, token = [], ""
         while True:
             outcome = self.client.attempt(
-                "ListBuffers", prefix=prefix, page_size=size, page_token=token
-            )
+                "ListBuffers", prefix=prefix, page_size=size, page_token=token)
             self.expect(outcome, ok=True)
             check(len(outcome.answer.buffers) <= (size or 100), "a page is too long")
             seen += outcome.answer.buffers
@@ -518,8 +509,7 @@ class Fuzzer(r.Requests):
         name, live, version, size, offset, reasons = self.pick_range()
         limit, sums = rng.choice((0, 0, rng.randrange(size + 2))), rng.random() < 0.5
         request = o.buffers.DownloadRequest(
-            name=name, offset=offset, limit=limit, version=version, checksums=sums
-        )
+            name=name, offset=offset, limit=limit, version=version, checksums=sums)
         outcome = outcome_of(lambda: list(self.client.b.Download(request, timeout=30)))
         beyond = ("BAD_RANGE",) * (not reasons and offset + limit > size)
         if not self.expect(outcome, *reasons, *beyond, ok=not reasons):
@@ -567,8 +557,7 @@ class Fuzzer(r.Requests):
                     (dict(source_version=self.wrong_version()), ("VERSION_MISMATCH",)),
                     (dict(dtype=77), ("BAD_DTYPE",)),
                     (dict(name=rng.choice(BAD_NAMES)), ("BAD_NAME",)),
-                    (dict(device="cuda:77"), (placement,)),
-                ))
+                    (dict(device="cuda:77"), (placement,))))
                 fields.update(change)
         outcome = self.client.attempt("CopyBuffer", **fields)
         if not replace and self.taken(name):
@@ -624,8 +613,7 @@ class Fuzzer(r.Requests):
         rng = self.rng
         extents = rng.choice((
             [2**20], [2**31], [2**62], [2**16, 2**16], [2**31, 2**31], [3, 2**40], [2**63 - 1],
-            [2**32, 2**32],
-        ))
+            [2**32, 2**32]))
         view = o.buffers.View(shape=extents, strides=[0] * len(extents))
         x = o.inline(self.array(rng.choice(DTYPES), (1,), special=False), view)
         stored = dict(a=x, b=x, result=rng.choice((None, o.into("large", replace=True))))
@@ -645,8 +633,7 @@ class Fuzzer(r.Requests):
                             values={"none": True}, indices=stored["result"])),
             ("Histogram", dict(x=x, even=dict(count=9, low=-1, high=1), result=stored["result"])),
             ("SearchSorted", dict(x=o.inline(np.zeros(1, np.float32)), keys=x,
-                                  result=stored["result"])),
-        ))
+                                  result=stored["result"]))))
         outcome = self.client.attempt(rpc, **fields)
         refusals = "BAD_VIEW", "BAD_SHAPE", "BAD_K", "STRATEGY_UNSUPPORTED", "BAD_DTYPE"
         self.expect(outcome, *TOO_MUCH, *refusals, ok=True)
@@ -665,17 +652,14 @@ class Fuzzer(r.Requests):
         outcome = self.client.attempt(rpc)
         self.expect(outcome, "BUFFER_NOT_FOUND", *("BAD_" + reason for reason in reasons))
         outcome = self.client.attempt(
-            "ListStrategies", operation=self.rng.choice(("", "dot", "guess", "x" * 1000))
-        )
+            "ListStrategies", operation=self.rng.choice(("", "dot", "guess", "x" * 1000)))
         self.expect(outcome, "BAD_OPERATION", ok=True)
 
     WEIGHTS = {
         "create": 8, "upload": 16, "upload_ranges": 14, "seal": 10, "get": 8, "list": 3,
         "update": 4, "delete": 5, "download": 6, "copy": 12, "dot": 12, "add": 12, "matmul": 12,
         "reduce": 20, "window_sum": 8, "map": 12, "top_k": 10, "scan": 10, "sort": 10, "take": 10,
-        "select": 10, "histogram": 10, "search_sorted": 10,
-        "large": 2, "bare": 1,
-    }
+        "select": 10, "histogram": 10, "search_sorted": 10, "large": 2, "bare": 1}
 
     def choose_client(self, kind):
         """Chooses the client if there are several. Returns how the next request is described."""
@@ -698,8 +682,7 @@ CROWD_NAMES = ("p", "q", "r")
 HARMLESS = {
     "BUFFER_NOT_FOUND", "BUFFER_EXISTS", "BUFFER_NOT_READY", "BUFFER_SEALED", "VERSION_MISMATCH",
     "VERSION_REQUIRED", "QUOTA_EXCEEDED", "TOO_MANY_UPLOADS", "TOO_MANY_DOWNLOADS", "QUEUE_FULL",
-    "HOST_MEMORY_EXHAUSTED", "SCRATCH_EXHAUSTED", "TOO_MANY_BUFFERS", "TENANT_QUOTA_EXCEEDED",
-}
+    "HOST_MEMORY_EXHAUSTED", "SCRATCH_EXHAUSTED", "TOO_MANY_BUFFERS", "TENANT_QUOTA_EXCEEDED"}
 
 
 def self_checking(rng):
@@ -714,8 +697,7 @@ def is_whole(data):
     array = np.frombuffer(data, np.int64)
     seed, count = int(array[0]) >> 20, int(array[0]) & (1 << 20) - 1
     return count == len(array) and np.array_equal(
-        array, np.arange(count, dtype=np.int64) * (2 * seed + 1) + array[0]
-    )
+        array, np.arange(count, dtype=np.int64) * (2 * seed + 1) + array[0])
 
 
 class Member:
@@ -813,8 +795,7 @@ def crowd(clients, seed, seconds):
         member = Member(clients[i], random.Random(seed * 1000 + i), note)
         try:
             while not failed.is_set() and (
-                time.monotonic() < end or sum(ended.values()) < 10 * len(clients)
-            ):
+                    time.monotonic() < end or sum(ended.values()) < 10 * len(clients)):
                 member.act()
         except BaseException:
             failed.set()
@@ -881,14 +862,19 @@ def test_model(server, client):
     print(f"{steps} steps, {client.programs} programs: {fuzzer.ended}")
 
 
+def many_callers(server, clients, arguments):
+    """Lets the clients call at the same time. The server holds no more afterwards."""
+    crowd(clients, arguments.seed, arguments.seconds / 8)  # Caches fill, pools grow.
+    before = holdings(server)
+    ended = crowd(clients, arguments.seed + 1, arguments.seconds / 2)
+    check_holdings(server, before)
+    print(f"{sum(ended.values())} calls: {ended}")
+
+
 def test_many_callers(server, client):
     clients = [server.client() for _ in range(ARGUMENTS.callers)]
-    crowd(clients, ARGUMENTS.seed, ARGUMENTS.seconds / 8)  # Caches fill, pools grow.
-    before = holdings(server)
-    ended = crowd(clients, ARGUMENTS.seed + 1, ARGUMENTS.seconds / 2)
-    check_holdings(server, before)
+    many_callers(server, clients, ARGUMENTS)
     delete_everything(client)
-    print(f"{sum(ended.values())} calls: {ended}")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ import re
 import sys
 import threading
 import time
-import urllib.request
 
 import numpy as np
 
@@ -37,17 +36,13 @@ from random_requests import BOOL, F32, SIZES, U8, Wrong, check
 PAGE = 4096
 LARGE = 4 << 20
 # The role and the quotas, in bytes and in buffers.
-TENANTS = {
-    "anna": ("write", 5000, None),
-    "bert": ("write", None, 5),
-    "carl": ("write", 8 << 20, 9),
-    "staff": ("admin", None, None),
-}
+TENANTS = {"anna": ("write", 5000, None),
+           "bert": ("write", None, 5),
+           "carl": ("write", 8 << 20, 9),
+           "staff": ("admin", None, None)}
 # Methods that a reader may not call. A reader may not store results either.
-WRITES = {
-    "CreateBuffer", "Upload", "SealBuffer", "UpdateBuffer", "CopyBuffer", "ImportBuffer",
-    "DeleteBuffer", "Snapshot", "UploadShared",
-}
+WRITES = {"CreateBuffer", "Upload", "SealBuffer", "UpdateBuffer", "CopyBuffer", "ImportBuffer",
+          "DeleteBuffer", "Snapshot", "UploadShared"}
 
 
 class Member(r.ThroughPrograms):
@@ -148,8 +143,7 @@ class TenantFuzzer(f.Fuzzer):
         """Returns whether the model agrees with a refusal because of a quota."""
         used, limit = {
             "bytes": (self.used_bytes(), self.most_bytes),
-            "buffers": (self.used_buffers(), self.most_buffers),
-        }[outcome.metadata["quota"]]
+            "buffers": (self.used_buffers(), self.most_buffers)}[outcome.metadata["quota"]]
         said = outcome.metadata["limit"]
         check(limit is not None and said == str(limit), outcome, "the quota is", limit)
         return used + int(outcome.metadata["requested"]) > limit
@@ -214,9 +208,9 @@ class TenantFuzzer(f.Fuzzer):
 
     def metrics(self):
         """Checks that the metrics count each tenant's buffers by state."""
-        text = urllib.request.urlopen(self.server.metrics, timeout=20).read().decode()
         labels = r'device="[^"]*",state="(\w+)",tenant="(\w+)"'
-        found = re.findall(rf"^tessera_(buffers|buffer_bytes)\{{{labels}\}} (\d+)$", text, re.M)
+        line = rf"^tessera_(buffers|buffer_bytes)\{{{labels}\}} (\d+)$"
+        found = re.findall(line, self.server.page(), re.M)
         said = {(of, state, tenant): int(value) for of, state, tenant, value in found}
         for fuzzer in (self, *self.others):
             states = ("ready", fuzzer.live.values()), ("writing", fuzzer.all_drafts())
@@ -246,13 +240,11 @@ class TenantFuzzer(f.Fuzzer):
         unreadable = peer.not_readable(source, version)
         reasons = (*reasons, *(("SOURCE_REFUSED",) if unreadable else ()))
         fields.update(source=peer.server.address, source_name=source, source_version=version)
-        for field, value, reason in (
-            ("source", "nowhere", "BAD_SOURCE"),
-            ("source", "192.0.2.1:50051", "SOURCE_NOT_ALLOWED"),
-            ("name", rng.choice(r.BAD_NAMES), "BAD_NAME"),
-            ("ttl", {"seconds": -1}, "BAD_TTL"),
-            ("device", "cuda:77", "BAD_DEVICE"),
-        ):
+        for field, value, reason in (("source", "nowhere", "BAD_SOURCE"),
+                                     ("source", "192.0.2.1:50051", "SOURCE_NOT_ALLOWED"),
+                                     ("name", rng.choice(r.BAD_NAMES), "BAD_NAME"),
+                                     ("ttl", {"seconds": -1}, "BAD_TTL"),
+                                     ("device", "cuda:77", "BAD_DEVICE")):
             if rng.random() < 0.03:
                 fields[field], reasons = value, (*reasons, reason)
         outcome = self.client.attempt("ImportBuffer", **fields)
@@ -344,8 +336,7 @@ class TenantFuzzer(f.Fuzzer):
         reasons = (*reasons, *unreadable)
         self.region.memory[:] = b"\xa5" * PAGE
         outcome = self.client.shared(
-            "DownloadShared", name=name, version=version, offset=offset, target=target
-        )
+            "DownloadShared", name=name, version=version, offset=offset, target=target)
         if not self.expect(outcome, *reasons, ok=not reasons):
             return
         count, memory = min(size - offset, target.size), self.region.memory
@@ -383,8 +374,7 @@ class TenantFuzzer(f.Fuzzer):
         # threads. A reader sees only its own calls, even in an administrator's tenant, and this
         # call is the last one.
         over = eventually(self.server.asleep, 60, pause=0.001) and eventually(
-            lambda: self.members[1].budget("calls").used == 1, 60
-        )
+            lambda: self.members[1].budget("calls").used == 1, 60)
         check(over, "a call that was broken off goes on:", way, outcome)
         return outcome.ok
 
@@ -399,8 +389,7 @@ class TenantFuzzer(f.Fuzzer):
         self.client.note("Upload", dict(spec=spec))
         upload = self.client.b.Upload
         ok = self.break_off(
-            lambda timeout: upload.future(messages(let_go), timeout=timeout), *reasons
-        )
+            lambda timeout: upload.future(messages(let_go), timeout=timeout), *reasons)
         let_go.set()
         return ok
 
@@ -552,10 +541,8 @@ class TenantFuzzer(f.Fuzzer):
                 self.forget(name)
 
     def broken_seal(self, _):
-        drafts = [
-            draft for draft in self.all_drafts() if not draft.missing() and draft.replace
-            and self.history.get(draft.name, 0) < draft.version
-        ]
+        drafts = [draft for draft in self.all_drafts() if not draft.missing() and draft.replace
+                  and self.history.get(draft.name, 0) < draft.version]
         if drafts:
             draft = self.rng.choice(drafts)
             fields = dict(name=draft.name, version=draft.version)
@@ -599,8 +586,7 @@ class TenantFuzzer(f.Fuzzer):
     WEIGHTS = f.Fuzzer.WEIGHTS | {
         "large": 1, "account": 6, "metrics": 2, "import_buffer": 14,
         "link": 8, "upload_shared": 14, "download_shared": 8, "broken_upload": 8,
-        "broken_ranges": 6, "broken_call": 16, "broken_read": 4,
-    }
+        "broken_ranges": 6, "broken_call": 16, "broken_read": 4}
 
     def choose_client(self, kind):
         reads = self.rng.random() < 0.2 and not kind.startswith("broken_")
@@ -630,10 +616,8 @@ def start(folder, file, number):
     path = folder / f"shared{number}"
     server = o.Server(
         folder, *("--tokens", str(file), "--import-from", "127.0.0.1:*", "--insecure"),
-        *("--shared-memory", str(path), "--metrics-listen", "127.0.0.1:0"), *f.LIMITS,
-    )
+        *("--shared-memory", str(path), "--metrics-listen", "127.0.0.1:0"), *f.LIMITS)
     server.shared = path
-    server.metrics = re.search(r"metrics at (http://[\d.:]+/)", server.log())[1] + "metrics"
     return server
 
 
@@ -671,17 +655,12 @@ def fuzzers_of(server, rng):
     return fuzzers
 
 
-def totals(fuzzers, name):
-    total = collections.Counter()
-    for fuzzer in fuzzers:
-        total.update(getattr(fuzzer, name))
-    return total
-
-
 def check_variety(fuzzers, steps):
     """Checks that every kind of request was sent, and that every ending that this suite tests
     occurred."""
-    ended, broken, calls = (totals(fuzzers, name) for name in ("ended", "broken", "calls"))
+    ended, broken, calls = (
+        sum((collections.Counter(getattr(one, name)) for one in fuzzers), collections.Counter())
+        for name in ("ended", "broken", "calls"))
     if steps > 10 * sum(TenantFuzzer.WEIGHTS.values()):
         check(len(calls) == len(TenantFuzzer.WEIGHTS), "only", calls)
         for reason in ("ROLE_TOO_SMALL", "TENANT_QUOTA_EXCEEDED", "SOURCE_REFUSED"):
@@ -698,13 +677,9 @@ def many_callers(server, arguments):
     hold."""
     tokens = [f"{tenant}-{role}" for tenant, (role, _, _) in TENANTS.items()]
     clients = [Caller(server, tokens[i % len(tokens)]) for i in range(arguments.callers)]
-    f.crowd(clients, arguments.seed, arguments.seconds / 8)  # Caches fill, pools grow.
-    before = f.holdings(server)
-    ended = f.crowd(clients, arguments.seed + 1, arguments.seconds / 3)
-    f.check_holdings(server, before)
+    f.many_callers(server, clients, arguments)
     for client in clients[: len(tokens)]:
         f.delete_everything(client)
-    print(f"{sum(ended.values())} calls of {len(clients)} callers: {ended}")
 
 
 def test_tenants(server, client):

@@ -52,7 +52,7 @@ class Method:
 
     def call(self, channel, messages, timeout, metadata=None):
         kind = ("stream" if self.method.client_streaming else "unary",
-                "stream" if self.method.server_streaming else "unary")  # fmt: skip
+                "stream" if self.method.server_streaming else "unary")
         stub = getattr(channel, "_".join(kind))(
             self.path, self.request.SerializeToString, self.response.FromString)
         request = iter(messages) if kind[0] == "stream" else messages[0]
@@ -86,7 +86,7 @@ class Run:
         latency = time.perf_counter_ns() - start
         with self.lock:
             self.details.append({"timestamp": now.isoformat().replace("+00:00", "Z"),
-                                 "latency": latency, "error": error, "status": status})  # fmt: skip
+                                 "latency": latency, "error": error, "status": status})
 
     def loop(self, worker, end):
         while time.monotonic() < end:
@@ -123,8 +123,7 @@ def main():
                     "metadata": config.get("metadata"), **schedule},
         "count": len(run.details), "total": int(total * 1e9), "rps": len(run.details) / total,
         "errorDistribution": count(run.details, "error"),
-        "statusCodeDistribution": count(run.details, "status"), "details": run.details,
-    }))  # fmt: skip
+        "statusCodeDistribution": count(run.details, "status"), "details": run.details}))
 
 
 if __name__ == "__main__":

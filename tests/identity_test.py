@@ -3,10 +3,7 @@
 processes of other users that are known by the unix socket that they connect to, and which users may
 connect to such a socket.
 
-The tests must run as root to act as other users.
-
-usage: identity_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
-"""
+The tests must run as root to act as other users."""
 
 import ast
 import grp
@@ -23,7 +20,7 @@ import grpc
 import numpy as np
 
 import outsider as o
-from authority import Authority
+from authority import Authority, channel
 from callers import PIECE, Bearer, Caller, Region, line_of, replace
 
 ANNA, BERT, CARL, GROUP = 54321, 54322, 54323, 54330
@@ -33,16 +30,8 @@ class Holder(Caller):
     """A client with a certificate, and with a token if one is given."""
 
     def __init__(self, server, ca, pair, token=None, address=None):
-        self.plain = grpc.secure_channel(
-            address or server.address,
-            grpc.ssl_channel_credentials(
-                ca.cert.read_bytes(), pair[1].read_bytes(), pair[0].read_bytes()
-            ),
-            options=[
-                ("grpc.use_local_subchannel_pool", 1),
-                ("grpc.ssl_target_name_override", "localhost"),
-            ],
-        )
+        name = ("grpc.ssl_target_name_override", "localhost")
+        self.plain = channel(address or server.address, ca, pair, name)
         metadata = [] if token is None else [("authorization", f"Bearer {token}")]
         self.channel = grpc.intercept_channel(self.plain, Bearer(*metadata))
         self.b = o.buffer_grpc.BufferServiceStub(self.channel)
@@ -69,8 +58,7 @@ class IdentityCase(o.FreshCase):
         return "--tokens", self.file
 
     def assert_unknown(self, end):
-        self.assertEqual((end.code, end.reason), ("UNAUTHENTICATED", "BAD_TOKEN"), end)
-        return end.text
+        return o.check_refusal(end, "UNAUTHENTICATED", "BAD_TOKEN").text
 
     def tls(self):
         cert, key = self.pair
@@ -87,21 +75,15 @@ class CertificateTest(IdentityCase):
         return self.serve(*self.tls(), *self.write(*lines))
 
     def test_a_certificate_says_who_calls(self):
-        pairs = {
-            name: self.ca.issue(name, names=names)
-            for name, names in (
-                ("trainer", "DNS:localhost"),
-                ("a", "DNS:Trainer.Example.org,DNS:other.example.org"),
-                ("b", "URI:spiffe://example.org/reader"),
-                ("c", "DNS:trainer"),
-                ("d", "URI:spiffe://example.org/Reader"),
-            )
-        }
-        server = self.serve_tls(
-            "cn:trainer admin one",
-            "dns:trainer.example.org write two",
-            "uri:spiffe://example.org/reader read two",
-        )
+        pairs = {name: self.ca.issue(name, names=names)
+                 for name, names in (("trainer", "DNS:localhost"),
+                                     ("a", "DNS:Trainer.Example.org,DNS:other.example.org"),
+                                     ("b", "URI:spiffe://example.org/reader"),
+                                     ("c", "DNS:trainer"),
+                                     ("d", "URI:spiffe://example.org/Reader"))}
+        server = self.serve_tls("cn:trainer admin one",
+                                "dns:trainer.example.org write two",
+                                "uri:spiffe://example.org/reader read two")
         callers = {name: Holder(server, self.ca, pair) for name, pair in pairs.items()}
         callers["trainer"].put("x", PIECE)
         callers["a"].put("y", PIECE)
@@ -118,8 +100,7 @@ class CertificateTest(IdentityCase):
     def test_the_first_line_that_fits_counts(self):
         pair = self.ca.issue("first", names="DNS:a.example.org,DNS:b.example.org")
         lines = [
-            "dns:b.example.org read two", "cn:first write one", "dns:a.example.org write three"
-        ]
+            "dns:b.example.org read two", "cn:first write one", "dns:a.example.org write three"]
         server = self.serve_tls(*lines)
         caller = Holder(server, self.ca, pair)
         self.assertEqual(caller.attempt("DeleteBuffer", name="x").reason, "ROLE_TOO_SMALL")
@@ -162,10 +143,8 @@ class SocketTest(IdentityCase):
 
     def permissions(self):
         """Returns the permissions of both sockets, which are equal."""
-        found = {
-            (stat.S_IMODE(status.st_mode), status.st_gid)
-            for status in ((self.folder / name).stat() for name in ("socket", "shared"))
-        }
+        found = {(stat.S_IMODE(status.st_mode), status.st_gid)
+                 for status in ((self.folder / name).stat() for name in ("socket", "shared"))}
         self.assertEqual(len(found), 1)
         return found.pop()
 
@@ -182,11 +161,10 @@ class SocketTest(IdentityCase):
         before = os.umask(0o077)
         try:
             for flags, expected in (
-                ((), (0o600, os.getegid())),
-                (("--socket-group", GROUP), (0o660, GROUP)),
-                (("--socket-group", "games"), (0o660, grp.getgrnam("games").gr_gid)),
-                (("--socket-group", "*"), (0o666, os.getegid())),
-            ):
+                    ((), (0o600, os.getegid())),
+                    (("--socket-group", GROUP), (0o660, GROUP)),
+                    (("--socket-group", "games"), (0o660, grp.getgrnam("games").gr_gid)),
+                    (("--socket-group", "*"), (0o666, os.getegid()))):
                 with self.subTest(flags):
                     server = self.serve_unix(*flags)
                     self.assertEqual(self.permissions(), expected)
@@ -222,8 +200,7 @@ class UsersTest(IdentityCase):
         return o.run(
             self.cli, "--server", address or f"unix:{self.path}", "--timeout", "20s", *arguments,
             user=user, group=user, extra_groups=list(groups), cwd="/",
-            env={"TESSERA_TOKEN": token} if token else {},
-        )
+            env={"TESSERA_TOKEN": token} if token else {})
 
     def connect_as(self, user):
         child = os.fork()
@@ -242,24 +219,20 @@ class UsersTest(IdentityCase):
         process = subprocess.Popen(
             [sys.executable, "-c", f"import os, socket, sys\n{script}\nsys.stdin.read()"]
             + list(map(str, arguments)),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/", **more,
-        )
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/", **more)
         self.addCleanup(process.communicate)
         return process.stdout.readline().strip()
 
     def regions(self, user):
         """Returns what the server says to a user about two regions: the sizes of their tokens, and
         the reasons."""
-        script = (
-            "from callers import Region, o\n"
-            "o.make_stubs(); os.setresuid(*[int(sys.argv[1])] * 3)\n"
-            "regions = [Region(sys.argv[2]) for _ in range(2)]\n"
-            "print([(len(one.token), one.answer.reason) for one in regions], flush=True)"
-        )
+        script = ("from callers import Region, o\n"
+                  "o.make_stubs(); os.setresuid(*[int(sys.argv[1])] * 3)\n"
+                  "regions = [Region(sys.argv[2]) for _ in range(2)]\n"
+                  "print([(len(one.token), one.answer.reason) for one in regions], flush=True)")
         here = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).resolve().parent)}
         return ast.literal_eval(self.ask(
-            script, user, self.folder / "shared", "--server", o.Program.path, env=here
-        ))
+            script, user, self.folder / "shared", "--server", o.Program.path, env=here))
 
     def test_others_connect_as_the_file_says(self):
         self.serve_unix("--socket-group", GROUP)
@@ -267,8 +240,7 @@ class UsersTest(IdentityCase):
             "for path, kind in zip(sys.argv[1:], (socket.SOCK_STREAM, socket.SOCK_SEQPACKET)):\n"
             "  try: socket.socket(socket.AF_UNIX, kind).connect(path); print('in', end=' ')\n"
             "  except PermissionError: print('out', end=' ')\n"
-            "print(flush=True)"
-        )
+            "print(flush=True)")
         for user, groups, said in ((ANNA, [GROUP], "in in"), (BERT, [], "out out")):
             who = dict(user=user, group=user, extra_groups=groups)
             self.assertEqual(self.ask(script, self.path, self.folder / "shared", **who), said)
@@ -303,8 +275,7 @@ class UsersTest(IdentityCase):
 
     def test_calls_of_two_users_at_once_are_not_mixed_up(self):
         self.serve_unix(
-            "--socket-group", "*", *self.write(f"uid:{ANNA} write anna", f"uid:{BERT} read bert")
-        )
+            "--socket-group", "*", *self.write(f"uid:{ANNA} write anna", f"uid:{BERT} read bert"))
 
         def call(i):
             for _ in range(5):
@@ -323,8 +294,7 @@ class UsersTest(IdentityCase):
         first, last = 60000, 60064
         server = self.serve_unix(
             "--socket-group", "*",
-            *self.write(*(f"uid:{user} read one" for user in range(first, last + 1))),
-        )
+            *self.write(*(f"uid:{user} read one" for user in range(first, last + 1))))
         for user in range(first, last):
             self.connect_as(user)
         self.assertEqual(self.run_as(first, "ls").returncode, 0)
@@ -344,14 +314,12 @@ class UsersTest(IdentityCase):
         self.serve_unix("--socket-group", "*", "--max-connections", "16")
         # Prints how many of a user's connections are served. gRPC greets the connections that it
         # serves.
-        script = (
-            "made = [socket.socket(socket.AF_UNIX) for _ in range(int(sys.argv[2]))]\n"
-            "for one in made: one.settimeout(60), one.connect(sys.argv[1])\n"
-            "def served(one):\n"
-            "  try: return len(one.recv(1))\n"
-            "  except ConnectionError: return 0\n"
-            "print(sum(map(served, made)), flush=True)"
-        )
+        script = ("made = [socket.socket(socket.AF_UNIX) for _ in range(int(sys.argv[2]))]\n"
+                  "for one in made: one.settimeout(60), one.connect(sys.argv[1])\n"
+                  "def served(one):\n"
+                  "  try: return len(one.recv(1))\n"
+                  "  except ConnectionError: return 0\n"
+                  "print(sum(map(served, made)), flush=True)")
 
         def ask(user, count):
             return int(self.ask(script, self.path, count, user=user, group=user))
@@ -396,9 +364,7 @@ class UsersTest(IdentityCase):
 
     def test_a_user_with_a_line_has_half_of_shared_memory(self):
         lines = [f"uid:{ANNA} write anna", f"uid:{BERT} write bert"]
-        self.serve_unix(
-            "--socket-group", "*", "--shared-memory-limit", "8192", *self.write(*lines)
-        )
+        self.serve_unix("--socket-group", "*", "--shared-memory-limit", "8192", *self.write(*lines))
         self.assertEqual({size for size, _ in self.regions(CARL)}, {0})
         for user in (ANNA, BERT):
             self.assertEqual(self.regions(user), [(16, ""), (0, "SHARED_MEMORY_EXHAUSTED")])
@@ -409,8 +375,7 @@ class UsersTest(IdentityCase):
         script = (
             "made = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(200)]\n"
             "for one in made: one.connect(sys.argv[1])\n"
-            "print('connected', flush=True)"
-        )
+            "print('connected', flush=True)")
         self.assertEqual(self.ask(script, shared, user=BERT, group=BERT), "connected")
         own = Region(shared)
         self.addCleanup(own.connection.close)

@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
 """Runs by hand what the container image starts: the entry point, the variables and the health check
-that deploy/Dockerfile names, with the programs that were built.
-
-usage: image_test.py --server build/bin/tessera-server --cli build/bin/tessera [unittest arguments]
-"""
+that deploy/Dockerfile names, with the programs that were built."""
 
 import json
 import os
@@ -15,21 +12,16 @@ import subprocess
 import outsider as o
 
 
-def run_stage():
-    """Returns the instructions of the Dockerfile's last stage as pairs (name, rest of the line)."""
-    text = (o.ROOT / "deploy" / "Dockerfile").read_text()
-    lines = [line for line in text.splitlines() if not line.startswith("#")]
-    joined = "\n".join(lines).replace("\\\n", " ")
-    instructions = [line.split(None, 1) for line in joined.splitlines() if line.strip()]
-    last = max(i for i, (name, _) in enumerate(instructions) if name == "FROM")
-    return instructions[last:]
-
-
 class ImageTest(o.Case):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.instructions = run_stage()
+        text = (o.ROOT / "deploy" / "Dockerfile").read_text()
+        lines = [line for line in text.splitlines() if not line.startswith("#")]
+        joined = "\n".join(lines).replace("\\\n", " ")
+        every = [line.split(None, 1) for line in joined.splitlines() if line.strip()]
+        last = max(i for i, (name, _) in enumerate(every) if name == "FROM")
+        cls.instructions = every[last:]  # Pairs (name, rest of the line) of the last stage.
         # The folder of programs in the image.
         programs = cls.folder / "bin"
         programs.mkdir()
@@ -127,8 +119,7 @@ class ImageTest(o.Case):
     def test_a_stopping_server_says_so_before_it_goes(self):
         self.assertGreaterEqual(float(self.variables["TESSERA_DRAIN_DELAY"].rstrip("s")), 2)
         server, _ = self.start(
-            TESSERA_LISTEN=f"unix:{self.folder}/stopping", TESSERA_DRAIN_DELAY="1h"
-        )
+            TESSERA_LISTEN=f"unix:{self.folder}/stopping", TESSERA_DRAIN_DELAY="1h")
         self.assertTrue(self.healthy(server))
         server.signal(signal.SIGTERM)
         self.assertTrue(o.eventually(lambda: not self.healthy(server), o.START_TIMEOUT_S))

@@ -23,10 +23,9 @@ class InstallTest(outsider.Case):
         cls.prefix = cls.folder / "prefix"
         for component in ("server", "cli", "client"):
             cls.run_command("cmake", "--install", build, "--prefix", cls.prefix, "--component",
-                            component)  # fmt: skip
+                            component)
         outsider.Program.path = str(cls.prefix / "bin" / "tessera-server")
-        cls.server = outsider.Server(cls.folder)
-        cls.addClassCleanup(cls.server.kill)
+        cls.server = cls.serve_class()
 
     @staticmethod
     def run_command(*command):
@@ -50,7 +49,7 @@ class InstallTest(outsider.Case):
         self.run_command(
             "cmake", "-G", "Ninja", "-S", ROOT / "tests/consumer", "-B", out, f"-DMAIN={main}",
             f"-DCMAKE_PREFIX_PATH={self.prefix}",
-            "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")  # fmt: skip
+            "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")
         self.run_command("cmake", "--build", out)
         commands = self.run_command("ninja", "-C", out, "-t", "commands")
         self.assertIn(f"{self.prefix}/include/tessera", commands)
@@ -69,8 +68,7 @@ class InstallTest(outsider.Case):
                 alone = self.folder / "alone.cc"
                 alone.write_text(f'#include "{name}"\n')
                 self.run_command("c++", "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra",
-                                 "-Werror",
-                                 "-I", installed, alone)
+                                 "-Werror", "-I", installed, alone)
         for header in installed.rglob("*.h"):
             for name in re.findall(r'#include "([^"]+)"', header.read_text()):
                 ours = name.startswith(("client/", "kernels/", "server/", "tessera/"))

@@ -3,8 +3,7 @@
 
 The array is a block of random floats that is repeated up to the requested size, with one larger
 value near the end. The server's peak memory may grow by --slack-mib, and on the CPU also by the
-size of the buffer.
-"""
+size of the buffer."""
 
 import argparse
 import json

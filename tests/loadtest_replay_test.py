@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Tests deploy/loadtest against a running server. Every call of its configurations is made
-unchanged, and run.sh runs from end to end, with a stand-in for ghz (tests/ghz_stand_in.py).
-"""
+unchanged, and run.sh runs from end to end, with a stand-in for ghz (tests/ghz_stand_in.py)."""
 
 import hashlib
 import json
@@ -26,8 +25,7 @@ import plan  # noqa: E402
 GHZ_KEYS = set(
     "proto import-paths call insecure concurrency connections async rps duration duration-stop "
     "timeout data metadata format load-schedule load-start load-end load-step load-step-duration"
-    .split()
-)
+    .split())
 # A repeated call must succeed again, except that these calls can only be made once, or need a
 # second server or a data folder.
 ONCE = {"CreateBuffer", "SealBuffer", "DeleteBuffer", "ImportBuffer", "Snapshot"}
@@ -39,8 +37,7 @@ class ReplayTest(outsider.Case):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.server = outsider.Server(cls.folder)
-        cls.addClassCleanup(cls.server.kill)
+        cls.server = cls.serve_class()
 
     def run_sh(self, *flags, **environment):
         command = (LOADTEST / "run.sh", "--target", self.server.address, "--cli", CLI, *flags)
@@ -59,8 +56,7 @@ class ReplayTest(outsider.Case):
         run = self.run_sh(*flags, "--cases", cases, "--out", str(out))
         self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
         summary = json.loads((out / "summary.json").read_text())
-        self.assertEqual(
-            {name.split(".")[0] for name in summary}, set(cases.split()), run.stdout)
+        self.assertEqual({name.split(".")[0] for name in summary}, set(cases.split()), run.stdout)
         self.assertEqual(len([name for name in summary if name.startswith("mixed.")]), 6)
         self.assertTrue((out / "dot-step.svg").is_file())
         for name, figures in summary.items():
@@ -108,12 +104,10 @@ class ReplayTest(outsider.Case):
         self.assertIn("unencrypted", run.stderr)
 
     def test_bad_flags(self):
-        for flags, wanted in [
-            (["--cases", "dott"], "there is no case 'dott'"),
-            (["--seconds", "soon"], "takes whole seconds"),
-            (["--compare", str(self.folder / "nothing")], "no summary.json"),
-            (["--slo", str(self.folder / "no.toml")], "no.toml"),
-        ]:
+        for flags, wanted in [(["--cases", "dott"], "there is no case 'dott'"),
+                              (["--seconds", "soon"], "takes whole seconds"),
+                              (["--compare", str(self.folder / "nothing")], "no summary.json"),
+                              (["--slo", str(self.folder / "no.toml")], "no.toml")]:
             run = self.run_sh(*flags, "--out", str(self.folder / "bad"))
             self.assertNotEqual(run.returncode, 0)
             self.assertIn(wanted, run.stderr)
@@ -143,14 +137,8 @@ class ReplayTest(outsider.Case):
         self.assertEqual(patterns, set(slo["pattern"]))
         self.assertEqual({f"{call}.json" for case in slo["case"].values()
                           for call in plan.calls_of(case)},
-                         {path.name for path in (LOADTEST / "calls").iterdir()})  # fmt: skip
-        methods = {
-            method.name
-            for module, service in ((outsider.buffers, "BufferService"),
-                                    (outsider.compute, "ComputeService"))
-            for method in module.DESCRIPTOR.services_by_name[service].methods
-        }  # fmt: skip
-        self.assertEqual(called, methods - ONCE)
+                         {path.name for path in (LOADTEST / "calls").iterdir()})
+        self.assertEqual(called, set(outsider.methods(outsider.buffers, outsider.compute)) - ONCE)
 
     def test_tls_and_steps(self):
         slo = plan.read(LOADTEST / "slo.toml")

@@ -54,22 +54,17 @@ def ghz(latencies_ms, failed=0, seconds=10.0, **options):
             "timestamp": begun.isoformat() + ("123" if begun.microsecond else "") + "Z",
             "latency": int(latencies_ms[i] * 1e6) if fine else 1000,
             "error": "" if fine else REFUSED,
-            "status": "OK" if fine else "Unavailable",
-        })
-    return {
-        "date": "2026-01-31T12:00:10Z",
-        "options": {"load-schedule": "const", **options},
-        "count": count,
-        "rps": count / seconds,
-        "errorDistribution": {REFUSED: failed} if failed else {},
-        "statusCodeDistribution": {
-            **({"OK": len(latencies_ms)} if latencies_ms else {}),
-            **({"Unavailable": failed} if failed else {}),
-        },
-        # In ghz, this is null if no call succeeded.
-        "latencyDistribution": None if not latencies_ms else [],
-        "details": details or None,
-    }
+            "status": "OK" if fine else "Unavailable"})
+    return {"date": "2026-01-31T12:00:10Z",
+            "options": {"load-schedule": "const", **options},
+            "count": count,
+            "rps": count / seconds,
+            "errorDistribution": {REFUSED: failed} if failed else {},
+            "statusCodeDistribution": {**({"OK": len(latencies_ms)} if latencies_ms else {}),
+                                       **({"Unavailable": failed} if failed else {})},
+            # In ghz, this is null if no call succeeded.
+            "latencyDistribution": None if not latencies_ms else [],
+            "details": details or None}
 
 
 FINE = ghz([i / 100 for i in range(1, 2001)])  # 0.01 to 20 ms.
@@ -77,9 +72,7 @@ FINE = ghz([i / 100 for i in range(1, 2001)])  # 0.01 to 20 ms.
 
 class ReportTest(unittest.TestCase):
     def setUp(self):
-        temporary = tempfile.TemporaryDirectory()
-        self.addCleanup(temporary.cleanup)
-        self.folder = pathlib.Path(temporary.name)
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
         (self.folder / "slo.toml").write_text(SLO)
 
     def run_on(self, *more, out="out", **reports):
@@ -104,8 +97,7 @@ class ReportTest(unittest.TestCase):
         self.assertEqual((code, err), (0, ""))
         self.assertEqual(
             out.splitlines()[1].split(),
-            ["dot", "2000", "0", "200.0", "10.000", "18.000", "19.000", "19.800", "20.000"],
-        )
+            ["dot", "2000", "0", "200.0", "10.000", "18.000", "19.000", "19.800", "20.000"])
         page = (self.folder / "out" / "report.md").read_text()
         self.assertIn("| dot | 2000 | 0 | 200.0 |", page)
         self.assertIn("latency.svg", page)
@@ -128,23 +120,22 @@ class ReportTest(unittest.TestCase):
     def test_what_makes_it_fail(self):
         slow = ghz([i / 50 for i in range(1, 2001)])
         for wanted, reports in [
-            ("dot: p99_ms is 39.6, but the objective is 20", {"dot": slow}),
-            ("dot: rate is 50, but the objective is 100", {"dot": ghz([1] * 500)}),
-            # Refused calls are fast and do not count.
-            ("dot: rate is 50, but the objective is 100", {"dot": ghz([1] * 500, failed=5000)}),
-            ("dot: 1 of 2000 calls failed", {"dot": ghz([1] * 1999, failed=1)}),
-            (f"dot:   1 x {REFUSED}", {"dot": ghz([1] * 1999, failed=1)}),
-            ("dot: 40 of 40 calls failed", {"dot": ghz([], failed=40)}),
-            ("dot: p99_ms is unknown", {"dot": ghz([], failed=40)}),
-            ("dot: no call was made", {"dot": ghz([])}),
-            ("dot: there is no readable report", {"dot": "{"}),
-            ("dot: there is no readable report", {"dot": None}),
-            ("lenient: 4 of 104 calls failed", {"lenient": ghz([1] * 100, failed=4)}),
-            # One of several calls is too slow, and one of several left no report.
-            ("mixed.reduce: rate is 1", {"mixed__dot": FINE, "mixed__reduce": ghz([1] * 10)}),
-            ("mixed.reduce: there is no readable report", {"mixed__dot": FINE}),
-            ("no case was run", {}),
-        ]:
+                ("dot: p99_ms is 39.6, but the objective is 20", {"dot": slow}),
+                ("dot: rate is 50, but the objective is 100", {"dot": ghz([1] * 500)}),
+                # Refused calls are fast and do not count.
+                ("dot: rate is 50, but the objective is 100", {"dot": ghz([1] * 500, failed=5000)}),
+                ("dot: 1 of 2000 calls failed", {"dot": ghz([1] * 1999, failed=1)}),
+                (f"dot:   1 x {REFUSED}", {"dot": ghz([1] * 1999, failed=1)}),
+                ("dot: 40 of 40 calls failed", {"dot": ghz([], failed=40)}),
+                ("dot: p99_ms is unknown", {"dot": ghz([], failed=40)}),
+                ("dot: no call was made", {"dot": ghz([])}),
+                ("dot: there is no readable report", {"dot": "{"}),
+                ("dot: there is no readable report", {"dot": None}),
+                ("lenient: 4 of 104 calls failed", {"lenient": ghz([1] * 100, failed=4)}),
+                # One of several calls is too slow, and one of several left no report.
+                ("mixed.reduce: rate is 1", {"mixed__dot": FINE, "mixed__reduce": ghz([1] * 10)}),
+                ("mixed.reduce: there is no readable report", {"mixed__dot": FINE}),
+                ("no case was run", {})]:
             with self.subTest(wanted):
                 code, _, err = self.run_on(out=f"out{abs(hash(wanted))}", **reports)
                 self.assertEqual(code, 1)
@@ -183,21 +174,17 @@ class ReportTest(unittest.TestCase):
 
     def test_a_broken_objectives_file(self):
         for text, wanted in [
-            ('[pattern.loop]\n[case.a]\ncall = "dot"\npattern = "lop"', "no pattern 'lop'"),
-            ('[pattern.loop]\n[case.a]\ncall = "dott"\npattern = "loop"', "no call 'dott'"),
-            ('[pattern.loop]\n[case.a]\npattern = "loop"', "either call or calls"),
-        ]:
+                ('[pattern.loop]\n[case.a]\ncall = "dot"\npattern = "lop"', "no pattern 'lop'"),
+                ('[pattern.loop]\n[case.a]\ncall = "dott"\npattern = "loop"', "no call 'dott'"),
+                ('[pattern.loop]\n[case.a]\npattern = "loop"', "either call or calls")]:
             (self.folder / "slo.toml").write_text(text)
             with self.assertRaisesRegex(ValueError, wanted):
                 report.plan.read(self.folder / "slo.toml")
 
     def test_without_ghz_the_reason_is_said(self):
         result = subprocess.run(
-            [LOADTEST / "run.sh", "--check"],
-            env={**os.environ, "GHZ": "/nonexistent/ghz"},
-            capture_output=True,
-            text=True,
-        )
+            [LOADTEST / "run.sh", "--check"], env={**os.environ, "GHZ": "/nonexistent/ghz"},
+            capture_output=True, text=True)
         self.assertNotEqual(result.returncode, 0)
         self.assertIn("no ghz", result.stderr)
 

@@ -5,10 +5,7 @@ packets.
 
 The hosts are network namespaces with a router between them that stops forwarding, so that packets
 are lost silently. All of them end with this process. The exit code is 77 if the kernel or the
-container allows no namespaces.
-
-usage: network_fault_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
-"""
+container allows no namespaces."""
 
 import concurrent.futures
 import contextlib
@@ -20,7 +17,6 @@ import subprocess
 import sys
 import threading
 import time
-import unittest
 
 import numpy as np
 
@@ -29,10 +25,8 @@ import python_outsider  # Also adds the package's sources.
 import tessera as ts
 from outsider import eventually
 
-MIB = 1 << 20
 NEAR, FAR = "10.77.1.1", "10.77.2.1"
 SKIPPED = 77
-CLI = None
 
 
 def run(*command):
@@ -58,8 +52,7 @@ class Host:
 
     def __init__(self):
         self.process = subprocess.Popen(
-            ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "sleep", "infinity"]
-        )
+            ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "sleep", "infinity"])
         self.pid = self.process.pid
         own = os.readlink("/proc/self/ns/net")
         found = lambda: os.readlink(f"/proc/{self.pid}/ns/net") != own  # noqa: E731
@@ -98,7 +91,7 @@ class Line:
         """Makes a device of a host. The router's end of it has the same name."""
         there = host.run if host else run
         there("ip", "link", "add", device, "type", "veth",
-              "peer", "name", device, "netns", str(self.router.pid))  # fmt: skip
+              "peer", "name", device, "netns", str(self.router.pid))
         there("ip", "link", "set", "lo", "up")
         for run_there, own in ((there, address), (self.router.run, router)):
             run_there("ip", "address", "add", f"{own}/24", "dev", device)
@@ -114,7 +107,7 @@ class Line:
         """Limits the line to 100 megabits a second in each direction."""
         for device in ("near", "far"):
             self.router.run("tc", "qdisc", "add", "dev", device, "root", "tbf", "rate",
-                            "100mbit", "burst", "64k", "latency", "20ms")  # fmt: skip
+                            "100mbit", "burst", "64k", "latency", "20ms")
         try:
             yield
         finally:
@@ -134,13 +127,12 @@ class Line:
         """Makes the line lose packets. Returns the kernel feature that does this, or None if there
         is none."""
         rule = ("FORWARD", "-m", "statistic", "--mode", "random", "--probability",
-                str(percent / 100), "-j", "DROP")  # fmt: skip
+                str(percent / 100), "-j", "DROP")
         devices = ("near", "far")
         means = {
             "netem": [("tc", "qdisc", "add", "dev", device, "root", "netem", "loss", f"{percent}%")
                       for device in devices],
-            "iptables": [("iptables", "-A", *rule)],
-        }  # fmt: skip
+            "iptables": [("iptables", "-A", *rule)]}
         used = None
         for name, commands in means.items():
             try:
@@ -167,10 +159,9 @@ class Line:
 def cli(running, server, *arguments, timeout="60s"):
     """Returns the exit code and the output of the command. running: a list that gets the
     process."""
-    command = [CLI, "--server", server, "--timeout", timeout, *map(str, arguments)]
+    command = [o.Program.cli, "--server", server, "--timeout", timeout, *map(str, arguments)]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         running.append(process)
         said, _ = process.communicate(timeout=120)
     return process.returncode, said
@@ -203,12 +194,10 @@ class Cut(o.FreshCase):
         return far, near
 
     def connect(self, server, **options):
-        t = ts.connect(server.address, **options)
-        self.addCleanup(t.close)
-        return t
+        return self.enterContext(ts.connect(server.address, **options))
 
     def array(self, mib):
-        return self.random.integers(0, 256, mib * MIB, np.uint8)
+        return self.random.integers(0, 256, mib * o.MI, np.uint8)
 
     def file(self, name, array):
         path = self.folder / f"{name}.npy"
@@ -273,7 +262,7 @@ class Cut(o.FreshCase):
             return near, "imported", arrays[2]
 
         return {work.__name__: work for work in
-                (cli_put, cli_get, python_put, python_get, python_program, imported)}  # fmt: skip
+                (cli_put, cli_get, python_put, python_get, python_program, imported)}
 
     def cut_in_the_middle(self, far, near, works, until, later=()):
         """Returns the outcomes (results or errors) of work that is running when the line is cut,
@@ -296,8 +285,7 @@ class Cut(o.FreshCase):
                 begin(["cli_put", "cli_get"])
                 moved = lambda: len(self.running) == 2 and min(  # noqa: E731
                     self.line.router.passed(device) - old
-                    for device, old in zip(("near", "far"), before)
-                ) > 2 * MIB
+                    for device, old in zip(("near", "far"), before)) > 2 * o.MI
                 self.assertTrue(eventually(moved, 20, pause=0.002))
                 for process in self.running:
                     process.send_signal(signal.SIGSTOP)
@@ -318,9 +306,7 @@ class Cut(o.FreshCase):
             far.signal(signal.SIGCONT)
             begin(later)
             self.assertTrue(until(futures))
-        return {
-            name: future.exception(60) or future.result(0) for name, future in futures.items()
-        }
+        return {name: future.exception(60) or future.result(0) for name, future in futures.items()}
 
     def check(self, name, outcome):
         """Checks the outcome of work that has succeeded."""
@@ -366,7 +352,7 @@ class Cut(o.FreshCase):
             return [device.buffer_used_bytes, device.scratch_used_bytes, *counts]
 
         self.assertTrue(eventually(lambda: not any(used()), within), used())
-        self.assertTrue(eventually(lambda: budget("host_memory") < MIB, within))
+        self.assertTrue(eventually(lambda: budget("host_memory") < o.MI, within))
 
     def test_a_moment(self):
         """TCP notices the cut, but no client gives up."""
@@ -393,22 +379,19 @@ class Cut(o.FreshCase):
 
         works["call"] = lambda: self.clients[3].info()
         all_end = lambda futures: not concurrent.futures.wait(  # noqa: E731
-            futures.values(), 30
-        ).not_done
+            futures.values(), 30).not_done
         outcomes = self.cut_in_the_middle(far, near, works, all_end, later=["call"])
         for name, outcome in outcomes.items():
             if name in ("cli_put", "cli_get"):
                 # TCP may give up the connection just when the transfer has stalled for too long.
                 code, said = outcome
                 self.assertIn((code, said.split("\n")[0].split(": ")[-1]),
-                              [(8, "STALLED"), (7, "CONNECTION_LOST")])  # fmt: skip
-        for name, error in {
-            "python_put": ts.Stalled,
-            "python_get": ts.Stalled,
-            "python_program": ts.DeadlineExceeded,
-            "call": ts.DeadlineExceeded,
-            "imported": ts.SourceStalled,
-        }.items():
+                              [(8, "STALLED"), (7, "CONNECTION_LOST")])
+        for name, error in {"python_put": ts.Stalled,
+                            "python_get": ts.Stalled,
+                            "python_program": ts.DeadlineExceeded,
+                            "call": ts.DeadlineExceeded,
+                            "imported": ts.SourceStalled}.items():
             self.assertIsInstance(outcomes[name], error, name)
         self.all_go_on()
         # TCP gives up a reader that has acknowledged nothing for 20 s.
@@ -454,5 +437,4 @@ def inside():
 
 if __name__ == "__main__":
     inside()
-    CLI, rest = o.server_and_cli()
-    unittest.main(argv=[sys.argv[0], *rest])
+    python_outsider.main("__main__")

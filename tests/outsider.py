@@ -1,6 +1,8 @@
-"""Common parts of the Python suites.
+"""Common parts of the Python suites: stubs of the protocol, server processes, parsed errors,
+CRC-32C, and handwritten HTTP/2 frames.
 
-Stubs of the protocol, server processes, parsed errors, CRC-32C, and handwritten HTTP/2 frames.
+Usage of a suite: X_test.py --server build/bin/tessera-server [--cli build/bin/tessera]
+                  [--device cuda:0] [TEST...]
 """
 
 import argparse
@@ -23,6 +25,7 @@ import threading
 import time
 import traceback
 import unittest
+import urllib.request
 
 import google
 import grpc
@@ -42,21 +45,17 @@ status_pb2 = error_details_pb2 = None
 
 # --- Stubs ----------------------------------------------------------------------------------------
 
-MODULES = {
-    "buffers": "tessera.v1.buffer_pb2",
-    "compute": "tessera.v1.compute_pb2",
-    "shared": "tessera.v1.shared_memory_pb2",
-    "status_pb2": "google.rpc.status_pb2",
-    "error_details_pb2": "google.rpc.error_details_pb2",
-    "buffer_grpc": "tessera.v1.buffer_pb2_grpc",
-    "compute_grpc": "tessera.v1.compute_pb2_grpc",
-    "shared_grpc": "tessera.v1.shared_memory_pb2_grpc",
-}
-SOURCES = [
-    PROTO / (name.removesuffix("_pb2").replace(".", "/") + ".proto")
-    for name in MODULES.values()
-    if name.endswith("_pb2")
-]
+MODULES = {"buffers": "tessera.v1.buffer_pb2",
+           "compute": "tessera.v1.compute_pb2",
+           "shared": "tessera.v1.shared_memory_pb2",
+           "status_pb2": "google.rpc.status_pb2",
+           "error_details_pb2": "google.rpc.error_details_pb2",
+           "buffer_grpc": "tessera.v1.buffer_pb2_grpc",
+           "compute_grpc": "tessera.v1.compute_pb2_grpc",
+           "shared_grpc": "tessera.v1.shared_memory_pb2_grpc"}
+SOURCES = [PROTO / (name.removesuffix("_pb2").replace(".", "/") + ".proto")
+           for name in MODULES.values()
+           if name.endswith("_pb2")]
 
 
 def protoc(*outputs):
@@ -117,8 +116,7 @@ def make_descriptors():
 NUMPY_TYPES = {1: "<f4", 2: "<f8", 3: "<f2", 4: "<u2", 5: "<i4", 6: "<i8", 7: "?", 8: "u1", 9: "i1"}
 WIRE_TYPES = {
     "float32": 1, "float64": 2, "float16": 3, "uint16": 4, "int32": 5, "int64": 6, "bool": 7,
-    "uint8": 8, "int8": 9,
-}
+    "uint8": 8, "int8": 9}
 
 
 def dtype_of(array):
@@ -133,8 +131,7 @@ def spec_of(array, **more):
 def tensor(array):
     array = np.asarray(array)
     return compute.Tensor(
-        dtype=dtype_of(array), shape=array.shape, data=np.ascontiguousarray(array).tobytes()
-    )
+        dtype=dtype_of(array), shape=array.shape, data=np.ascontiguousarray(array).tobytes())
 
 
 def to_numpy(message):
@@ -151,6 +148,14 @@ def resident(name, window=None, version=0):
 
 def inline(array, window=None):
     return compute.Operand(tensor=tensor(array), view=window)
+
+
+def methods(*modules):
+    """Returns the path of each method of the protocol, or of some of its files, by name."""
+    services = [service for module in modules or (buffers, compute, shared)
+                for service in module.DESCRIPTOR.services_by_name.values()]
+    return {method.name: f"/{service.full_name}/{method.name}"
+            for service in services for method in service.methods}
 
 
 def operations():
@@ -194,6 +199,27 @@ def into(name, **more):
     return compute.Result(buffer=compute.BufferTarget(name=name, **more))
 
 
+def operand(number):
+    return dict(operand=number)
+
+
+def node(op, *args, dtype=0):
+    return dict(op="MAP_OP_" + op, args=args, dtype=dtype)
+
+
+def expression(*nodes):
+    return compute.Expression(nodes=[compute.Expression.Node(**fields) for fields in nodes])
+
+
+def step(number, window=None, output=0):
+    """Returns the result of an earlier step of a program as an operand."""
+    return compute.Operand(step=number, view=window, output=output)
+
+
+def scratch():
+    return compute.Result(scratch=True)
+
+
 def _crc_table():
     table = []
     for byte in range(256):
@@ -215,7 +241,6 @@ def crc32c(data, crc=0):
 
 
 # --- Errors ---------------------------------------------------------------------------------------
-
 
 class Outcome:
     """How a call ended: its code ("OK", "NOT_FOUND"...), the reason and metadata of its ErrorInfo,
@@ -272,8 +297,7 @@ def outcome_of(call):
     """Returns the outcome of a function, or of a gRPC future."""
     try:
         return Outcome(
-            answer=call() if callable(call) and not hasattr(call, "result") else call.result()
-        )
+            answer=call() if callable(call) and not hasattr(call, "result") else call.result())
     except grpc.RpcError as error:
         return Outcome(error=error)
     except grpc.FutureCancelledError:
@@ -282,8 +306,15 @@ def outcome_of(call):
         return outcome
 
 
-# --- Clients --------------------------------------------------------------------------------------
+def check_refusal(outcome, code, reason, /, **metadata):
+    """Checks that the call failed like this. Returns the outcome."""
+    assert (outcome.code, outcome.reason, outcome.domain) == (code, reason, "tessera"), outcome
+    for key, value in metadata.items():
+        assert outcome.metadata.get(key) == str(value), f"{key} of {outcome}"
+    return outcome
 
+
+# --- Clients --------------------------------------------------------------------------------------
 
 class Client:
     """A separate connection, with the stubs and the few calls that every test makes."""
@@ -317,6 +348,18 @@ class Client:
 
     def try_upload(self, messages, **more):
         return outcome_of(lambda: self.upload(messages, **more))
+
+    def begin_upload(self, hold, *messages, then=(), pause=None, timeout=600, **how):
+        """Begins an upload of messages. Until the event hold is set, it sends nothing more, or an
+        empty message after each pause. Then it sends the rest."""
+
+        def requests():
+            yield from (buffers.UploadRequest(**fields) for fields in messages)
+            while not hold.wait(pause):
+                yield buffers.UploadRequest()
+            yield from (buffers.UploadRequest(**fields) for fields in then)
+
+        return self.b.Upload.future(requests(), timeout=timeout, **how)
 
     def put(self, name, array, **spec):
         """Uploads an array in messages of 1 MiB."""
@@ -379,7 +422,6 @@ class Client:
 
 # --- Servers --------------------------------------------------------------------------------------
 
-
 def environment(**more):
     """Returns this process's environment without the variables that the project's programs read,
     plus `more`."""
@@ -430,17 +472,8 @@ LISTENING = rb"(?m)(?:listening on |^)(unix:\S+|\d+(?:\.\d+){3}:[1-9]\d*)[\s\"]"
 class Server:
     """A server process, by default on a free loopback port."""
 
-    def __init__(
-        self,
-        folder,
-        *flags,
-        prefix=(),
-        pipe=False,
-        listen="127.0.0.1:0",
-        device=None,
-        command=None,
-        **variables,
-    ):
+    def __init__(self, folder, *flags, prefix=(), pipe=False, listen="127.0.0.1:0", device=None,
+                 command=None, **variables):
         """pipe: the log goes into a pipe, which is not read once the address is known. listen:
         another address. device: a device other than the suite's. command: the command of another
         program that listens, which gets only the flags. variables: its environment variables."""
@@ -454,12 +487,8 @@ class Server:
         command = [*prefix, *command, *map(str, flags)]
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if pipe else log,
-                stderr=subprocess.STDOUT,
-                env=environment(**variables),
-            )
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE if pipe else log,
+                stderr=subprocess.STDOUT, env=environment(**variables))
         self.pid = self.process.pid
         self.pipe = self.process.stdout.fileno() if pipe else None
         give_up = time.monotonic() + START_TIMEOUT_S
@@ -473,10 +502,8 @@ class Server:
             if self.process.poll() is not None or time.monotonic() > give_up:
                 self.process.kill()
                 self.process.wait()
-                raise AssertionError(
-                    f"the server did not start: {' '.join(map(str, command))}\n"
-                    + text.decode(errors="replace")
-                )
+                raise AssertionError(f"the server did not start: {' '.join(map(str, command))}\n"
+                                     + text.decode(errors="replace"))
             time.sleep(0.01)
 
     def __enter__(self):
@@ -507,14 +534,21 @@ class Server:
     def log(self):
         return self.log_path.read_bytes().decode(errors="surrogateescape")
 
+    def http_address(self):
+        """Returns the address that --metrics-listen has chosen."""
+        return re.search(r"metrics at http://([^/\s]+)/", self.log())[1]
+
+    def page(self, path="metrics"):
+        with urllib.request.urlopen(f"http://{self.http_address()}/{path}", timeout=60) as answer:
+            return answer.read().decode()
+
     def _status(self, key):
         with open(f"/proc/{self.pid}/status", encoding="ascii", errors="replace") as status:
             for line in status:
                 if line.startswith(key + ":"):
                     return int(line.split()[1])
         raise AssertionError(
-            f"the server (pid {self.pid}) is gone: exit code {self.process.poll()}"
-        )
+            f"the server (pid {self.pid}) is gone: exit code {self.process.poll()}")
 
     def rss(self):
         """Returns the resident memory in bytes."""
@@ -576,23 +610,22 @@ def asleep(pid):
 
 
 @contextlib.contextmanager
-def answering(answer):
-    """Yields the address of a gRPC server whose unary calls return answer(method, request) in
-    bytes."""
-
-    class Handler(grpc.GenericRpcHandler):
-        def service(self, details):
-            return grpc.unary_unary_rpc_method_handler(
-                lambda request, _: answer(details.method, request)
-            )
-
-    server = grpc.server(concurrent.futures.ThreadPoolExecutor(4), [Handler()])
+def handling(service):
+    """Yields the address of a gRPC server. service(details) returns the handler of a call."""
+    handler = type("Handler", (grpc.GenericRpcHandler,), {"service": staticmethod(service)})
+    server = grpc.server(concurrent.futures.ThreadPoolExecutor(4), [handler()])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
         yield f"127.0.0.1:{port}"
     finally:
         server.stop(None).wait()
+
+
+def answering(answer):
+    """Like handling. Unary calls return answer(method, request) in bytes."""
+    return handling(lambda details: grpc.unary_unary_rpc_method_handler(
+        lambda request, _: answer(details.method, request)))
 
 
 def refused(*flags):
@@ -606,15 +639,8 @@ def refused(*flags):
 def run(*command, timeout=120, env=None, **more):
     """Runs a program to its end, and returns it with its output."""
     return subprocess.run(
-        list(map(str, command)),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=timeout,
-        env=environment() if env is None else env,
-        **more,
-    )
+        list(map(str, command)), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=timeout, env=environment() if env is None else env, **more)
 
 
 def eventually(condition, seconds, pause=0.02):
@@ -625,6 +651,24 @@ def eventually(condition, seconds, pause=0.02):
         if value or time.monotonic() > give_up:
             return value
         time.sleep(pause)
+
+
+@contextlib.contextmanager
+def meanwhile(work):
+    """Calls work() again and again in another thread until the block ends."""
+    over = threading.Event()
+
+    def run_on():
+        while not over.is_set():
+            work()
+
+    thread = threading.Thread(target=run_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def in_threads(count, work):
@@ -665,14 +709,12 @@ def request_headers(path):
         assert len(value) < 127
         return bytes([len(value)]) + value
 
-    fields = [
-        (":method", "POST"),
-        (":scheme", "http"),
-        (":path", path),
-        (":authority", "localhost"),
-        ("te", "trailers"),
-        ("content-type", "application/grpc"),
-    ]
+    fields = [(":method", "POST"),
+              (":scheme", "http"),
+              (":path", path),
+              (":authority", "localhost"),
+              ("te", "trailers"),
+              ("content-type", "application/grpc")]
     return b"".join(b"\x00" + text(name) + text(value) for name, value in fields)
 
 
@@ -745,7 +787,6 @@ class RawConnection:
 
 # --- Suites of functions --------------------------------------------------------------------------
 
-
 class Case(unittest.TestCase):
     """Tests with one folder per class, and servers that end with their test."""
 
@@ -754,6 +795,13 @@ class Case(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(folder.cleanup)
         cls.folder = pathlib.Path(folder.name)
+
+    @classmethod
+    def serve_class(cls, *flags, **how):
+        """Starts a server that ends with the class."""
+        server = Server(cls.folder, *flags, **how)
+        cls.addClassCleanup(server.kill)
+        return server
 
     def serve(self, *flags, **how):
         server = Server(self.folder, *flags, **how)
@@ -766,16 +814,6 @@ class FreshCase(Case):
 
     def setUp(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
-
-
-def server_and_cli():
-    """Reads --server and --cli from the command line. Returns the path of the CLI and the other
-    arguments."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--server", required=True)
-    parser.add_argument("--cli", required=True)
-    _, rest = parser.parse_known_args()
-    return Program.cli, rest
 
 
 def cases_of(suite):
@@ -845,7 +883,7 @@ def main(jobs=1, by_class=False):
     time. by_class: the cases of one class run one after the other."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--server", required=True)
-    for program in ("--cli", "--bench"):
+    for program in ("--cli", "--bench", "--recorder"):
         parser.add_argument(program)
     parser.add_argument("--device", default="cpu", help="such as cuda:0")
     arguments, rest = parser.parse_known_args()

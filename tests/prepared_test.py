@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
 """Tests prepared operands over the wire. Strided operands that are used again cost no copy, change
-no bit, never outlive their buffer, and take no memory that buffers need.
-
-usage: prepared_test.py --server build/bin/tessera-server [--device cuda:0] [test ...]
-"""
+no bit, never outlive their buffer, and take no memory that buffers need."""
 
 import sys
 import threading
@@ -48,45 +45,6 @@ def test_the_third_call_copies_nothing(server, client):
     client.call("DeleteBuffer", name="x")
     eventually(lambda: client.device().prepared_bytes == 0, "it goes with its buffer")
     assert client.device().buffer_used_bytes == 0
-
-
-def test_the_steps_of_a_program_share_it(server, client):
-    x, left = matrix(), np.ones((1, SIDE // 2), np.float32)
-    client.put("x", x)
-    fields = dict(a=o.inline(left), b=every_other("x"))
-    naive = "cpu_naive" if o.Program.device == "cpu" else "naive"
-    step = o.compute.Step(matmul=fields)
-    wrong = o.compute.Step(matmul=dict(fields, strategy=naive, launch=dict(grid_size=1 << 30)))
-    for before, prepared in ((0, [0, 0, KEPT]), (KEPT, [KEPT] * 3)):
-        assert client.device().prepared_bytes == before
-        answer = client.call("Execute", steps=[step, wrong, step, step], stats=True)
-        kinds = [result.WhichOneof("result") for result in answer.results]
-        assert kinds == ["matmul", "error", "matmul", "matmul"], kinds
-        right = [result.matmul for result in answer.results
-                 if result.WhichOneof("result") == "matmul"]
-        assert [result.stats.prepared_bytes for result in right] == prepared
-        for result in right:
-            assert np.array_equal(o.to_numpy(result.tensor), left @ x[::2, ::2])
-
-
-def test_buffers_come_first(server, client):
-    limit = client.device().buffer_limit_bytes
-    left = np.ones((1, SIDE // 2), np.float32)
-    client.put("x", matrix())
-    for _ in range(3):
-        multiply(client, "x", left)
-    eventually(lambda: client.device().prepared_bytes == KEPT, "it is kept")
-    client.create("y", np.broadcast_to(np.float32(0), ((limit - ALL) // 4,)))
-    assert client.device().prepared_bytes == 0
-    assert client.device().buffer_used_bytes == limit
-    full = client.attempt("CreateBuffer", name="z", spec=o.spec_of(np.zeros(1, np.float32)))
-    assert (full.reason, full.metadata["free"]) == ("QUOTA_EXCEEDED", "0"), full
-    # Without free memory, everything works as before.
-    for _ in range(3):
-        assert multiply(client, "x", left)[1].prepared_bytes == 0
-    client.call("DeleteBuffer", name="y", version=client.call("GetBuffer", name="y").buffer.version)
-    eventually(lambda: client.device().buffer_used_bytes == ALL, "the draft is gone")
-    eventually(lambda: multiply(client, "x", left)[1].prepared_bytes == KEPT, "there is room again")
 
 
 def test_many_callers_and_buffers_that_change(server, client):

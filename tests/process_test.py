@@ -1,16 +1,12 @@
 #!/usr/bin/env python3
 """Tests the server as a process: signals, limits on threads and memory, its environment, and what
-its log says at the start.
-
-usage: process_test.py --server build/bin/tessera-server [test ...]
-"""
+its log says at the start."""
 
 import json
 import os
 import pathlib
 import re
 import signal
-import tempfile
 import threading
 import unittest
 
@@ -24,10 +20,7 @@ ONES = np.ones(3, np.float32)
 BYTE_ORDER_MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
 
 
-class Case(o.Case):
-    def setUp(self):
-        self.folder = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
-
+class Case(o.FreshCase):
     def assert_logs(self, server, text, count=1):
         said = lambda: server.log().count(text) >= count
         self.assertTrue(o.eventually(said, LONG_S), f"{text!r} is not in\n{server.log()}")
@@ -101,13 +94,8 @@ class StopTest(Case):
         client = server.client()
         hold = threading.Event()
         self.addCleanup(hold.set)
-
-        def messages():
-            data = ONES.tobytes()
-            yield o.buffers.UploadRequest(name="x", spec=o.spec_of(ONES), data=data[:4])
-            hold.wait()
-
-        upload = client.b.Upload.future(messages())
+        first = dict(name="x", spec=o.spec_of(ONES), data=ONES.tobytes()[:4])
+        upload = client.begin_upload(hold, first)
         self.assertTrue(o.eventually(lambda: client.names() == ["x"], LONG_S))
         server.signal()
         self.assertEqual(server.wait(LONG_S), 75)
@@ -168,13 +156,9 @@ class LimitTest(Case):
 class StartTest(Case):
     def test_unknown_variables_are_warned_of(self):
         server = self.serve(
-            TESSERA_MEMRY_LIMIT="60Gi",
-            TESSERA_TOKEN="secret",
-            TESSERA_CLIENT_TLS_CA="ca.pem",
-            TESSERA_QUEUE="7",
-            TESSERA_PORT="tcp://10.0.0.1:50051",
-            TESSERA_SERVICE_PORT_GRPC="50051",
-        )
+            TESSERA_MEMRY_LIMIT="60Gi", TESSERA_TOKEN="secret", TESSERA_CLIENT_TLS_CA="ca.pem",
+            TESSERA_QUEUE="7", TESSERA_PORT="tcp://10.0.0.1:50051",
+            TESSERA_SERVICE_PORT_GRPC="50051")
         found = re.findall(r"the variable (\w+) has no effect", server.log())
         self.assertEqual(found, ["TESSERA_MEMRY_LIMIT"])
 

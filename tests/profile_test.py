@@ -4,15 +4,9 @@
 usage: profile_test.py --server build/bin/tessera-server [--recorder libnvtx_recorder.so] [test ...]
 
 --recorder: a library that listens to NVTX (tests/nvtx_recorder.cc). A build without the CUDA
-headers has neither ranges nor this library.
-"""
+headers has neither ranges nor this library."""
 
-import argparse
-import os
 import signal
-import sys
-import tempfile
-import unittest
 
 import numpy as np
 
@@ -22,8 +16,7 @@ from outsider import eventually
 ONES = np.ones(1000, np.float32)
 
 SECONDS = 20  # The time that anything may take on a busy machine.
-
-recorder = None
+recorder = o.program_flag("--recorder")
 
 
 class ProfileCase(o.Case):
@@ -89,12 +82,4 @@ class RangesTest(ProfileCase):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--server", required=True)
-    parser.add_argument("--recorder", type=os.path.abspath)
-    programs, rest = parser.parse_known_args()
-    o.Program.path = os.path.abspath(programs.server)
-    recorder = programs.recorder
-    with tempfile.TemporaryDirectory() as folder:
-        o.make_stubs(folder)
-        unittest.main(argv=[sys.argv[0], *rest])
+    o.main()

@@ -23,8 +23,7 @@ class AioTest(o.Case, unittest.IsolatedAsyncioTestCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.server = o.Server(cls.folder, "--no-warm-up", *python_outsider.PATIENT)
-        cls.addClassCleanup(cls.server.kill)
+        cls.server = cls.serve_class("--no-warm-up", *python_outsider.PATIENT)
 
     async def asyncSetUp(self):
         self.t = await ts.aio.connect(self.server.address)
@@ -72,8 +71,7 @@ class AioTest(o.Case, unittest.IsolatedAsyncioTestCase):
         begun = asyncio.Event()
         data = np.zeros(16 << 20, "f4")
         running = asyncio.ensure_future(
-            self.t.put(data, "half", progress=lambda done, total: begun.set())
-        )
+            self.t.put(data, "half", progress=lambda done, total: begun.set()))
         await begun.wait()
         running.cancel()
         with self.assertRaises(asyncio.CancelledError):
@@ -129,8 +127,7 @@ class AioTest(o.Case, unittest.IsolatedAsyncioTestCase):
         for name in ("closed", None):
             t, begun = await ts.aio.connect(self.server.address), asyncio.Event()
             running = asyncio.ensure_future(
-                t.put(np.zeros(6 << 20), name, progress=lambda *_: begun.set())
-            )
+                t.put(np.zeros(6 << 20), name, progress=lambda *_: begun.set()))
             await begun.wait()
             await t.close()
             with self.assertRaisesRegex(ts.Error, "closed"):
@@ -245,13 +242,13 @@ class SnapshotTest(o.Case):
         tokens = self.folder / "tokens"
         tokens.write_text("\n".join((line_of("w"), line_of("r", "read"))))
         server = self.serve("--no-warm-up", "--data-dir", self.folder / "data", "--tokens", tokens,
-                            prefix=("prlimit", "--fsize=100000"))  # fmt: skip
+                            prefix=("prlimit", "--fsize=100000"))
         off = self.serve("--no-warm-up")
         for i, snapshot in enumerate((blocking, in_a_loop)):
             with self.subTest(snapshot.__name__):
                 taken = snapshot(server.address, f"x{i}", token="w")
                 self.assertEqual((taken.buffers, taken.written_arrays, taken.written_bytes),
-                                 (i + 1, 1, 4000))  # fmt: skip
+                                 (i + 1, 1, 4000))
                 self.assertRaises(ts.RoleTooSmall, snapshot, server.address, token="r")
                 self.assertRaises(ts.SnapshotsOff, snapshot, off.address)
         with ts.connect(server.address, token="w") as t:

@@ -26,15 +26,14 @@ KEYS = (
 
 
 # Functions that other operations compose, as calls of a 12 x 9 array, of its first row and of
-# another array of three axes.
+# another array of three axes. ComposedTest has random calls, and tests/python_signatures_test.py
+# has every argument.
 MOVING = {
-    "concatenate": lambda x, v, b: np.concatenate([x, x[:5], x[:0]]),
-    "concatenate axis": lambda x, v, b: np.concatenate((x, x[:, 2:4], x[:, ::-1]), axis=1),
     "concatenate None": lambda x, v, b: np.concatenate((v, b), None),
     "concatenate dtype": lambda x, v, b: np.concatenate((v, v), dtype="f8"),
     "concatenate list": lambda x, v, b: np.concatenate((v, [True, False])),
     "concatenate empty": lambda x, v, b: np.concatenate((b[:0], b[:0])),
-    "stack": lambda x, v, b: np.stack([v, v[::-1], v], -1), 
+    "stack": lambda x, v, b: np.stack([v, v[::-1], v], -1),
     "append": lambda x, v, b: np.append(x, v),
     "append axis": lambda x, v, b: np.append(x, x[:1], axis=0),
     "hstack": lambda x, v, b: np.hstack((v, v[:2])), "hstack 2": lambda x, v, b: np.hstack((x, x)),
@@ -44,57 +43,32 @@ MOVING = {
     "diff prepend": lambda x, v, b: np.diff(b, 2, 1, prepend=b[0, 0, 0], append=b[0, 0, 1]),
     "round": lambda x, v, b: np.round(x * x, -1),
     "column_stack": lambda x, v, b: np.column_stack((v, x.T, v)),
-    "roll": lambda x, v, b: np.roll(x, 5), "roll axis": lambda x, v, b: np.roll(b, -2, axis=1),
-    "roll axes": lambda x, v, b: np.roll(b, (1, 7), (0, -1)),
     "roll twice": lambda x, v, b: np.roll(b, 1, (0, 0)),
-    "roll empty": lambda x, v, b: np.roll(x[:, :0], 1, 0),
-    "fftshift": lambda x, v, b: np.fft.fftshift(b),
-    "ifftshift": lambda x, v, b: np.fft.ifftshift(x, 1),
-    "pad": lambda x, v, b: np.pad(x, 2), "pad pair": lambda x, v, b: np.pad(v, (30, 1)),
-    "pad values": lambda x, v, b: np.pad(x, ((1, 0), (0, 2)), constant_values=((1, 2), (3, 4))),
     "pad wrap": lambda x, v, b: np.pad(x, ((0, 0), (4, 3)), "wrap"),
-    "pad empty": lambda x, v, b: np.pad(x[:0, :2], 1, constant_values=1),
     "array_split": lambda x, v, b: np.array_split(x, 5), "hsplit": lambda x, v, b: np.hsplit(x, 3),
     "array_split axis": lambda x, v, b: np.array_split(x, [2, 4], axis=1),
     "array_split many": lambda x, v, b: np.array_split(v, 20),
     "hsplit vector": lambda x, v, b: np.hsplit(v, [4]), "vsplit": lambda x, v, b: np.vsplit(b, 2),
     "dsplit": lambda x, v, b: np.dsplit(b, (1, 2)),
-    "rollaxis": lambda x, v, b: np.rollaxis(b, 2),
-    "rollaxis to": lambda x, v, b: np.rollaxis(b, -3, 3),
-    "rollaxis before": lambda x, v, b: np.rollaxis(b, 1, -1),
-    "tril": lambda x, v, b: np.tril(b, 1), "triu": lambda x, v, b: np.triu(b, k=-1),
-    "tril vector": lambda x, v, b: np.tril(v), "triu far": lambda x, v, b: np.triu(x, 100),
-    "tril 0": lambda x, v, b: np.tril(x[:0]), "diag": lambda x, v, b: np.diag(v),
-    "diag above": lambda x, v, b: np.diag(v, 2), "diag below": lambda x, v, b: np.diag(v, k=-20),
+    "tril vector": lambda x, v, b: np.tril(v),
     "diag of matrix": lambda x, v, b: np.diag(x, 1),
-    "diag empty": lambda x, v, b: np.diag(v[:0], -2),
     "diagflat": lambda x, v, b: np.diagflat(x[:2, :3], 1),
     "meshgrid": lambda x, v, b: np.meshgrid(v, x[:, 0], v[:2]),
     "meshgrid ij": lambda x, v, b: np.meshgrid(v, [1.5, 2], indexing="ij"),
     "meshgrid sparse": lambda x, v, b: np.meshgrid(v, v, sparse=True, copy=False),
     "windows": lambda x, v, b: np.lib.stride_tricks.sliding_window_view(v, 4),
-    "windows of all": lambda x, v, b:
-        np.lib.stride_tricks.sliding_window_view(x[::2, ::-1], (2, 3)),
-    "windows of axes": lambda x, v, b: np.lib.stride_tricks.sliding_window_view(x, (2, 2), (1, 1)),
-    "windows of none": lambda x, v, b: np.lib.stride_tricks.sliding_window_view(x, 0, axis=0),
     "select": lambda x, v, b: np.select([x > 1, v < 0], [x, v], default=v[0]),
     "empty_like": lambda x, v, b: np.empty_like(x, shape=(2, 3)) * x[0, 0] * 0 == 9,
-    "kron": lambda x, v, b: np.kron(x[:2], b), "kron vector": lambda x, v, b: np.kron(v, x[:, :2]),
+    "kron": lambda x, v, b: np.kron(x[:2], b),
     "kron number": lambda x, v, b: np.kron(v[0], x),
-    "searchsorted": lambda x, v, b: np.searchsorted([-2, 0.5, 1, 1, 3], x),
-    "searchsorted right": lambda x, v, b:
-        np.searchsorted([-2, 1, 1, 3, np.nan, np.nan], x, "right"),
     "searchsorted left": lambda x, v, b:
         np.searchsorted([-2, 1, 1, 3, np.nan, np.nan], x, side="left"),
     "searchsorted here": lambda x, v, b: np.searchsorted(np.cumsum(b), x, side="right"),
     "searchsorted number": lambda x, v, b: np.searchsorted(np.cumsum(b), 3.1),
-    "digitize": lambda x, v, b: np.digitize(x, [-1, 0, 0, 1.5]),
     "digitize none": lambda x, v, b: np.digitize(x, []),
-    "digitize right": lambda x, v, b: np.digitize(x, [3, 1, 0, -1], True),
     "digitize falling": lambda x, v, b: np.digitize(x, bins=np.array([3, 1, 0, -1])),
     "histogram": lambda x, v, b: np.histogram(x, [-2, 0, 1, 1, 3]),
     "histogram range": lambda x, v, b: np.histogram(x, bins=7, range=(-3, 3)),
-    "isposinf": lambda x, v, b: np.isposinf(x), "isneginf": lambda x, v, b: np.isneginf(x),
     "isin": lambda x, v, b: np.isin(x, v[2:5]), "in1d": lambda x, v, b: np.in1d(x, [], invert=True),
     "isin a list": lambda x, v, b: np.isin(np.argsort(x), [1, 2, 40], invert=True),
     "union1d": lambda x, v, b: np.union1d([1.5, 0], x + 0),
@@ -133,7 +107,6 @@ MOVING = {
 }
 # The results of these may differ because of rounding.
 SUMMING = {
-    "correlate": lambda x, v, b: np.correlate(v, x[0, :3]),
     "interp": lambda x, v, b: np.interp(x, [-1, 0, 0.5, 2], v[:4]),
     "interp limits": lambda x, v, b: np.interp([-9, 0, 9, 1], np.sort(v), v, left=-7, right=7),
     "interp period": lambda x, v, b: np.interp(x, v, x[0], period=1.25),
@@ -159,21 +132,12 @@ SUMMING = {
     "matmul of stacks": lambda x, v, b: b / 2 @ b.swapaxes(1, 2),
     "matmul of truth": lambda x, v, b: (b > 0) @ (b > 1).swapaxes(1, 2),
     "matmul of integers": lambda x, v, b: np.argsort(b)[:1] @ np.argsort(b).swapaxes(1, 2),
-    "correlate same": lambda x, v, b: np.correlate(x[0, :4], v, "same"),
-    "correlate full": lambda x, v, b: np.correlate(v, x[:4, 0], mode="full"),
-    "convolve": lambda x, v, b: np.convolve(v, x[:4, 0]),
-    "convolve same": lambda x, v, b: np.convolve(x[:2, 0], v, "same"),
-    "convolve valid": lambda x, v, b: np.convolve(v, x[:4, 0], mode="valid"),
     "convolve number": lambda x, v, b: np.convolve(v, v[0]),
-    "cov": lambda x, v, b: np.cov(x), "cov columns": lambda x, v, b: np.cov(x, rowvar=False),
-    "cov y": lambda x, v, b: np.cov(x, x[:2], bias=True), "cov vector": lambda x, v, b: np.cov(v),
-    "cov pair": lambda x, v, b: np.cov(v, v[::-1], ddof=0),
-    "cov weights": lambda x, v, b: np.cov(x, fweights=range(9), aweights=np.linspace(1, 2, 9)),
-    "cov aweights": lambda x, v, b: np.cov(x, None, True, False, 2, None, np.linspace(1, 2, 9)),
-    "cov dtype": lambda x, v, b: np.cov(x, dtype="f4"), "cov 0": lambda x, v, b: np.cov(x[:0]),
+    "cov": lambda x, v, b: np.cov(x),
+    "cov vector": lambda x, v, b: np.cov(v),
+    "cov 0": lambda x, v, b: np.cov(x[:0]),
     "cov one": lambda x, v, b: np.cov(x[:, :1]) * np.nan,
     "corrcoef": lambda x, v, b: np.corrcoef(x), "corrcoef 1": lambda x, v, b: np.corrcoef(v),
-    "corrcoef y": lambda x, v, b: np.corrcoef(x.T, x[::-1].T, rowvar=True, dtype="f8"),
     "multi_dot": lambda x, v, b: np.linalg.multi_dot([x, x.T, x, v]),
     "multi_dot 2": lambda x, v, b: np.linalg.multi_dot((v, x.T)),
     "multi_dot vectors": lambda x, v, b: np.linalg.multi_dot((v, x.T, x, v)),
@@ -181,22 +145,6 @@ SUMMING = {
     "cross axes": lambda x, v, b: np.cross(x[:3], x[3:6], 0, 0, 0),
     "cross 2": lambda x, v, b: np.cross(x[:2], x[2:4], axis=0),
     "histogram density": lambda x, v, b: np.histogram(x, [-2, 0, 1, 3], density=True)[0],
-    "einsum ij->j": lambda x, v, b: np.einsum("ij->j", x),
-    "einsum ij": lambda x, v, b: np.einsum("ji", x),
-    "einsum ii": lambda x, v, b: np.einsum("ii", x[:9]),
-    "einsum i": lambda x, v, b: np.einsum("i->", v),
-    "einsum ii->i": lambda x, v, b: np.einsum("ii->i", x[:9]),
-    "einsum iii": lambda x, v, b: np.einsum("iij->ji", b[:, :2]),
-    "einsum product": lambda x, v, b: np.einsum("ij,jk", x, x.T),
-    "einsum order": lambda x, v, b: np.einsum("ij,kj->ki", x, x[:2]),
-    "einsum outer": lambda x, v, b: np.einsum("i,j", v, x[:, 0]),
-    "einsum batch": lambda x, v, b: np.einsum("bij,bjk->bik", b, b.swapaxes(1, 2)),
-    "einsum rows": lambda x, v, b: np.einsum("ij, ij -> i", x, x[::-1]),
-    "einsum three": lambda x, v, b: np.einsum("ij,kj,k->i", x, x, x[:, 0]),
-    "einsum sums": lambda x, v, b: np.einsum("ij,kl->il", x, b[0]),
-    "einsum ...": lambda x, v, b: np.einsum("...j,j->...", b, b[0, 0]),
-    "einsum ... ...": lambda x, v, b: np.einsum("...i,...i", b, b[0]),
-    "einsum ... first": lambda x, v, b: np.einsum("i...->...i", b),
     "einsum ... none": lambda x, v, b: np.einsum("i...,i->i...", v, v),
     "einsum broadcast": lambda x, v, b: np.einsum("ij,ij->j", x, x[:1]),
     "einsum ones": lambda x, v, b: np.einsum("ij,jk->ik", x[:, :1], x),
@@ -294,19 +242,9 @@ class ArraysTest(python_outsider.Case):
 
     # --- operations
 
-    def test_reductions(self):
-        names = ("sum", "prod", "min", "max", "mean", "var", "argmin", "argmax", "all", "any")
-        for name, axis, keepdims in itertools.product(names, (None, 0, -1, (0, 1)), (False, True)):
-            if name.startswith("arg") and isinstance(axis, tuple):
-                continue
-            with self.subTest(name=name, axis=axis, keepdims=keepdims):
-                options = {"axis": axis, "keepdims": keepdims}
-                expected = getattr(np, name)(self.a, **options)
-                self.check(getattr(self.x, name)(**options), expected, 1e-4)
-                self.check(getattr(np, name)(self.x, **options), expected, 1e-4)
+    def test_products_and_means_of_integers(self):
         a = RNG.integers(-9, 9, (5, 6)).astype("i4")
         x = self.t.put(a)
-        self.check(x.sum(axis=0), a.sum(axis=0), 0)
         self.check(x.mean(), a.mean(), 1e-12)
         self.check(ts.matmul(x, x.T, dtype="i64"), (a @ a.T).astype("i8"), 0)
 
@@ -440,44 +378,39 @@ class ArraysTest(python_outsider.Case):
             np.moveaxis(found, axis, 0)[:1] = identity
         return np.flip(found, axis) if reverse else found
 
-    def test_scans(self):
+    def views(self):
+        """Yields views of arrays of every type, with the same views of NumPy's arrays. Sums are
+        exact in f16."""
         for dtype in ("f2", "f4", "f8", "i4", "i8", "u1", "i1", "?"):
-            a = RNG.integers(0, 3, (5, 70, 3)).astype(dtype)  # Sums are exact in f16.
-            views = (a, a[::-1, 1::2, 1:].T, a[:, :0], np.broadcast_to(a[:1], a.shape), a[0, :, 0])
+            a = RNG.integers(0, 3, (5, 70, 3)).astype(dtype)
             x = self.t.put(a)
-            of_x = (x, x[::-1, 1::2, 1:].T, x[:, :0], x[:1].broadcast_to(a.shape), x[0, :, 0])
-            for number, (view, mine) in enumerate(zip(views, of_x)):
-                cases = [*itertools.product(
-                    self.SCANS, range(-1, view.ndim - 1), (False, True), (False, True))]
-                made = [ts.scan(mine, *case) for case in cases]
-                for case, scan, got in zip(cases, made, self.t.compute(*made)):
-                    with self.subTest(dtype=dtype, view=number, case=case):
-                        want = self.scanned(case[0], view, *case[1:])
-                        self.assertEqual((scan.shape, scan.dtype), (want.shape, want.dtype))
-                        self.assertEqual(got.dtype, want.dtype)
-                        np.testing.assert_array_equal(got, want)
+            for number, view in enumerate((
+                    lambda a: a, lambda a: a[::-1, 1::2, 1:].T, lambda a: a[:, :0],
+                    lambda a: np.broadcast_to(a[:1], a.shape), lambda a: a[0, :, 0])):
+                with self.subTest(dtype=dtype, view=number):
+                    yield view(x), view(a)
 
-    def test_numpys_scans(self):
+    def check_all(self, lazy, wanted):
+        for one, got, want in zip(lazy, self.t.compute(*lazy), wanted):
+            self.assertEqual((one.shape, one.dtype), (want.shape, want.dtype))
+            self.assertEqual(got.dtype, want.dtype)
+            np.testing.assert_array_equal(got, want)
+
+    def test_scans(self):
+        for mine, view in self.views():
+            cases = [*itertools.product(
+                self.SCANS, range(-1, view.ndim - 1), (False, True), (False, True))]
+            self.check_all([ts.scan(mine, *case) for case in cases],
+                           [self.scanned(op, view, *how) for op, *how in cases])
+
+    def test_scans_of_special_numbers(self):
+        """tests/python_signatures_test.py has NumPy's functions."""
         special = np.array([[1, np.nan, -0.0, 3], [np.inf, 2, -np.inf, 1]])
-        numbers = RNG.integers(-9, 9, (3, 4))
-        arrays = [special.astype(f"f{size}") for size in (2, 4, 8)]
-        arrays += [numbers.astype(dtype) for dtype in ("i4", "i8", "i1", "?")]
-        arrays += [self.a, self.a[0, 0], np.zeros((0, 3), "f4"), np.zeros((2, 0), "i4")]
-        calls = (
-            np.cumsum, np.cumprod, np.nancumsum, np.nancumprod, lambda a: a.cumsum(),
-            lambda a: a.cumprod(-1), lambda a: np.cumsum(a, 0), lambda a: np.nancumsum(a, axis=-1),
-            lambda a: np.cumsum(a, 0, "f8"), lambda a: np.cumprod(a, -1, "i4" if a.dtype.kind in
-                                                                  "bi" else "f8"),
-            lambda a: a.cumsum(dtype=bool), lambda a: np.cumsum(a.T, 0).T,
-        )
-        for a, (number, call) in itertools.product(arrays, enumerate(calls)):
-            with self.subTest(a=a, number=number), np.errstate(all="ignore"):
-                got, want = call(self.t.put(a)), call(a)
-                self.check(got, want)
-                self.assertEqual(got.dtype, want.dtype)
+        x = self.t.put(special)
         for ufunc in (np.minimum, np.maximum, np.logical_and, np.logical_or, np.add):
             with np.errstate(all="ignore"):
-                self.check(ufunc.accumulate(self.t.put(special), 1), ufunc.accumulate(special, 1))
+                self.check(ufunc.accumulate(x, 1), ufunc.accumulate(special, 1))
+        numbers = RNG.integers(-9, 9, (3, 4))
         short = np.asarray(self.t.put(numbers, dtype="bf16").cumsum(0).numpy(), "f4")
         np.testing.assert_array_equal(short, numbers.cumsum(0))
 
@@ -539,20 +472,10 @@ class ArraysTest(python_outsider.Case):
     # --- sorting
 
     def test_sorts(self):
-        for dtype in ("f2", "f4", "f8", "i4", "i8", "u1", "i1", "?"):
-            a = RNG.integers(0, 4, (5, 70, 3)).astype(dtype)
-            views = (a, a[::-1, 1::2, 1:].T, a[:, :0], np.broadcast_to(a[:1], a.shape), a[0, :, 0])
-            x = self.t.put(a)
-            of_x = (x, x[::-1, 1::2, 1:].T, x[:, :0], x[:1].broadcast_to(a.shape), x[0, :, 0])
-            for number, (view, mine) in enumerate(zip(views, of_x)):
-                for axis in (None, *range(-1, view.ndim - 1)):
-                    with self.subTest(dtype=dtype, view=number, axis=axis):
-                        got = np.sort(mine, axis), np.argsort(mine, axis, kind="stable")
-                        want = np.sort(view, axis), np.argsort(view, axis, kind="stable")
-                        for one, found, wanted in zip(got, self.t.compute(*got), want):
-                            self.assertEqual((one.shape, one.dtype), (wanted.shape, wanted.dtype))
-                            self.assertEqual(found.dtype, wanted.dtype)
-                            np.testing.assert_array_equal(found, wanted)
+        for mine, view in self.views():
+            for axis in (None, *range(-1, view.ndim - 1)):
+                self.check_all(*([np.sort(a, axis), np.argsort(a, axis, kind="stable")]
+                                 for a in (mine, view)))
 
     def test_the_order_of_special_numbers(self):
         special = np.array([1, np.nan, -np.inf, np.inf, np.nan, 0.0, -0.0], "f4")
@@ -727,22 +650,15 @@ class ArraysTest(python_outsider.Case):
             self.check(x[mask], a[a > 0], 0)
         self.assertEqual(calls[:1], ["Select"])
         row, column = a[0] > 0, a[:, 0] > 0
-        for mine, host in ((x > 99, a > 99), (x == x, a == a), (a > 0, a > 0),
-                           ((a > 0).tolist(), a > 0), (x[:, 0] > 0, column), (column, column),
-                           (column.tolist(), column), (x[:, 0] > 99, a[:, 0] > 99)):
-            self.check(x[mine], a[host], 0)
-        for mine, host in ((np.s_[:, x[0] > 0], np.s_[:, row]), (np.s_[::2, row], np.s_[::2, row]),
+        for mine, host in (((a > 0).tolist(), a > 0), (column.tolist(), column),
+                           (x[:, 0] > 99, a[:, 0] > 99), (np.s_[:, x[0] > 0], np.s_[:, row]),
+                           (np.s_[::2, row], np.s_[::2, row]),
                            (np.s_[x[:, 0] > 0, ::3], np.s_[column, ::3]),
                            (np.s_[3, x[0] > 0], np.s_[3, row])):
             self.check(x[mine], a[host], 0)
         b = RNG.standard_normal((4, 5, 6))
         y = self.t.put(b)
-        self.check(y[y[..., 0] > 0], b[b[..., 0] > 0], 0)
-        self.check(y[b[..., 0] > 0], b[b[..., 0] > 0], 0)
         self.check(y.T[y.T > 0], b.T[b.T > 0], 0)
-        for dtype in ("f2", "f8", "i4", "i8", "u1", "i1", "?"):
-            typed = (a * 40).astype("i4").astype(dtype)
-            self.check(self.t.put(typed)[mask], typed[a > 0], 0)
         for mine, host in ((y > 0, b > 0), (y[..., 0] > 0, b[..., 0] > 0),
                            (b[:, 0, 0] > 0, b[:, 0, 0] > 0)):
             for rest in ((...,), (np.s_[:],) * (3 - mine.ndim)):
@@ -939,13 +855,13 @@ class ArraysTest(python_outsider.Case):
 
     def largest(self, a, k, axis=-1, largest=True):
         """Returns (values, indices) of numbers by a stable sort."""
-        order = np.argsort(-a if largest else a, axis, kind="stable")
+        order = np.argsort(-a.astype("f8") if largest else a, axis, kind="stable")
         indices = np.take(order, np.arange(k), axis)
         return np.take_along_axis(a, indices, axis), indices
 
     def test_topk(self):
-        for dtype in ("f4", "f8", "f2", "i4", "i8"):
-            a = RNG.integers(-9, 9, (7, 5, 11)).astype(dtype)
+        for dtype in ("f4", "f8", "f2", "i4", "i8", "u1", "i1"):
+            a = RNG.integers(0, 9, (7, 5, 11)).astype(dtype)
             x = self.t.put(a)
             for k, axis, largest in ((3, -1, True), (11, 2, False), (2, 0, True), (5, -2, False)):
                 with self.subTest(dtype=dtype, k=k, axis=axis, largest=largest):

@@ -51,71 +51,57 @@ def bytes_(put):
 # The cases for each line of the table in docs/python.md, given a client's put(). A case is either
 # (expression, value, type) or (call, error class, error text).
 CASES = {
-    "types": lambda put: [
-        refused(lambda: put(I.astype("u2")), "uint16"),
-        refused(lambda: put(F) + I.astype("u4"), "uint32"),
-    ],
+    "types": lambda put: [refused(lambda: put(I.astype("u2")), "uint16"),
+                          refused(lambda: put(F) + I.astype("u4"), "uint32")],
     "`std` of deviations whose squares do not fit": lambda put: [
         (put(np.array([0, 600], "f2")).std(), np.float16(300), "f2"),
-        (put(np.array([1e200, -1e200])).std(), 1e200, "f8"),
-    ],
+        (put(np.array([1e200, -1e200])).std(), 1e200, "f8")],
     "bf16 with i32, i64": lambda put: [
         (put(F, dtype="bf16") + put(I.astype(other)), F + I, dtype)
-        for other, dtype in (("i4", "f8"), ("i8", "f8"), ("f2", "f4"), ("u1", BF16), ("i1", BF16))
-    ],
+        for other, dtype in (("i4", "f8"), ("i8", "f8"), ("f2", "f4"), ("u1", BF16), ("i1", BF16))],
     "uint8 with int8": lambda put: [
         refused(lambda: put(I, dtype="u1") + put(I, dtype="i1"), "int16")],
-    "floats to integers": lambda put: [
-        (put(HUGE).astype("i4"), [2**31 - 1, -(2**31), 0, 2], "i4")],
+    "floats to integers": lambda put: [(put(HUGE).astype("i4"), [2**31 - 1, -(2**31), 0, 2], "i4")],
     "integers to shorter ones": lambda put: [
         (put(WIDE).astype("uint8"), [255, 0, 7], "u1"),
         (put(WIDE, dtype="uint8"), [44, 255, 7], "u1"),
-        (np.sum(put(WIDE), dtype="u1"), np.uint8(50), "u1"),
-    ],
+        (np.sum(put(WIDE), dtype="u1"), np.uint8(50), "u1")],
     "integers to negative powers": lambda put: [
         (put(I) ** put(np.array([-1, -1, 2], "i4")), [1, 0, 9], "i4"),
-        (lambda: put(I) ** -1, ValueError, "negative"),
-    ],
+        (lambda: put(I) ** -1, ValueError, "negative")],
     "`floor`, `ceil`, `trunc` of integers": lambda put: [
         (call(put(I)), I, "i4") for call in (np.floor, np.ceil, np.trunc)],
     "`exp`, `log`, `tanh`, `power`, `cbrt`, `hypot`": lambda put: [
         # Within 4 units in the last place, for both.
         (abs(call(put(LINE)) - call(LINE)) <= 4 * np.spacing(abs(call(LINE))), [True] * 101, bool)
-        for call in FUNCTIONS
-    ],
+        for call in FUNCTIONS],
     "`log2`, `log10`, `log1p`, `expm1`, `logaddexp`, hyperbolic functions of f64": lambda put: [
         (abs(call(put(LINE[1:-1] / 4 + 1)) - call(LINE[1:-1] / 4 + 1))
          <= 8 * np.spacing(abs(call(LINE[1:-1] / 4 + 1))), [True] * 99, bool)
-        for call in (np.log2, np.log10, np.log1p, np.expm1, np.sinh, np.cosh, np.arcsinh)
-    ],
+        for call in (np.log2, np.log10, np.log1p, np.expm1, np.sinh, np.cosh, np.arcsinh)],
     "`//` of floats": lambda put: [
         (put(np.array([9007199254740994.0])) // 3, [3002399751580331.0], "f8")],
     "`&` and `^` of two arrays of integers": lambda put: [
         *map(refused, (lambda: put(I) & put(I), lambda: put(I) ^ I)), (put(I) & 1, I & 1, "i4"),
-        ((put(I) > 1) & (put(I) < 3), [False, True, False], bool),
-    ],
+        ((put(I) > 1) & (put(I) < 3), [False, True, False], bool)],
     "`dot` and sums of i32": lambda put: [
         (put(LARGE).dot(put(LARGE)), np.int64(1 << 62), "i8"), (put(LARGE).sum(), 1 << 32, "i8")],
     "sums and products of uint8; `dot` and `@` of uint8, int8": bytes_,
     "`x.sum()`, `x.cumsum()` of f16, f32": lambda put: [
         (abs(put(MANY).sum() - MANY.astype("f8").sum()) < 1e-2, True, bool),
-        (put(np.ones(4096, "f2")).cumsum()[2047:2050], [2048, 2048, 2050], "f2"),
-    ],
+        (put(np.ones(4096, "f2")).cumsum()[2047:2050], [2048, 2048, 2050], "f2")],
     "`np.quantile`, `np.percentile` of f16, f32": lambda put: [
         (call(put(F.astype(dtype)), part), -0.375, dtype)
-        for dtype in ("f2", "f4") for call, part in ((np.quantile, 0.25), (np.percentile, 25))
-    ],
+        for dtype in ("f2", "f4") for call, part in ((np.quantile, 0.25), (np.percentile, 25))],
     "`x @ y`": lambda put: [
         (put(F) @ put(F), F @ F, "f4"), (put(STACK) @ put(STACK), STACK @ STACK, "f4"),
         (put(STACK) @ put(STACK)[0], STACK @ STACK[0], "f4"),
         (put(STACK)[0] @ put(STACK), STACK[0] @ STACK, "f4"),
         (np.dot(put(STACK), put(STACK)), np.dot(STACK, STACK), "f4"),
-        (put(WIDE) @ put(WIDE)[:, None], [90050], "i8"),
-    ],
+        (put(WIDE) @ put(WIDE)[:, None], [90050], "i8")],
     "`np.average` by weights whose sum is 0": lambda put: [
         (np.average(put(F), weights=[1, -1, 0]), np.inf, "f8"),
-        (np.average(put(F)[:0], weights=F[:0]), np.nan, "f4"),
-    ],
+        (np.average(put(F)[:0], weights=F[:0]), np.nan, "f4")],
     "`np.nanargmax`, `np.nanargmin` of only NaN": lambda put: [
         (call(put(F * np.nan)), -1, "i8") for call in (np.nanargmax, np.nanargmin)],
     "`np.unravel_index` of positions out of range": lambda put: [
@@ -126,36 +112,29 @@ CASES = {
         (np.partition(put(TOP), 1), np.sort(TOP), "f8"),
         (np.argpartition(put(TOP), 1), np.argsort(TOP, kind="stable"), "i8")],
     "the largest elements": lambda put: [
-        (ts.topk(put(TOP), 3)[0], [np.nan, 3, 3], "f8"), (ts.topk(put(TOP), 3)[1], [2, 1, 3], "i8"),
-    ],
+        (ts.topk(put(TOP), 3)[0], [np.nan, 3, 3], "f8"),
+        (ts.topk(put(TOP), 3)[1], [2, 1, 3], "i8")],
     "a mask of several axes next to other indices, as in `x[mask, 1]`": lambda put: [
         refused(lambda: put(F.reshape(1, 1, 3))[put(F[:1].reshape(1, 1)) > 0, 1], "index twice"),
-        (put(F.reshape(1, 1, 3))[put(F[:1].reshape(1, 1)) > 0][:, 1], F[1:2], "f4"),
-    ],
+        (put(F.reshape(1, 1, 3))[put(F[:1].reshape(1, 1)) > 0][:, 1], F[1:2], "f4")],
     "an index with several arrays": lambda put: [
         refused(lambda: put(OTHER)[[0, 1], [1, 0]], "take_along_axis"),
-        (put(OTHER)[[1, 0]][:, [1]], [[8], [6]], "f4"),
-    ],
+        (put(OTHER)[[1, 0]][:, [1]], [[8], [6]], "f4")],
     "a mask on the server, as in `x[x > 0]`": lambda put: [
         (put(F)[put(F) > 0], F[F > 0], "f4"), (put(F)[F > 0] * 2, F[F > 0] * 2, "f4"),
         (np.where(F > 0, put(F), 0), np.where(F > 0, F, 0), "f4"),
-        (put(F).sum(where=F > 0), np.float32(4.5), "f4"),
-    ],
+        (put(F).sum(where=F > 0), np.float32(4.5), "f4")],
     "`np.take(a, x)` of a NumPy array at indices on the server": lambda put: [
-        (lambda: np.take(F, put(I)), TypeError, "downloaded"),
-    ],
+        (lambda: np.take(F, put(I)), TypeError, "downloaded")],
     "`mean`, `var`, `std` of no elements, or with `where=` that picks none": lambda put: [
         case for call in (np.mean, np.var, np.std) for case in (
             (call(put(F), where=put(F) > 99), np.nan, "f4"), (call(put(F)[:0]), np.nan, "f4"),
-            (call(put(I)[:0]), np.nan, "f8"))
-    ],
+            (call(put(I)[:0]), np.nan, "f8"))],
     "`x[...] = v`": lambda put: [refused(lambda: store(put(F)), "put")],
     "`y += 1`": lambda put: [(in_place(put(F)), F, "f4")],
-    "`print(x[0])`": lambda put: [
-        (np.bool_("shape=()" in f"{put(F)[0]}"), True, bool),
-        (np.str_(f"{put(F)[0]:.2f}"), "1.50", "U4"),
-        (np.array(put(F).item(0)), 1.5, "f8"),
-    ],
+    "`print(x[0])`": lambda put: [(np.bool_("shape=()" in f"{put(F)[0]}"), True, bool),
+                                  (np.str_(f"{put(F)[0]:.2f}"), "1.50", "U4"),
+                                  (np.array(put(F).item(0)), 1.5, "f8")],
     "`x.numpy()` of bf16": lambda put: [(put(F, dtype="bf16"), F, BF16)],
     "a number's `.numpy()`": lambda put: [(put(F).sum(), np.float32(2.25), "f4")],
     "`x == y`": lambda put: [(put(F) == put(F), [True] * 3, bool), (put(F)[0] == 1.5, True, bool)],
@@ -163,15 +142,12 @@ CASES = {
         case for x in (put(F), put(F) + 1) for case in (
             (np.array(x == None), False, bool), (np.array(x != None), True, bool))  # noqa: E711
     ],
-    "`np.matrix(m) * x`": lambda put: [
-        (product, [[5, 12], [21, 32]], "f4")
-        for product in (MATRIX * put(OTHER), put(OTHER) * MATRIX)
-    ],
+    "`np.matrix(m) * x`": lambda put: [(product, [[5, 12], [21, 32]], "f4")
+                                       for product in (MATRIX * put(OTHER), put(OTHER) * MATRIX)],
     "masked arrays": lambda put: [
         refused(lambda: put(MASKED), "filled"), refused(lambda: put(F) + MASKED, "filled")],
     "a NumPy operand of more than 1 MiB": lambda put: [
-        refused(lambda: put(np.ones(1 << 18)) + np.ones(1 << 18), "put")],
-}
+        refused(lambda: put(np.ones(1 << 18)) + np.ones(1 << 18), "put")]}
 
 
 class DifferencesTest(python_outsider.Case):

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Tests the Python client, blocking and asyncio, if its server is lost: the server is killed or
-stopped in the middle of calls, programs and transfers, or cancels calls while it stops.
-"""
+stopped in the middle of calls, programs and transfers, or cancels calls while it stops."""
 
 import asyncio
 import collections
@@ -18,6 +17,7 @@ import numpy as np
 import outsider as o
 import python_outsider
 import tessera as ts
+from python_outsider import impatient
 from tessera.transfers import _messages
 from tessera.wire import _retry
 
@@ -25,13 +25,6 @@ OPTIONS = {"timeout": 20, "connect_timeout": o.START_TIMEOUT_S, "stall_timeout":
 LOST = ts.ConnectionLost, ts.Draining
 DONE = object()  # A result that is not checked.
 SLOW = 2000  # Rows of a matrix whose product with itself takes cpu_naive several seconds.
-MIB = 1 << 20
-
-
-def impatient(t, **options):
-    """Gives a client shorter timeouts after it has connected with longer ones."""
-    for name, value in options.items():
-        object.__setattr__(t._core.options, name, value)
 
 
 class Blocking:
@@ -117,19 +110,17 @@ class LostServer(Case):
                 self.until_waiting(server, len(works) - 1)
                 server.signal(end)
 
-            works = [
-                lambda t: product.numpy(), lambda t: (product + 1).sum(axis=0).numpy(),
-                lambda t: product.save("product"),
-                lambda t: (product * 2).save("program", replace=True),
-                lambda t: t.keep(product, product.sum()),
-                lambda t: t.compute(product.max(), product.min()),
-            ]
+            works = [lambda t: product.numpy(), lambda t: (product + 1).sum(axis=0).numpy(),
+                     lambda t: product.save("product"),
+                     lambda t: (product * 2).save("program", replace=True),
+                     lambda t: t.keep(product, product.sum()),
+                     lambda t: t.compute(product.max(), product.min())]
             for i, outcome in enumerate(client.outcomes(works, stop)):
                 self.assertIsInstance(outcome, LOST, (end, i))
 
     def check_transfer(self, flags, work):
         """Checks work(client, x, data, progress) if the server ends after its first piece."""
-        data = np.zeros(48 * MIB, np.uint8).view("f4")
+        data = np.zeros(48 * o.MI, np.uint8).view("f4")
         server = self.server(*flags)
         client = self.client(server.address)
         x = client.do(lambda t: t.put(data))
@@ -149,21 +140,19 @@ class LostServer(Case):
         for flags, divided in (
             ((), _messages.DIVIDED),
             (("--shared-memory", f"{self.folder}/socket"), _messages.DIVIDED),
-            ((), 8 * MIB),  # Through several connections.
+            ((), 8 * o.MI),  # Through several connections.
         ):
-            for work in (
-                lambda t, x, data, kill: t.put(data, progress=kill),
-                lambda t, x, data, kill: x.numpy(progress=kill),
-            ):
+            for work in (lambda t, x, data, kill: t.put(data, progress=kill),
+                         lambda t, x, data, kill: x.numpy(progress=kill)):
                 with self.subTest(flags), mock.patch.object(_messages, "DIVIDED", divided):
                     with several as begun:
                         self.check_transfer(flags, work)
-                    self.assertEqual(begun.called, divided == 8 * MIB)
+                    self.assertEqual(begun.called, divided == 8 * o.MI)
 
     def test_transfers_that_meet_a_stopping_server(self):
         """If there is time, the server lets a running download end, but accepts no further
         calls."""
-        data = np.arange(24 * MIB, dtype="u1").view("i4")
+        data = np.arange(24 * o.MI, dtype="u1").view("i4")
         server = self.server()
         client = self.client(server.address)
         x = client.do(lambda t: t.put(data))
@@ -174,15 +163,13 @@ class LostServer(Case):
                 server.signal(signals.pop())
 
         np.testing.assert_array_equal(client.do(lambda t: x.numpy(progress=stop)), data)
-        for work in (
-            lambda t: t.put(data), lambda t: t.put(data[:4]), lambda t: x.sum().numpy(),
-            lambda t: (x.sum() + 1).numpy(),
-        ):
+        for work in (lambda t: t.put(data), lambda t: t.put(data[:4]), lambda t: x.sum().numpy(),
+                     lambda t: (x.sum() + 1).numpy()):
             with self.assertRaises(LOST):
                 client.do(work)
 
     def test_a_server_that_hangs(self):
-        data = np.zeros(16 * MIB, np.uint8).view("f4")
+        data = np.zeros(16 * o.MI, np.uint8).view("f4")
         server = self.server()
         client = self.client(server.address)
         x = client.do(lambda t: t.put(data))
@@ -191,8 +178,7 @@ class LostServer(Case):
         try:
             works = [
                 lambda t: x.sum().numpy(), lambda t: (x.sum() + 1).numpy(), lambda t: x.numpy(),
-                lambda t: t.put(data[:4]), lambda t: t.put(data),
-            ]
+                lambda t: t.put(data[:4]), lambda t: t.put(data)]
             for outcome in client.outcomes(works, lambda: None):
                 self.assertIsInstance(outcome, (ts.Stalled, ts.DeadlineExceeded))
         finally:
@@ -250,7 +236,7 @@ class LostServer(Case):
 
         core._create = close_after_creation
         with self.assertRaises(ts.Error) as caught:
-            client.do(lambda t: t.put(np.ones(2 * MIB, np.uint8)))
+            client.do(lambda t: t.put(np.ones(2 * o.MI, np.uint8)))
         self.assertEqual((caught.exception.code, caught.exception.reason), ("CANCELLED", "CLOSED"))
 
 
@@ -258,7 +244,7 @@ class Cancelling(grpc.GenericRpcHandler):
     """A relay that ends calls only with CANCELLED, like gRPC's server when it stops."""
 
     def __init__(self, address):
-        self.far = grpc.insecure_channel(address, [("grpc.max_receive_message_length", 8 * MIB)])
+        self.far = grpc.insecure_channel(address, [("grpc.max_receive_message_length", 8 * o.MI)])
         self.calls = collections.Counter()
         self.cancels = {}  # Calls by method. Streams are cancelled after their second message.
         self.near = grpc.server(concurrent.futures.ThreadPoolExecutor(8))
@@ -310,13 +296,11 @@ class Cancelled(Case):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.server = o.Server(
-            cls.folder, "--no-warm-up", "--import-from", "127.0.0.1:*",
-            "--data-dir", cls.folder / "data")  # fmt: skip
-        cls.addClassCleanup(cls.server.kill)
+        cls.server = cls.serve_class("--no-warm-up", "--import-from", "127.0.0.1:*",
+                                     "--data-dir", cls.folder / "data")
         cls.relay = Cancelling(cls.server.address)
         cls.addClassCleanup(cls.relay.close)
-        cls.data = np.random.default_rng(7).integers(0, 1 << 30, 3 * MIB, "i4")  # 12 MiB
+        cls.data = np.random.default_rng(7).integers(0, 1 << 30, 3 * o.MI, "i4")  # 12 MiB
 
     def check(self, client, work, method, want, calls=2, cancels=1):
         """Checks how the client treats cancelled calls. want: the result, or None if the call is

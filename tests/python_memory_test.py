@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Tests the memory that a process needs for transfers of 256 MiB with the Python client, in
-addition to the arrays themselves.
-"""
+addition to the arrays themselves."""
 
 import contextlib
 import pathlib

@@ -257,28 +257,6 @@ class ArraysTest(python_outsider.Case):
                 call()
 
 
-class ShortLivesTest(python_outsider.Case):
-    """A server that lets no buffer live longer than a minute."""
-
-    FLAGS = ("--max-ttl", "1m")
-
-    def test_unnamed_arrays_live_as_long_as_the_server_allows(self):
-        t, a = self.t, np.ones((600, 600))
-        with self.calls() as calls:
-            x = t.put(a)
-            kept = [x.copy(), (x + 1).save(), *t.keep(x.sum(axis=0), x * 2), t.put(a[0])]
-            np.testing.assert_array_equal((x + x).numpy(), a + a)  # Too large for a response.
-        self.assertEqual(calls.count("GetServerInfo"), 1)
-        for array in (x, *kept):
-            self.assertTrue(59 <= self.lifetime(t, array) < 600)
-
-    @staticmethod
-    def lifetime(t, array):
-        """Returns the lifetime in whole seconds."""
-        buffer = t.call("GetBuffer", name=array.name).buffer
-        return buffer.expire_time.seconds - buffer.create_time.seconds
-
-
 class ArgumentsTest(python_outsider.Case):
     def test_names_and_lifetimes(self):
         t, a = self.t, np.ones(3)

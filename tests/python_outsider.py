@@ -22,8 +22,7 @@ class Case(o.Case):
         import tessera as ts
 
         super().setUpClass()
-        cls.server = o.Server(cls.folder, *cls.FLAGS)
-        cls.addClassCleanup(cls.server.kill)
+        cls.server = cls.serve_class(*cls.FLAGS)
         cls.t = ts.connect(cls.server.address)
         cls.addClassCleanup(cls.t.close)
 
@@ -39,10 +38,17 @@ class Case(o.Case):
             del self.t._io.call
 
 
+def impatient(t, **options):
+    """Gives a client shorter timeouts after it has connected with longer ones."""
+    for name, value in options.items():
+        object.__setattr__(t._core.options, name, value)
+
+
 def main(module):
     """Runs the tests of a module: --server PATH [--device DEVICE] [unittest arguments]."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--server", required=True)
+    parser.add_argument("--cli")
     parser.add_argument("--device", default="cpu")
     arguments, rest = parser.parse_known_args()
     o.Program.device, o.Program.warm_up = arguments.device, False

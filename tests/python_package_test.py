@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Tests the Python package as users get it: the wheel in a clean environment, the lines of the
-README, the tutorial line by line, the examples and their pages.
-"""
+README, the tutorial line by line, the examples and their pages."""
 
 import doctest
 import importlib
@@ -21,18 +20,15 @@ from python_outsider import PACKAGE
 DEFAULT = "127.0.0.1:50051"
 EXAMPLES = sorted(path.stem for path in (PACKAGE / "examples").glob("*.py"))
 # Arguments with which the examples take one second.
-SMALL = {
-    "least_squares": (), "linear_model": ("--seconds", "0.5"),
-    "nearest_neighbours": ("--rows", "5000"), "principal_components": (),
-    "streaming_statistics": ("--mib", "24", "--piece-mib", "8"),
-}
+SMALL = {"least_squares": (), "linear_model": ("--seconds", "0.5"),
+         "nearest_neighbours": ("--rows", "5000"), "principal_components": (),
+         "streaming_statistics": ("--mib", "24", "--piece-mib", "8")}
 
 
 def run(command, **options):
     process = subprocess.run(
         [str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, timeout=240, **options,
-    )
+        text=True, timeout=240, **options)
     if process.returncode != 0:
         raise AssertionError(f"{command}: exit code {process.returncode}\n{process.stdout}")
     return process.stdout
@@ -134,12 +130,10 @@ class PackageTest(python_outsider.Case):
         stubs.mkdir()
         files = [f"{o.PROTO}/tessera/v1/{name}.proto" for name in ("buffer", "compute")]
         run(["protoc", f"-I{o.PROTO}", f"--python_out={stubs}", *files])
-        script = (
-            "import tessera as ts\n"
-            "from tessera.v1 import compute_pb2\n"
-            f"t = ts.connect({self.server.address!r})\n"
-            "print(float(t.put([1.0, 2.0]).sum()), compute_pb2.DotRequest(strategy='x'))\n"
-        )
+        script = ("import tessera as ts\n"
+                  "from tessera.v1 import compute_pb2\n"
+                  f"t = ts.connect({self.server.address!r})\n"
+                  "print(float(t.put([1.0, 2.0]).sum()), compute_pb2.DotRequest(strategy='x'))\n")
         for order in ([stubs, PACKAGE], [PACKAGE, stubs]):
             environment = {**os.environ, "PYTHONPATH": ":".join(map(str, order))}
             self.assertIn("3.0", run([sys.executable, "-c", script], env=environment))

@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """Random NumPy programs on resident arrays, as people chain them: views, arithmetic, comparisons,
 masks, reductions, products, NumPy functions. The same lines run on NumPy arrays, which give the
-expected results.
-"""
+expected results."""
 
 import math
 import random
@@ -233,8 +232,7 @@ class Program:
         v = self.pick(lambda v: v.array.ndim and not v.slack)
         if v is None:
             return
-        ufunc = self.random.choice(
-            (np.add, np.minimum, np.maximum, np.logical_and, np.logical_or))
+        ufunc = self.random.choice((np.add, np.minimum, np.maximum, np.logical_and, np.logical_or))
         axis = self.random.randrange(v.array.ndim)
         real = v.array.dtype.kind == "f"
         want = ufunc.accumulate(v.array.astype("f8") if real else v.array, axis)
@@ -289,7 +287,7 @@ class Program:
         self.values.append(Value(v.lazy.save(), v.array, f"saved {v.text}", v.slack))
 
     LINES = (view, reshape, arithmetic, arithmetic, comparison, logic, select, cast, reduction,
-             reduction, scan, position, product, take, masked, keep)  # fmt: skip
+             reduction, scan, position, product, take, masked, keep)
 
     def run(self):
         self.start()

@@ -253,43 +253,28 @@ class SignaturesTest(python_outsider.Case):
                 with self.subTest(ufunc.__name__, dtype=dtype):
                     self.settle(cases)
 
-    def test_reduce(self):
-        options = {"axis": (0, None, (0, 1), -1), "dtype": TYPES, "keepdims": (True,),
-                   "initial": (2,),
-                   "out": (None,)}
-        for ufunc, dtype in itertools.product(_ufuncs.REDUCTIONS, TYPES):
-            a = array_of(dtype)
-            x = self.t.put(a)
-            cases = []
-            for name, values in options.items():
-                for value in values:
-                    case = f"{ufunc.__name__}.reduce of {dtype} with {name}={value}"
-                    cases.append((case, *self.both(lambda a: ufunc.reduce(a, **{name: value}), a,
-                                                   x)))
-            case = f"{ufunc.__name__}.reduce of {dtype} by position"
-            cases.append((case, *self.both(lambda a: ufunc.reduce(a, 1, None, None, True), a, x)))
-            with self.subTest(ufunc.__name__, dtype=dtype):
-                self.settle(cases)
-
-    def test_accumulate(self):
-        options = {"axis": (0, 1, -1, 2, None, (0, 1), (1,)), "dtype": TYPES, "out": (None,)}
+    def test_methods_of_ufuncs(self):
+        options = {
+            "reduce": {"axis": (0, None, (0, 1), -1), "dtype": TYPES, "keepdims": (True,),
+                       "initial": (2,), "out": (None,)},
+            "accumulate": {"axis": (0, 1, -1, 2, None, (0, 1), (1,)), "dtype": TYPES,
+                           "out": (None,)}}
+        by_position = {"reduce": (1, None, None, True), "accumulate": (1, None)}
         served = 0
-        for ufunc, dtype in itertools.product(_ufuncs.REDUCTIONS, TYPES):
-            a = array_of(dtype)
-            x = self.t.put(a)
-            cases = []
-            for name, values in options.items():
-                for value in values:
-                    case = f"{ufunc.__name__}.accumulate of {dtype} with {name}={value}"
-                    call = lambda a: ufunc.accumulate(a, **{name: value})  # noqa: E731
-                    cases.append((case, *self.both(call, a, x)))
-            case = f"{ufunc.__name__}.accumulate of {dtype} by position"
-            cases.append((case, *self.both(lambda a: ufunc.accumulate(a, 1, None), a, x)))
-            case = f"{ufunc.__name__}.accumulate of a number of {dtype}"
-            cases.append((case, *self.both(lambda a: ufunc.accumulate(a[0, 0]), a, x)))
-            with self.subTest(ufunc.__name__, dtype=dtype):
+        for ufunc, dtype, method in itertools.product(_ufuncs.REDUCTIONS, TYPES, options):
+            a, call = array_of(dtype), getattr(ufunc, method)
+            x, cases = self.t.put(a), []
+            calls = [(f"{name}={value}", lambda a, how=how: call(a, **how))
+                     for name, values in options[method].items() for value in values
+                     for how in ({name: value},)]
+            calls += [("by position", lambda a: call(a, *by_position[method])),
+                      ("a number", lambda a: call(a[0, 0]))]
+            for how, attempt in calls:
+                case = f"{ufunc.__name__}.{method} of {dtype} with {how}"
+                cases.append((case, *self.both(attempt, a, x)))
+            with self.subTest(ufunc.__name__, dtype=dtype, method=method):
                 served += self.settle(cases)
-        self.assertGreater(served, 400)
+        self.assertGreater(served, 800)
 
     def test_methods(self):
         """Parameters of array methods have NumPy's positions."""

@@ -22,10 +22,8 @@ class TlsTest(o.Case):
         cls.mine = dict(zip(("tls_cert", "tls_key"), map(str, cls.ca.issue("client"))))
         cert, key = cls.ca.issue("server")
         flags = ("--tls-cert", cert, "--tls-key", key)
-        cls.server = o.Server(cls.folder, *flags)
-        cls.addClassCleanup(cls.server.kill)
-        cls.strict = o.Server(cls.folder, *flags, "--tls-client-ca", cls.ca.cert)
-        cls.addClassCleanup(cls.strict.kill)
+        cls.server = cls.serve_class(*flags)
+        cls.strict = cls.serve_class(*flags, "--tls-client-ca", cls.ca.cert)
 
     def total(self, server, **options):
         with ts.connect(server.address, **options) as t:
@@ -48,8 +46,7 @@ class TlsTest(o.Case):
         with self.assertRaisesRegex(ts.Unreachable, "certificate .*was refused.*not in peer"):
             self.total(server, **SOON, tls_ca=str(self.ca.cert))
         self.assertEqual(
-            self.total(server, tls_ca=str(self.ca.cert), tls_server_name="gpu.example"), 12
-        )
+            self.total(server, tls_ca=str(self.ca.cert), tls_server_name="gpu.example"), 12)
 
     def test_who_is_let_in(self):
         trust = {"tls_ca": str(self.ca.cert)}

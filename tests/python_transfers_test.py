@@ -18,6 +18,7 @@ import numpy as np
 import outsider as o
 import python_outsider
 import tessera as ts
+from python_outsider import impatient
 from relay import Relay
 from tessera import _async, _blocking, _core
 from tessera.graph import _dtypes
@@ -26,12 +27,6 @@ from tessera.wire import _connect, _errors
 
 MIB = 1 << 20
 STALL_S = 0.4  # For transfers that stall.
-
-
-def impatient(t, **options):
-    """Gives a client shorter timeouts after it has connected with longer ones."""
-    for name, value in options.items():
-        object.__setattr__(t._core.options, name, value)
 
 
 def performed(t, kind=object):
@@ -61,9 +56,7 @@ class TransfersTest(python_outsider.Case):
     def through(self, relay, **options):
         """Returns a client whose connections go through the relay."""
         self.addCleanup(relay.close)
-        t = ts.connect(relay.where, **options)
-        self.addCleanup(t.close)
-        return t
+        return self.enterContext(ts.connect(relay.where, **options))
 
     def test_an_upload_resumes(self):
         relay = Relay(self.server.address, request_cuts=self.CUTS)
@@ -191,10 +184,9 @@ class DividedTest(TransfersTest):
             callers.add(threading.current_thread())
 
         for work, count in (
-            (lambda: t.put(self.data, "large", replace=True, progress=tell), _messages.UPLOADS),
-            (lambda: t["large"].numpy(progress=tell), _messages.DOWNLOADS),
-            (lambda: t["large"][9 : 3 * MIB].numpy(), _messages.DOWNLOADS),
-        ):
+                (lambda: t.put(self.data, "large", replace=True, progress=tell), _messages.UPLOADS),
+                (lambda: t["large"].numpy(progress=tell), _messages.DOWNLOADS),
+                (lambda: t["large"][9 : 3 * MIB].numpy(), _messages.DOWNLOADS)):
             streams.clear()
             got = work()
             self.assertEqual(sorted(s.connection for s in streams), list(range(count)))
@@ -246,8 +238,8 @@ class DividedTest(TransfersTest):
     def test_a_server_that_never_has_room(self):
         """gRPC accepts the first bytes of a stream before it knows of the refusal. They do not
         count as progress."""
-        t = ts.connect(self.server.address, stall_timeout=STALL_S, shared_memory=False)
-        self.addCleanup(t.close)
+        options = dict(stall_timeout=STALL_S, shared_memory=False)
+        t = self.enterContext(ts.connect(self.server.address, **options))
         perform, refused = t._io.perform, []
 
         def refuse(command):
@@ -365,14 +357,12 @@ class SharedTest(o.Case):
         super().setUpClass()
         cls.socket_path = f"{cls.folder}/socket"
         flags = ("--no-warm-up", "--shared-memory", cls.socket_path)
-        cls.server = o.Server(cls.folder, *flags, device=cls.DEVICE)
-        cls.addClassCleanup(cls.server.kill)
+        cls.server = cls.serve_class(*flags, device=cls.DEVICE)
         cls.data = np.random.default_rng(4).integers(0, 1 << 30, 5 * MIB, "i4")  # Two parts.
         cls.long = np.concatenate([cls.data, cls.data])  # Three parts.
 
     def setUp(self):
-        self.t = ts.connect(self.server.address)
-        self.addCleanup(self.t.close)
+        self.t = self.enterContext(ts.connect(self.server.address))
         put = self.t.put
         self.t.put = lambda *args, **more: put(*args, placement=self.PLACEMENT, **more)
         self.performed = performed(self.t)
@@ -644,17 +634,15 @@ class SeveralTest(unittest.TestCase):
     # The streams' outcomes in chronological order, and which of them is reported.
     FULL, LOST, ENDED = ts.TooManyDownloads("", "RESOURCE_EXHAUSTED"), ts.ConnectionLost(""), None
     ALSO_FULL, STALLED = ts.HostMemoryExhausted("", "RESOURCE_EXHAUSTED"), ts.Stalled("")
-    CASES = (
-        ((ENDED, ENDED, ENDED), None),
-        ((FULL, ENDED, ENDED), FULL),  # The other streams continue.
-        ((ENDED, ENDED, FULL), FULL),
-        ((FULL, ALSO_FULL, ENDED), FULL),
-        ((FULL, ALSO_FULL, LOST), LOST),
-        ((FULL, LOST, ALSO_FULL), LOST),
-        ((LOST, FULL, STALLED), LOST),
-        ((ENDED, LOST, STALLED), LOST),
-        ((STALLED, LOST, ENDED), STALLED),
-    )
+    CASES = (((ENDED, ENDED, ENDED), None),
+             ((FULL, ENDED, ENDED), FULL),  # The other streams continue.
+             ((ENDED, ENDED, FULL), FULL),
+             ((FULL, ALSO_FULL, ENDED), FULL),
+             ((FULL, ALSO_FULL, LOST), LOST),
+             ((FULL, LOST, ALSO_FULL), LOST),
+             ((LOST, FULL, STALLED), LOST),
+             ((ENDED, LOST, STALLED), LOST),
+             ((STALLED, LOST, ENDED), STALLED))
 
     def check(self, run, want):
         raised = None

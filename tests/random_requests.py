@@ -2,8 +2,7 @@
 
 A case is one request: its fields, and either the reasons for which the server refuses it or the
 right result. Most cases are valid, and the others have one fault each. The model shares no code
-with the server.
-"""
+with the server."""
 
 import argparse
 import collections
@@ -25,8 +24,7 @@ SIZES = {F32: 4, F64: 8, F16: 2, BF16: 2, I32: 4, I64: 8, BOOL: 1, U8: 1, I8: 1}
 STEPS = {
     "Dot": "dot", "Reduce": "reduce", "Matmul": "matmul", "Add": "add", "WindowSum": "window_sum",
     "Map": "map", "TopK": "top_k", "Scan": "scan", "Sort": "sort", "Take": "take",
-    "Select": "select", "Histogram": "histogram", "SearchSorted": "search_sorted",
-}
+    "Select": "select", "Histogram": "histogram", "SearchSorted": "search_sorted"}
 # The reasons of each status code. All other reasons have INVALID_ARGUMENT.
 REASONS = {
     "NOT_FOUND": "BUFFER_NOT_FOUND REGION_NOT_FOUND",
@@ -37,8 +35,7 @@ REASONS = {
     "RESOURCE_EXHAUSTED": "SCRATCH_EXHAUSTED QUOTA_EXCEEDED HOST_MEMORY_EXHAUSTED "
     "GPU_MEMORY_EXHAUSTED TENANT_QUOTA_EXCEEDED",
     "PERMISSION_DENIED": "ROLE_TOO_SMALL SOURCE_NOT_ALLOWED",
-    "UNAUTHENTICATED": "BAD_TOKEN",
-}
+    "UNAUTHENTICATED": "BAD_TOKEN"}
 CODES = {reason: code for code, reasons in REASONS.items() for reason in reasons.split()}
 EXTREMES = (-(2**63), -(2**62), -(2**31), -1, 2**31 - 1, 2**31, 2**32, 2**53, 2**62, 2**63 - 1)
 BAD_NAMES = ["", "white space", "x" * 129, "\u00e4", "x\n", "x\0", "*", "\u2028"]
@@ -59,11 +56,9 @@ def check_end(outcome, reasons, ok):
         check(ok, "OK, not", reasons)
         return True
     # Only a GPU strategy itself knows what it needs apart from types.
-    needs_more = (
-        outcome.reason == "STRATEGY_UNSUPPORTED"
-        and o.Program.device != "cpu"
-        and not outcome.metadata.get("needs", "dtype").startswith("dtype")
-    )
+    needs_more = (outcome.reason == "STRATEGY_UNSUPPORTED"
+                  and o.Program.device != "cpu"
+                  and not outcome.metadata.get("needs", "dtype").startswith("dtype"))
     check(needs_more or outcome.reason in reasons, outcome, "is not", ("OK",) * ok + (*reasons,))
     check(outcome.code == CODES.get(outcome.reason, "INVALID_ARGUMENT"), outcome)
     check(outcome.domain == "tessera" and outcome.text, "no domain or no text:", outcome)
@@ -93,7 +88,6 @@ def run_tests(namespace, arguments, *flags):
 
 
 # --- Arithmetic -----------------------------------------------------------------------------------
-
 
 def bf16_values(bits):
     bits = np.asarray(bits)
@@ -160,6 +154,21 @@ def cast(array, source, target):
     return np.array(flat, o.NUMPY_TYPES[target]).reshape(array.shape)
 
 
+def random_bits(seed, counter, stream):
+    """Returns the first two words of Philox 4x32-10."""
+    arrays = np.broadcast_arrays(seed, counter, stream)
+    result, low = [], (1 << 32) - 1
+    for key, place, more in zip(*(array.ravel().tolist() for array in arrays)):
+        k = [key & low, key >> 32 & low]
+        x = [place & low, place >> 32 & low, more & low, more >> 32 & low]
+        for _ in range(10):
+            p, q = 0xD2511F53 * x[0], 0xCD9E8D57 * x[2]
+            x = [q >> 32 ^ x[1] ^ k[0], q & low, p >> 32 ^ x[3] ^ k[1], p & low]
+            k = [(k[0] + 0x9E3779B9) & low, (k[1] + 0xBB67AE85) & low]
+        result.append(x[1] << 32 | x[0])
+    return np.array(result, np.uint64).astype(np.int64).reshape(arrays[0].shape)
+
+
 def strided(array, view):
     """Returns the elements of a valid view (offset, shape, strides)."""
     offset, shape, strides = view
@@ -172,13 +181,9 @@ def strided(array, view):
 
 # The functions that the operations of an expression compute. The model does not know the last bits
 # of the functions in LIBRARY.
-BINARY = {
-    "ADD": np.add, "SUBTRACT": np.subtract, "MULTIPLY": np.multiply, "DIVIDE": np.divide,
-    "MINIMUM": np.minimum, "MAXIMUM": np.maximum,
-}
-COMPARISONS = {
-    "LESS": np.less, "GREATER": np.greater, "EQUAL": np.equal, "NOT_EQUAL": np.not_equal,
-}
+BINARY = {"ADD": np.add, "SUBTRACT": np.subtract, "MULTIPLY": np.multiply, "DIVIDE": np.divide,
+          "MINIMUM": np.minimum, "MAXIMUM": np.maximum}
+COMPARISONS = {"LESS": np.less, "GREATER": np.greater, "EQUAL": np.equal, "NOT_EQUAL": np.not_equal}
 LOGIC = {"AND": np.logical_and, "OR": np.logical_or, "XOR": np.logical_xor}
 UNARY = {"ABS": np.abs, "NEGATE": np.negative, "SQRT": np.sqrt}
 LIBRARY = ("EXP", "TANH", "LOG")
@@ -205,11 +210,8 @@ class Expression:
         return self.nodes[i][0] if isinstance(self.nodes[i], tuple) else ""
 
     def message(self):
-        make = o.compute.Expression.Node
-        return o.compute.Expression(nodes=[
-            make(operand=node) if isinstance(node, int)
-            else make(op="MAP_OP_" + node[0], args=node[1:]) for node in self.nodes
-        ])
+        return o.expression(*(o.operand(node) if isinstance(node, int) else o.node(*node)
+                              for node in self.nodes))
 
     def values(self, *operands):
         """Returns the result for operands of f64 or i64, as f64 or i64."""
@@ -229,7 +231,6 @@ class Expression:
 
 
 # --- Expected results -----------------------------------------------------------------------------
-
 
 def check_equal(actual, expected, dtype):
     got, want = wide(actual, dtype), wide(expected, dtype)
@@ -275,10 +276,8 @@ def check_scalar(response, integer, expected, terms, what):
     check(abs(actual - expected) <= bound, what, actual, "is not", expected, "within", bound)
 
 
-OPS = (
-    "SUM", "PRODUCT", "MIN", "MAX", "ARGMIN", "ARGMAX", "MEAN", "NORM_L1", "NORM_L2",
-    "SUM_SQUARES", "VARIANCE", "STD", "ALL", "ANY",
-)
+OPS = ("SUM", "PRODUCT", "MIN", "MAX", "ARGMIN", "ARGMAX", "MEAN", "NORM_L1", "NORM_L2",
+       "SUM_SQUARES", "VARIANCE", "STD", "ALL", "ANY")
 OPS_OF_TRUTH = ("SUM", "MEAN", "ALL", "ANY")
 SCANS = ("SUM", "PRODUCT", "MIN", "MAX", "ALL", "ANY")
 # The results of reductions of no elements. All other such reductions are refused.
@@ -307,15 +306,13 @@ def fold(op, x):
         if op == "MEAN":
             total = sum(x.tolist()) if x.dtype.kind == "i" else real.sum()
             return total / len(x), size / len(x), None
-        value, terms = {
-            "SUM": lambda: (x.sum(dtype=x.dtype), size),
-            "NORM_L1": lambda: (np.abs(x).sum(dtype=x.dtype), size),
-            "SUM_SQUARES": lambda: ((x * x).sum(dtype=x.dtype), float(squares.sum())),
-            "VARIANCE": lambda: (float(np.var(long)), 4 * float(squares.mean())),
-            "STD": lambda: (float(np.std(long)), 4 * float(np.sqrt(squares.mean()))),
-            "ALL": lambda: (int(np.all(x != 0)), 0.0),
-            "ANY": lambda: (int(np.any(x != 0)), 0.0),
-        }[op]()
+        value, terms = {"SUM": lambda: (x.sum(dtype=x.dtype), size),
+                        "NORM_L1": lambda: (np.abs(x).sum(dtype=x.dtype), size),
+                        "SUM_SQUARES": lambda: ((x * x).sum(dtype=x.dtype), float(squares.sum())),
+                        "VARIANCE": lambda: (float(np.var(long)), 4 * float(squares.mean())),
+                        "STD": lambda: (float(np.std(long)), 4 * float(np.sqrt(squares.mean()))),
+                        "ALL": lambda: (int(np.all(x != 0)), 0.0),
+                        "ANY": lambda: (int(np.any(x != 0)), 0.0)}[op]()
         return value, terms, None
 
 
@@ -346,10 +343,8 @@ def scan_along(op, x, axis, exclusive, reverse, dtype):
     rows = np.moveaxis(x, axis, -1)
     if reverse:
         rows = rows[..., ::-1]
-    step = {
-        "SUM": np.add, "PRODUCT": np.multiply, "MIN": np.minimum, "MAX": np.maximum,
-        "ALL": np.minimum, "ANY": np.maximum,
-    }[op]
+    step = {"SUM": np.add, "PRODUCT": np.multiply, "MIN": np.minimum, "MAX": np.maximum,
+            "ALL": np.minimum, "ANY": np.maximum}[op]
     integers = dtype in INTEGERS
     limits = np.iinfo(o.NUMPY_TYPES[dtype]) if integers else None
     nothing = {
@@ -367,6 +362,17 @@ def scan_along(op, x, axis, exclusive, reverse, dtype):
     return np.moveaxis(folds, -1, axis), np.moveaxis(terms, -1, axis)
 
 
+def check_arrays(response, values, indices, dtype, left_out=()):
+    """Checks the arrays of values and of indices, except those that the request leaves out."""
+    if "indices" not in left_out:
+        got = o.to_numpy(response.indices)
+        check(np.array_equal(got, indices), "indices", got.tolist(), "not", indices.tolist())
+    if "values" not in left_out:
+        check(response.values.data == values.tobytes(), "values at", indices.tolist())
+        check(tuple(response.values.shape) == values.shape, response.values.shape)
+        check(response.values.dtype == dtype, response.values.dtype)
+
+
 def top_indices(rows, k, smallest):
     """Returns indices along the last axis. Equal elements are in the order of their indices, and
     NaN is the largest."""
@@ -377,7 +383,6 @@ def top_indices(rows, k, smallest):
 
 
 # --- Cases ----------------------------------------------------------------------------------------
-
 
 class Case:
     """A request, and the expected outcome."""
@@ -533,18 +538,14 @@ class Requests:
         return rng.choice((
             view(offset=count, shape=[1]),
             view(offset=rng.choice(EXTREMES), shape=[1 if count else 2]),
-            view(shape=[size + 1]),
-            view(shape=[2], strides=[size]),
+            view(shape=[size + 1]), view(shape=[2], strides=[size]),
             view(shape=[2], strides=[-1]),
             view(shape=[2], strides=[rng.choice(EXTREMES)])
             if count < 3 else view(shape=[count + 1]),
             view(shape=[2, 2], strides=[2**62, 2**62]),
-            view(shape=[2**63 - 1], strides=[2**63 - 1]),
-            view(shape=[-1]),
-            view(shape=[2, -(2**63)]),
-            view(shape=[1] * 9, strides=[0] * 9),
-            view(shape=[1, 1], strides=[1]),
-            view(shape=[1], strides=[1, 1]),
+            view(shape=[2**63 - 1], strides=[2**63 - 1]), view(shape=[-1]),
+            view(shape=[2, -(2**63)]), view(shape=[1] * 9, strides=[0] * 9),
+            view(shape=[1, 1], strides=[1]), view(shape=[1], strides=[1, 1]),
         )), ("BAD_VIEW", "BAD_SHAPE")
 
     def operand(self, dtype, rank=None, shape=None, special=True):
@@ -650,6 +651,32 @@ class Requests:
                 nodes.append((rng.choice(arithmetic), a, b))
             numbers.append(at)
         return Expression(dtype, *nodes)
+
+    def with_expression(self, x, dtype, fields):
+        """Adds an expression of x and one of its rows to some requests. Returns the expression, all
+        operands, and a function that returns the values that the operation gets."""
+        operands, expression = [x], None
+        if self.rng.random() < 0.4:
+            expression = self.expression(dtype)
+            row = x.array.shape[self.rng.randint(0, x.array.ndim) :]
+            operands.append(self.operand(dtype, shape=row))
+            fields["expression"], fields["with"] = expression.message(), [operands[1].message]
+
+        def values():
+            seen = [wide(operand.array, dtype) for operand in operands]
+            return expression.values(*seen) if expression else seen[0]
+
+        return expression, operands, values
+
+    def axis(self, x, fault, fields):
+        """Adds an axis. Returns it, and the reasons why it is refused."""
+        rng, rank = self.rng, x.array.ndim
+        axis = rng.randrange(-rank, rank) if rank else 0
+        if fault == "shape":
+            axis = rng.choice((rank, -rank - 1, 2**31 - 1))
+        if axis != -1 or rng.random() < 0.5:
+            fields["axis"] = axis
+        return axis, ("BAD_AXES",) if rank == 0 or fault == "shape" else ()
 
     # --- Operations ---
 
@@ -815,11 +842,8 @@ class Requests:
         def judge(response, _):
             rows = np.moveaxis(wide(x.array, dtype), axis, -1)
             indices = np.moveaxis(top_indices(rows, k, smallest), -1, axis)
-            got = o.to_numpy(response.indices)
-            check(np.array_equal(got, indices), "indices", got.tolist(), "not", indices.tolist())
             values = np.take_along_axis(np.asarray(x.array), indices, axis=axis)
-            check(response.values.data == values.tobytes(), "values of", indices.tolist())
-            check(response.values.dtype == dtype, response.values.dtype)
+            check_arrays(response, values, indices, dtype)
 
         fields = dict(x=x.message, k=k, axis=axis, smallest=smallest)
         return Case("top_k", "TopK", fields, dtype, reasons, (x,), judge=judge)
@@ -838,17 +862,8 @@ class Requests:
         if dtype == BOOL and rng.random() < 0.9:
             op = rng.choice(OPS_OF_TRUTH)
         x = self.operand(dtype)
-        fields, operands, expression = dict(x=x.message, op="REDUCE_OP_" + op), [x], None
-        if rng.random() < 0.4:
-            expression = self.expression(dtype)
-            row = x.array.shape[rng.randint(0, x.array.ndim) :]
-            operands.append(self.operand(dtype, shape=row))
-            fields["expression"], fields["with"] = expression.message(), [operands[1].message]
-
-        def values():
-            seen = [wide(operand.array, dtype) for operand in operands]
-            return expression.values(*seen) if expression else seen[0]
-
+        fields = dict(x=x.message, op="REDUCE_OP_" + op)
+        expression, operands, values = self.with_expression(x, dtype, fields)
         kind = expression.dtype if expression else dtype
         if kind == BOOL and op not in OPS_OF_TRUTH:
             return Case("reduce", "Reduce", fields, kind, ("BAD_DTYPE",), operands)
@@ -891,8 +906,7 @@ class Requests:
             reasons = ("EMPTY_INPUT",)
         out = result_of_fold(op, dtype)
         extents = tuple(
-            1 if axis in axes else shape[axis] for axis in range(rank) if keep or axis in kept
-        )
+            1 if axis in axes else shape[axis] for axis in range(rank) if keep or axis in kept)
 
         def judge(response, stored):
             table = values().transpose(kept + sorted(axes)).reshape(rows, folded)
@@ -924,18 +938,8 @@ class Requests:
                 fields["op"] = rng.choice((0, 15, 99, -1, "REDUCE_OP_" + rng.choice(wrong)))
                 reasons = ("BAD_OPERATION",)
             return Case("scan", "Scan", fields, dtype, reasons, (x,))
-        rank, operands, expression, reasons = x.array.ndim, [x], None, ()
-        axis = rng.randrange(-rank, rank) if rank else 0
-        if fault == "shape":
-            axis = rng.choice((rank, -rank - 1, 2**31 - 1))
-        if axis != -1 or rng.random() < 0.5:
-            fields["axis"] = axis
-        if rank == 0 or fault == "shape":
-            reasons = ("BAD_AXES",)
-        if rng.random() < 0.4:
-            expression = self.expression(dtype)
-            operands.append(self.operand(dtype, shape=x.array.shape[rng.randint(0, rank) :]))
-            fields["expression"], fields["with"] = expression.message(), [operands[1].message]
+        axis, reasons = self.axis(x, fault, fields)
+        expression, operands, values_of = self.with_expression(x, dtype, fields)
         kind = expression.dtype if expression else dtype
         if kind == BOOL and op not in OPS_OF_TRUTH:
             reasons = (*reasons, "BAD_DTYPE")
@@ -944,8 +948,7 @@ class Requests:
         out = result_of_fold(op, folded)
 
         def judge(response, stored):
-            seen = [wide(operand.array, dtype) for operand in operands]
-            values = expression.values(*seen) if expression else seen[0]
+            values = values_of()
             if product_is_safe(op, values.ravel()):
                 folds, terms = scan_along(op, values, axis, exclusive, reverse, out)
                 check_near(stored, folds, terms, out, response.stats.roundoff, count=values.size)
@@ -962,24 +965,14 @@ class Requests:
         fields = dict(x=x.message, descending=descending)
         if fault == "view":
             return Case("sort", "Sort", fields, dtype, (*x.reasons, "BAD_AXES"), (x,))
-        rank, operands, expression, reasons = x.array.ndim, [x], None, ()
-        axis = rng.randrange(-rank, rank) if rank else 0
-        if fault == "shape":
-            axis = rng.choice((rank, -rank - 1, 2**31 - 1))
-        if axis != -1 or rng.random() < 0.5:
-            fields["axis"] = axis
-        if rank == 0 or fault == "shape":
-            reasons = ("BAD_AXES",)
-        wanted = rng.choice(((), ("values",), ("indices",)))
-        for name in wanted:
+        axis, reasons = self.axis(x, fault, fields)
+        left_out = rng.choice(((), ("values",), ("indices",)))
+        for name in left_out:
             fields[name] = dict(none=True)
         if fault == "dtype":
             fields["values"] = fields["indices"] = dict(none=True)
             reasons = ("BAD_RESULT",)
-        if rng.random() < 0.4:
-            expression = self.expression(dtype)
-            operands.append(self.operand(dtype, shape=x.array.shape[rng.randint(0, rank) :]))
-            fields["expression"], fields["with"] = expression.message(), [operands[1].message]
+        expression, operands, _ = self.with_expression(x, dtype, fields)
         kind = expression.dtype if expression else dtype
 
         def judge(response, _):
@@ -989,13 +982,8 @@ class Requests:
             rows = np.moveaxis(wide(x.array, dtype), axis, -1)
             order = top_indices(rows, rows.shape[-1], not descending) if rows.size else rows
             indices = np.moveaxis(order.astype(np.int64), -1, axis)
-            if "indices" not in wanted:
-                got = o.to_numpy(response.indices)
-                check(np.array_equal(got, indices), "indices", got.tolist(), indices.tolist())
-            if "values" not in wanted:
-                values = np.take_along_axis(np.asarray(x.array), indices, axis=axis)
-                check(response.values.data == values.tobytes(), "values of", indices.tolist())
-                check(response.values.dtype == dtype, response.values.dtype)
+            values = np.take_along_axis(np.asarray(x.array), indices, axis=axis)
+            check_arrays(response, values, indices, dtype, left_out)
 
         # Elements of one byte are sorted as i32.
         sorted_as = I32 if kind in BYTES else kind
@@ -1068,24 +1056,18 @@ class Requests:
             reasons = ("BAD_DTYPE",)
         mask = self.operand(kind, shape=shape)
         fields["mask"] = mask.message
-        wanted = rng.choice(((), ("values",), ("indices",)))
+        left_out = rng.choice(((), ("values",), ("indices",)))
         if not reasons and rng.random() < 0.05:
-            wanted, reasons = ("values", "indices"), ("BAD_RESULT",)
-        for name in wanted:
+            left_out, reasons = ("values", "indices"), ("BAD_RESULT",)
+        for name in left_out:
             fields[name] = dict(none=True)
         if fault == "view":
             reasons = (*reasons, "BAD_SHAPE")
 
         def judge(response, _):
             places = np.flatnonzero(mask.array)
-            if "indices" not in wanted:
-                got = o.to_numpy(response.indices)
-                check(np.array_equal(got, places), "indices", got.tolist(), places.tolist())
-            if "values" not in wanted:
-                want = np.asarray(x.array).ravel()[places]
-                check(response.values.data == want.tobytes(), "values at", places.tolist())
-                check(tuple(response.values.shape) == want.shape, response.values.shape)
-                check(response.values.dtype == dtype, response.values.dtype)
+            values = np.asarray(x.array).ravel()[places]
+            check_arrays(response, values, places, dtype, left_out)
 
         return Case("select", "Select", fields, dtype, reasons, (x, mask), judge=judge)
 
@@ -1268,12 +1250,9 @@ class ThroughPrograms(o.Client):
         size = math.prod(tensor.shape) * SIZES.get(tensor.dtype, 0)
         if len(tensor.data) != size or tensor.dtype not in DTYPES:
             return
-        folded = o.compute.Tensor(
-            dtype=tensor.dtype, shape=[*tensor.shape, 1], data=tensor.data
-        )
+        folded = o.compute.Tensor(dtype=tensor.dtype, shape=[*tensor.shape, 1], data=tensor.data)
         request = o.compute.ReduceRequest(
             x=o.compute.Operand(tensor=folded), op="REDUCE_OP_MAX", axes=[len(tensor.shape)],
-            result=o.compute.Result(scratch=True),
-        )
+            result=o.compute.Result(scratch=True))
         operand.step = len(steps)
         steps.append(o.compute.Step(reduce=request))

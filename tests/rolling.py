@@ -8,7 +8,6 @@ import socket
 import subprocess
 import threading
 import time
-import urllib.request
 
 import grpc
 import numpy as np
@@ -48,11 +47,8 @@ class Restartable:
 
     def answered(self):
         """Returns how many calls the server has completed successfully since it started."""
-        address = re.search(r"metrics at http://([\d.:]+)/", self.server.log())[1]
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as page:
-            text = page.read().decode()
-        calls = re.findall(r'^tessera_requests_total{.*rpc="Dot".*code="OK".*} (\d+)', text, re.M)
-        return sum(map(int, calls))
+        calls = r'^tessera_requests_total{.*rpc="Dot".*code="OK".*} (\d+)'
+        return sum(map(int, re.findall(calls, self.server.page(), re.M)))
 
     def restart(self):
         """Restarts the server, and returns once it is SERVING again."""
@@ -79,8 +75,7 @@ class Load:
         self._over = threading.Event()
         calls = [make(self) for make in makers]
         self._threads = [
-            threading.Thread(target=self._run, args=one, daemon=True) for one in enumerate(calls)
-        ]
+            threading.Thread(target=self._run, args=one, daemon=True) for one in enumerate(calls)]
         for thread in self._threads:
             thread.start()
 
@@ -114,8 +109,7 @@ class Load:
         return (
             f"{sum(self.answered)} calls of {len(self.answered)} callers, {len(self.lost)} lost,"
             f" {self.repeated} repeated, {self.put_again} arrays put again, the longest call"
-            f" {self.longest_s:.1f} s"
-        )
+            f" {self.longest_s:.1f} s")
 
 
 def inline_dots(connect, metadata=()):

@@ -36,16 +36,15 @@ class RunnerTest(unittest.TestCase):
     def test_tests_of_unittest(self):
         dots = "..\n------\nRan {} tests in 1.5s\n\n{}"
         for ran, verdict, status, want in (
-            (2, "OK", "run", ["2 passed, 0 failed, 0 skipped"]),
-            (8, "OK (skipped=3)", "run", ["a_test: 3 of 8 skipped",
-                                          "5 passed, 0 failed, 3 skipped"]),
-            (9, "FAILED (failures=1, errors=2, skipped=1)", "fail",
-             ["a_test: 1 of 9 skipped", "5 passed, 3 failed, 1 skipped"]),
-            (0, "FAILED (errors=1)", "fail", ["0 passed, 1 failed, 0 skipped"]),
-            (0, "OK (skipped=1)", "run", ["a_test: 1 of 1 skipped",
-                                          "0 passed, 0 failed, 1 skipped"]),
-            (3, "OK (expected failures=1)", "run", ["3 passed, 0 failed, 0 skipped"]),
-        ):
+                (2, "OK", "run", ["2 passed, 0 failed, 0 skipped"]),
+                (8, "OK (skipped=3)", "run", ["a_test: 3 of 8 skipped",
+                                              "5 passed, 0 failed, 3 skipped"]),
+                (9, "FAILED (failures=1, errors=2, skipped=1)", "fail",
+                 ["a_test: 1 of 9 skipped", "5 passed, 3 failed, 1 skipped"]),
+                (0, "FAILED (errors=1)", "fail", ["0 passed, 1 failed, 0 skipped"]),
+                (0, "OK (skipped=1)", "run", ["a_test: 1 of 1 skipped",
+                                              "0 passed, 0 failed, 1 skipped"]),
+                (3, "OK (expected failures=1)", "run", ["3 passed, 0 failed, 0 skipped"])):
             with self.subTest(verdict):
                 self.assertEqual(counted(("a_test", status, dots.format(ran, verdict))), want)
 
@@ -63,10 +62,9 @@ class RunnerTest(unittest.TestCase):
         report = '''<testsuites tests="9" failures="1" skipped="4">
   <testsuite name="A" tests="9" failures="1" disabled="0" skipped="4" errors="0">
 </testsuites>'''
-        self.assertEqual(
-            counted(("kernel_test", "fail", "7 passed, 0 failed, 0 skipped"),
-                    ("b_test", "notrun", ""), googletest=report),
-            ["4 passed, 1 failed, 5 skipped"])
+        self.assertEqual(counted(("kernel_test", "fail", "7 passed, 0 failed, 0 skipped"),
+                                 ("b_test", "notrun", ""), googletest=report),
+                         ["4 passed, 1 failed, 5 skipped"])
 
     def test_what_is_run_again(self):
         """Suites are run again if only a few suites with fixed inputs failed without a clear

@@ -1,22 +1,17 @@
 #!/usr/bin/env python3
 """Checks that secrets stay where they belong. Marked tokens and keys go through every method,
 command and client at the most verbose level, and then everything that others could read is searched
-for them.
-
-usage: secrets_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
-"""
+for them."""
 
 import base64
 import hashlib
 import json
 import os
-import re
 import secrets
 import socket
 import subprocess
 import sys
 import textwrap
-import urllib.request
 
 import numpy as np
 
@@ -52,8 +47,7 @@ class SecretsTest(o.FreshCase):
         return super().serve(
             "--tokens", self.folder / "tokens", "--log-level", "trace", "--slow-call", "1us",
             "--metrics-listen", "127.0.0.1:0", "--spans", self.folder / "spans",
-            "--shared-memory", self.folder / "shared", *flags, GRPC_VERBOSITY="debug",
-        )  # fmt: skip
+            "--shared-memory", self.folder / "shared", *flags, GRPC_VERBOSITY="debug")
 
     def command(self, *arguments, token=None, token_file=None, where="command line"):
         """Runs the command line, and inspects it with ps, as other users can."""
@@ -61,8 +55,7 @@ class SecretsTest(o.FreshCase):
         given = {name: str(value) for name, value in given.items() if value is not None}
         process = subprocess.Popen(
             [o.Program.cli, *map(str, arguments)], stdout=subprocess.PIPE, text=True,
-            stderr=subprocess.STDOUT, env=o.environment(GRPC_VERBOSITY="debug", **given),
-        )
+            stderr=subprocess.STDOUT, env=o.environment(GRPC_VERBOSITY="debug", **given))
         self.say_what_ps_shows(process)
         out, _ = process.communicate(timeout=120)
         self.say(where, out)
@@ -92,10 +85,8 @@ class SecretsTest(o.FreshCase):
             # A token in place of its hash, and a malformed token.
             replace(self.folder / "tokens", f"{right} write one\n")
             self.assertTrue(o.eventually(lambda: "cannot use" in server.log(), 20))
-            page = re.search(r"metrics at (http://[\d.:]+/)", server.log()).group(1)
             for path in ("", "metrics", "healthz"):
-                with urllib.request.urlopen(page + path, timeout=20) as answer:
-                    self.say("http", answer.read().decode())
+                self.say("http", server.page(path))
             self.assertEqual(server.stop(), 0)
             self.say("log", server.log())
             self.say("spans", (self.folder / "spans").read_text())
@@ -160,8 +151,7 @@ class SecretsTest(o.FreshCase):
                     print(repr(error), vars(error))
         """)
         environment = o.environment(
-            PYTHONPATH=str(PACKAGE), TESSERA_TOKEN=token, GRPC_VERBOSITY="debug"
-        )
+            PYTHONPATH=str(PACKAGE), TESSERA_TOKEN=token, GRPC_VERBOSITY="debug")
         ended = o.run(sys.executable, "-c", script, server.address, env=environment)
         self.say("Python", ended.stdout + ended.stderr)
 
@@ -172,9 +162,8 @@ class SecretsTest(o.FreshCase):
         server = self.serve("t", "--tls-cert", cert, "--tls-key", key, "--tls-client-ca", ca.cert)
         at = ("--server", server.address, "--timeout", "5s", "--tls-ca", ca.cert)
         for cert_shown, key_shown, served in (
-            (client_cert, client_key, True),
-            (client_key, client_cert, False),
-        ):
+                (client_cert, client_key, True),
+                (client_key, client_cert, False)):
             shown = ("--tls-cert", cert_shown, "--tls-key", key_shown)
             ended, _ = self.command(*at, *shown, "ls", token="t")
             self.assertEqual(ended == 0, served)

@@ -23,12 +23,9 @@ class ServiceBenchTest(o.Case):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.server = o.Server(
-            cls.folder, "--shared-memory", cls.folder / "memory",
-            "--listen", f"unix:{cls.folder}/socket",
-        )
-        cls.addClassCleanup(cls.server.kill)
         cls.socket = f"unix:{cls.folder}/socket"
+        shared = ("--shared-memory", cls.folder / "memory")
+        cls.server = cls.serve_class(*shared, "--listen", cls.socket)
 
     def measure(self, *flags):
         """Returns the JSON of a short run, and its rows by operation, size, callers, load and
@@ -82,14 +79,15 @@ class ServiceBenchTest(o.Case):
         said = f"^service_bench: cannot share memory with {server.address}: "
         self.assertRegex(done.stderr, said)
 
-    def test_sizes_are_rows(self):
+    def test_sizes_are_rows_beside_other_calls(self):
         _, rows = self.measure(
             *("--operations", "dot,matmul,upload", "--elements", "16,4096", "--side", "8,16"),
-            *("--transfer-mib", "1,2", "--callers", "1,20"),
-        )
+            *("--transfer-mib", "1,2", "--callers", "1,20", "--beside", "upload:3"))
         sizes = {(operation, size, callers) for operation, size, callers, *_ in rows}
         wanted = {"dot": (16, 4096), "matmul": (8, 16), "upload": (1, 2)}
         self.assertEqual(sizes, {(o, s, c) for o in wanted for s in wanted[o] for c in (1, 20)})
+        for key, row in rows.items():
+            self.assertGreater(row["median"]["beside_per_second"], 0, key)
 
     def test_open_loops(self):
         _, rows = self.measure("--rate", "500", "--load", "0.5", "--seconds", "0.4")
@@ -133,35 +131,28 @@ class ServiceBenchTest(o.Case):
         self.assertEqual(self.targets(rows), {"us", "unix", "bare gRPC", "bare gRPC unix"})
         both = [rows["ping", 0, 2, ("closed", 0), name] for name in ("unix", "bare gRPC unix")]
         ratios = sorted(
-            u["per_second"] / b["per_second"] for u, b in zip(*(row["rounds"] for row in both))
-        )
+            u["per_second"] / b["per_second"] for u, b in zip(*(row["rounds"] for row in both)))
         self.assertAlmostEqual(both[0]["of_bare"]["per_second"], sum(ratios) / 2, delta=1e-3)
         done = short_run("--target", self.socket, "--operations", "ping")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertNotIn("bare gRPC  ", done.stdout)
 
-    def test_beside(self):
-        _, rows = self.measure("--beside", "upload:3")
-        for key, row in rows.items():
-            self.assertGreater(row["median"]["beside_per_second"], 0, key)
-
     def test_bad_flags(self):
         for flags, said in [
-            *(([flag, "0"], f"{flag}: Value 0 not in range") for flag in (
-                "--elements", "--side", "--transfer-mib", "--rate", "--load", "--seconds",
-                "--rounds")),
-            (["--operations", "nope"], "nope not in {ping,dot,reduce,matmul,dots,chain,"),
-            (["--target", "=x"], '"=x" is not NAME=ADDRESS'),
-            (["--target", "a=x", "--target", "a=y"], 'two targets are named "a"'),
-            (["--target", "bare gRPC=x"], 'the name "bare gRPC" is taken'),
-            (["--callers", "1,0"], "--callers: Value 0 not in range"),
-            (["--rest", "-1"], "--rest: Value -1 not in range"),
-            (["--beside", "upload:0"], "needs 1 to 4096 callers"),
-            (["--beside", "nope:2"], '"nope:2" names no operation'),
-            (["--seed", "x"], "--seed"),
-            (["--seed", "-1"], "--seed: Value -1 not in range"),
-            (["--nope"], "--nope"),
-        ]:
+                *(([flag, "0"], f"{flag}: Value 0 not in range") for flag in (
+                    "--elements", "--side", "--transfer-mib", "--rate", "--load", "--seconds",
+                    "--rounds")),
+                (["--operations", "nope"], "nope not in {ping,dot,reduce,matmul,dots,chain,"),
+                (["--target", "=x"], '"=x" is not NAME=ADDRESS'),
+                (["--target", "a=x", "--target", "a=y"], 'two targets are named "a"'),
+                (["--target", "bare gRPC=x"], 'the name "bare gRPC" is taken'),
+                (["--callers", "1,0"], "--callers: Value 0 not in range"),
+                (["--rest", "-1"], "--rest: Value -1 not in range"),
+                (["--beside", "upload:0"], "needs 1 to 4096 callers"),
+                (["--beside", "nope:2"], '"nope:2" names no operation'),
+                (["--seed", "x"], "--seed"),
+                (["--seed", "-1"], "--seed: Value -1 not in range"),
+                (["--nope"], "--nope")]:
             done = o.run(BENCH, *flags)
             self.assertGreater(done.returncode, 100, flags)
             self.assertIn(said, done.stderr, flags)
@@ -169,9 +160,8 @@ class ServiceBenchTest(o.Case):
 
     def test_what_cannot_be_reached(self):
         for flags, said in [
-            (["--json", "/nonexistent/x"], "cannot write /nonexistent/x"),
-            (["--target", "unix:/nonexistent/x"], "no server answers at unix:/nonexistent/x"),
-        ]:
+                (["--json", "/nonexistent/x"], "cannot write /nonexistent/x"),
+                (["--target", "unix:/nonexistent/x"], "no server answers at unix:/nonexistent/x")]:
             done = o.run(BENCH, *flags)
             self.assertEqual(done.returncode, 1, flags)
             self.assertIn(f"service_bench: {said}", done.stderr, flags)

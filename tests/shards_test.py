@@ -5,8 +5,8 @@ the bits of one device.
 usage: shards_test.py --server build/bin/tessera-server [--device cuda:0,cuda:1] [test ...]
 """
 
+import itertools
 import sys
-import threading
 import time
 
 import numpy as np
@@ -15,7 +15,6 @@ import outsider as o
 from outsider import eventually
 
 RNG = np.random.default_rng(20261126)
-MIB = 1 << 20
 # Arrays for GPUs are larger, and some calls need more scratch memory for them. Without
 # --no-warm-up, warming up eight devices would take a long time on few cores.
 FLAGS = ("--scratch-limit", "1Gi" if "cuda" in " ".join(sys.argv) else "64Mi", "--no-warm-up")
@@ -23,7 +22,7 @@ FLAGS = ("--scratch-limit", "1Gi" if "cuda" in " ".join(sys.argv) else "64Mi", "
 
 def unit(client):
     """Returns the unit. Every shard begins at a multiple of it."""
-    return 2 * MIB if client.info().devices[0].backend == "cuda" else 4096
+    return 2 * o.MI if client.info().devices[0].backend == "cuda" else 4096
 
 
 def used(client):
@@ -54,10 +53,6 @@ def test_where_the_shards_are(server, client):
             taken = [a - b for a, b in zip(used(client), before)]
             if parts > 1:
                 assert taken == [n * step for n in held] + [0] * (len(names) - parts), taken
-            for found in (
-                client.call("GetBuffer", name="x").buffer, client.call("ListBuffers").buffers[0],
-            ):
-                assert found.shards == buffer.shards and found.device == buffer.device
             client.call("DeleteBuffer", name="x")
             assert eventually(lambda: used(client) == before, 5), (used(client), before)
     everywhere = client.put("all", np.zeros(64 * step // 4, np.float32), placement=["all"])
@@ -65,30 +60,6 @@ def test_where_the_shards_are(server, client):
     backwards = client.put("back", np.zeros(step, np.float32), placement=names[::-1][:2])
     assert [s.device for s in backwards.shards] == names[::-1][:2]
     assert backwards.device == names[-1]
-
-
-def test_what_is_refused(server, client):
-    first, second = client.devices()[:2]
-    array = np.zeros(10, np.float32)
-    for spec, reason in (
-        (dict(placement=[first, "cuda:77"]), "BAD_DEVICE"),
-        (dict(placement=[first, first]), "BAD_PLACEMENT"),
-        (dict(placement=[first, ""]), "BAD_PLACEMENT"),
-        (dict(placement=["all", first]), "BAD_PLACEMENT"),
-        (dict(placement=[first, second], device=first), "BAD_PLACEMENT"),
-    ):
-        outcome = client.attempt("CreateBuffer", name="x", spec=o.spec_of(array, **spec))
-        assert (outcome.code, outcome.reason) == ("INVALID_ARGUMENT", reason), (spec, outcome)
-        assert outcome.metadata["field"] in ("placement", "device"), outcome
-    client.put("x", array)
-    for fields in (dict(placement=["all", "all"]), dict(placement=["all"], device=first)):
-        outcome = client.attempt("CopyBuffer", source="x", name="y", **fields)
-        assert outcome.reason == "BAD_PLACEMENT", outcome
-    # A result is on the device where the operation runs, or on other devices if requested.
-    result = o.into("sum", placement=[second])
-    outcome = client.attempt("Add", a=o.resident("x"), b=o.resident("x"), result=result)
-    assert outcome.reason == "BAD_PLACEMENT", outcome
-    assert client.names() == ["x"]
 
 
 def test_results_smaller_than_the_team(server, client):
@@ -99,9 +70,8 @@ def test_results_smaller_than_the_team(server, client):
     client.put("x", x, placement=["all"])
     client.put("y", y)
     for rpc, fields, expected in (
-        ("Reduce", dict(x=o.resident("x"), op="REDUCE_OP_SUM", axes=[1]), x.sum(1)),
-        ("Matmul", dict(a=o.resident("x"), b=o.resident("y")), x @ y),
-    ):
+            ("Reduce", dict(x=o.resident("x"), op="REDUCE_OP_SUM", axes=[1]), x.sum(1)),
+            ("Matmul", dict(a=o.resident("x"), b=o.resident("y")), x @ y)):
         answer = client.call(rpc, **fields, result=o.into("out", replace=True, placement=["all"]))
         got = np.frombuffer(client.download("out"), "f4").reshape(expected.shape)
         assert np.array_equal(got, expected), rpc
@@ -145,118 +115,54 @@ def test_copies(server, client):
         ("x", dict(device=names[0]), ()), ("x", dict(device=names[-1]), ()), ("x", {}, names),
         ("x", dict(placement=names[::-1]), names[::-1]), ("plain", dict(placement=["all"]), names),
         ("plain", dict(placement=names[:2]), names[:2]),
-        ("x", dict(placement=names[-2:]), names[-2:]),
-    ]
+        ("x", dict(placement=names[-2:]), names[-2:])]
     for source, fields, expected in copies:
         copy = client.call("CopyBuffer", source=source, name="copy", replace=True, **fields).buffer
         assert client.download("copy") == x.tobytes(), (source, fields)
         at_most = -(-4 * n // step)
         assert [s.device for s in copy.shards] == list(expected)[:at_most], (fields, copy)
-    # Windows and casts.
-    for window, part in ((o.view([n // 3], [3], 1), x[1 : 1 + n // 3 * 3 : 3]),
-                         (o.view([n], [-1], n - 1), x[::-1])):
-        for fields in (dict(placement=["all"]), dict(device=names[-1])):
-            client.call("CopyBuffer", source="x", name="w", view=window, dtype=2, replace=True,
-                        **fields)
-            assert client.download("w") == part.astype(np.float64).tobytes(), fields
     assert eventually(client.is_idle, 5)
 
 
-def test_sums_out_of_range_and_named_strategies(server, client):
-    names, step = client.devices(), unit(client)
-    n = 16 * step // 4
-    huge = np.full(n, 3e38, np.float32)
-    huge[::2] = -3e38
-    huge[: n // 2] = 3e38
-    client.put("one", huge)
-    client.put("many", huge, placement=["all"])
-    for strategy in ("", "fixed_tree", "compensated", *(("cpu_serial",) if step == 4096 else ())):
-        for op in ("SUM", "NORM_L1", "MEAN"):
-            fields = dict(op="REDUCE_OP_" + op, strategy=strategy, timing=True)
-            one = client.call("Reduce", x=o.resident("one"), **fields)
-            many = client.call("Reduce", x=o.resident("many"), **fields)
-            assert one.value == many.value and np.isfinite(one.value.real), (strategy, op)
-            alone = strategy == "cpu_serial" or step != 4096
-            assert (many.stats.devices == 1) == alone, (strategy, many.stats)
-            assert many.stats.device == names[0]
-
-
-def test_every_operation(server, client):
-    """Compares each result bit by bit with the same call on one device."""
+def test_operations_that_are_shared_out(server, client):
+    """Compares each result bit by bit with the same call on one device. tests/team_test.cc has all
+    kinds of problems, and tests/fuzz_model_test.py has all operations on shards."""
     names, step = client.devices(), unit(client)
     rows, columns = 96, 3 * step // 4 // 32 + 5
     arrays = {key: RNG.standard_normal((rows, columns)).astype(np.float32) for key in "xy"}
     arrays["long"] = RNG.standard_normal(9 * 65536 + 77).astype(np.float32)
-    arrays["bytes"] = RNG.integers(0, 255, 24 * step).astype("u1")
     for name, array in arrays.items():
         client.put(f"{name}1", array)
         client.put(f"{name}N", array, placement=["all"])
-    nodes = [
-        dict(operand=0), dict(operand=1), dict(operand=2), dict(op="MAP_OP_MULTIPLY", args=[0, 1]),
-        dict(op="MAP_OP_ADD", args=[3, 2]),
-    ]
-    squares = dict(nodes=[dict(operand=0), dict(op="MAP_OP_MULTIPLY", args=[0, 0])])
-    every = len(names)
+    squares = o.expression(o.operand(0), o.node("MULTIPLY", 0, 0))
 
     def calls(k):
-        """Yields the method, its fields, and the minimum number of devices that work."""
-        at = lambda name, window=None: o.resident(name + k, window)  # noqa: E731
-        yield "Add", dict(a=at("x"), b=at("y")), every
-        window = o.view([rows - 3, columns], [columns, 1], 2 * columns)
-        yield "Add", dict(a=at("x", window), b=at("y", window)), 1
-        strided = o.view([rows, columns // 2], [columns, 2], 1)
-        yield "Add", dict(a=at("x", strided), b=at("y", strided)), 1
-        for bias in (None, o.view([columns], [1], columns), o.view([rows, 1], [columns, 1], 3)):
-            operands = [at("x"), at("y"), at("x", bias)]
-            yield "Map", dict(operands=operands, expression=dict(nodes=nodes)), every
+        """Yields a method, its fields, and the field that says where its array goes, if any."""
+        x, y, long = (o.resident(name + k) for name in arrays)
+        yield "Add", dict(a=x, b=y), "result"
+        yield "Map", dict(operands=[x], expression=squares), "result"
         # The default for an operand on one device may be a strategy that cannot be divided.
         tiled = "cpu_cache_tiled" if step == 4096 else "warp_tiled"
-        product = dict(a=at("x"), b=at("y"), transpose_b=True, strategy=tiled)
-        yield "Matmul", product, every
-        yield "WindowSum", dict(x=at("long"), radius=3), every
-        for axes in ([1], [0], [0, 1], [-1]):
-            for op in ("SUM", "ARGMAX", "VARIANCE", "MEAN"):
-                least = 1 if 0 in axes else every
-                yield "Reduce", dict(op="REDUCE_OP_" + op, x=at("x"), axes=axes), least
-        yield "TopK", dict(x=at("x"), k=3), 1
-        yield "Scan", dict(x=at("x"), op="REDUCE_OP_SUM"), every
-        yield "Scan", dict(x=at("x"), op="REDUCE_OP_SUM", axis=0, reverse=True), 1
-        yield "Scan", dict(x=at("long"), op="REDUCE_OP_MAX", expression=squares), 1
-        yield "Sort", dict(x=at("x")), every
-        yield "Sort", dict(x=at("x"), axis=0, descending=True, values={"none": True}), 1
-        picked = o.inline(np.array([5, -1, 0], np.int64))
-        yield "Take", dict(x=at("x"), indices=picked, axis=0), 1
-        mask = o.inline(np.array([True, False, True]), o.view([3, columns], [1, 0]))
-        yield "Select", dict(x=at("x", o.view([3, columns])), mask=mask), 1
-        yield "Histogram", dict(x=at("x"), even=dict(count=9, low=-1, high=1)), 1
-        sought = o.inline(np.arange(-2, 3).astype(np.float32))
-        yield "SearchSorted", dict(x=sought, keys=at("x")), 1
-        yield "Dot", dict(a=at("long"), b=at("long")), every
-        yield "Reduce", dict(op="REDUCE_OP_VARIANCE", x=at("long")), every
-        yield "Reduce", dict(op="REDUCE_OP_SUM", x=at("bytes")), every
-        yield "Reduce", dict(op="REDUCE_OP_SUM", x=at("long"), expression=squares), every
-        table = at("long", o.view([90, 6500], [6500, 1]))
-        yield "Reduce", dict(op="REDUCE_OP_SUM", x=table, axes=[1], expression=squares), every
-        yield "Reduce", dict(op="REDUCE_OP_SUM", x=table, axes=[0]), every
+        yield "Matmul", dict(a=x, b=y, transpose_b=True, strategy=tiled), "result"
+        yield "WindowSum", dict(x=long, radius=3), "result"
+        yield "Reduce", dict(op="REDUCE_OP_VARIANCE", x=x, axes=[1]), "result"
+        yield "Scan", dict(x=x, op="REDUCE_OP_SUM"), "result"
+        yield "Sort", dict(x=x, values=dict(none=True)), "indices"
+        yield "Dot", dict(a=long, b=long), None
+        yield "Reduce", dict(op="REDUCE_OP_SUM", x=long, expression=squares), None
 
-    def answer(rpc, fields, name):
-        """Puts arrays that are too large for a response into a buffer, and returns their bytes."""
-        if step == 4096 or rpc in ("Reduce", "TopK", "Dot", "Select"):
-            return client.call(rpc, **fields), b""
-        where = "indices" if rpc == "Sort" else "result"
-        if rpc == "Sort":
-            fields = {**fields, "values": {"none": True}}
-        made = client.call(rpc, **fields, **{where: o.into(name, replace=True)})
-        return made, client.download(name)
+    def result(rpc, fields, where):
+        """Returns the bits, and how many devices have worked."""
+        if where is None:
+            answer = client.call(rpc, **fields)
+            return answer.value.SerializeToString(), answer.stats.devices
+        answer = client.call(rpc, **fields, **{where: o.into("out", replace=True)})
+        return client.download("out"), answer.stats.devices
 
-    for (rpc, one, _), (_, many, least) in zip(calls("1"), calls("N")):
-        expected, bytes_of_one = answer(rpc, one, "out1")
-        got, bytes_of_many = answer(rpc, many, "outN")
-        assert bytes_of_one == bytes_of_many, (rpc, one)
-        for field in ("tensor", "values", "indices", "value", "index"):
-            if hasattr(expected, field):
-                assert getattr(expected, field) == getattr(got, field), (rpc, one)
-        assert got.stats.devices >= least or step != 4096, (rpc, many, got.stats)
+    for one, many in zip(calls("1"), calls("N")):
+        (expected, _), (got, devices) = result(*one), result(*many)
+        assert got == expected, one
+        assert devices == len(names) or step != 4096, (many, devices)
     assert eventually(client.is_idle, 5)
 
 
@@ -278,6 +184,9 @@ def test_where_results_go(server, client):
     a = o.resident(small.name)
     got = client.call("Add", a=a, b=a, result=result)
     assert got.buffer.device == names[-1] and not got.buffer.shards, got.buffer
+    result = o.into("other", placement=names[:1])  # Out of its reach.
+    o.check_refusal(client.attempt("Add", a=a, b=a, result=result), "INVALID_ARGUMENT",
+                    "BAD_PLACEMENT")
 
 
 def test_products_of_views_and_steps(server, client):
@@ -295,10 +204,8 @@ def test_products_of_views_and_steps(server, client):
     # On a GPU, strategies may be chosen by the extents.
     for first, end in ((0, m // 8 or 1), (m // 2, m), (m - 3, m)):
         window = o.view([end - first, k], [k, 1], first * k)
-        got = client.call(
-            "Matmul", a=o.resident("a", window), b=o.resident("b"),
-            strategy=whole.stats.strategy, result=o.into("part", replace=True),
-        )
+        got = client.call("Matmul", a=o.resident("a", window), b=o.resident("b"),
+                          strategy=whole.stats.strategy, result=o.into("part", replace=True))
         part = np.frombuffer(client.download("part"), "f4").reshape(-1, n)
         if step == 4096 or got.stats.devices > 1:
             assert part.tobytes() == c[first:end].tobytes(), (first, end, got.stats)
@@ -325,38 +232,6 @@ def test_products_of_views_and_steps(server, client):
             got = client.call("Matmul", result=o.into("d", replace=True, placement=placement),
                               **request)
             assert got.stats.devices == count, got.stats
-    assert eventually(client.is_idle, 5)
-
-
-def test_programs(server, client):
-    names, step = client.devices(), unit(client)
-    n = (40 if step == 4096 else 24) * step // 4 + 3  # A size that a program may keep on GPUs.
-    x = RNG.standard_normal(n).astype(np.float32)
-    client.put("x", x, placement=["all"])
-    client.put("y", x, device=names[0])
-    part = dict(a=o.resident("x"), b=o.resident("y"))
-    steps = [
-        o.compute.Step(dot=dict(part, b=part["a"])),
-        o.compute.Step(dot=part),
-        o.compute.Step(add=dict(part, result=o.into("sum", placement=["all"]))),
-        o.compute.Step(add=dict(part, b=part["a"], result=o.compute.Result(scratch=True))),
-        o.compute.Step(reduce=dict(op="REDUCE_OP_SUM", x=o.compute.Operand(step=3))),
-    ]
-    answer = client.call("Execute", steps=steps, stats=True)
-    got = [o.Outcome.of_step(result) for result in answer.results]
-    assert all(outcome.ok for outcome in got), got
-    alone = client.call("Dot", a=part["b"], b=part["b"]).value.real
-    assert got[0].answer.value.real == alone and got[1].answer.value.real == alone
-    assert client.download("sum") == (x + x).tobytes()
-    held = [s.device for s in got[2].answer.buffer.shards]
-    assert held == names[: -(-4 * n // step)], got[2].answer
-    client.put("twice", x + x)
-    whole = client.call("Reduce", op="REDUCE_OP_SUM", x=o.resident("twice")).value.real
-    assert got[4].answer.value.real == whole
-    if step == 4096:
-        for i in (0, 3):
-            assert got[i].answer.stats.devices == len(names), got[i].answer.stats
-        assert got[2].answer.stats.devices == 1, "y is out of reach of the others"
     assert eventually(client.is_idle, 5)
 
 
@@ -395,24 +270,17 @@ def test_replaced_and_deleted_meanwhile(server, client):
     names, step = client.devices(), unit(client)
     n = 4 * step // 4
     client.put("x", np.zeros(n, np.float32), placement=["all"])
-    stop = threading.Event()
+    own, numbers = server.client(), itertools.count(1)
 
     def replace():
-        own, k = server.client(), 0
-        while not stop.is_set():
-            k += 1
-            placement = (["all"], names[::-1], [names[k % len(names)]])[k % 3]
-            own.put("x", np.full(n, k % 50, np.float32), placement=placement, replace=True)
+        k = next(numbers)
+        placement = (["all"], names[::-1], [names[k % len(names)]])[k % 3]
+        own.put("x", np.full(n, k % 50, np.float32), placement=placement, replace=True)
 
-    writer = threading.Thread(target=replace)
-    writer.start()
-    try:
+    with o.meanwhile(replace):
         for _ in range(60):
             got = client.call("Reduce", op="REDUCE_OP_SUM", x=o.resident("x")).value.real
             assert got % n == 0 and 0 <= got < 50 * n, "a mixture of two versions"
-    finally:
-        stop.set()
-        writer.join()
     client.call("DeleteBuffer", name="x")
     assert eventually(lambda: not any(used(client)), 5), used(client)
 

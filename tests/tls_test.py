@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
 """Tests TLS from outside: certificates made with openssl, grpcio clients, files replaced while a
-server runs, and what is refused at the start.
-
-usage: tls_test.py --server build/bin/tessera-server --cli build/bin/tessera [test ...]
-"""
+server runs, and what is refused at the start."""
 
 import contextlib
 import os
@@ -12,13 +9,12 @@ import re
 import signal
 import ssl
 import sys
-import urllib.request
 
 import grpc
 import numpy as np
 
 import outsider as o
-from authority import Authority, openssl
+from authority import Authority, channel, openssl
 from callers import Bearer, line_of
 
 DEMO = pathlib.Path(__file__).resolve().parent.parent / "client" / "demo" / "demo.py"
@@ -52,19 +48,11 @@ class TlsTest(o.FreshCase):
 
     def dot(self, server, ca=None, pair=None):
         """Returns the outcome of a call on a separate connection."""
-        files = [(ca or self.ca).cert, *(pair[::-1] if pair else ())]
-        channel = grpc.secure_channel(
-            server.address,
-            grpc.ssl_channel_credentials(*(path.read_bytes() for path in files)),
-            options=[("grpc.use_local_subchannel_pool", 1)],
-        )
         one = o.inline(np.ones(1, np.float32))
         request = o.compute.DotRequest(a=one, b=one)
-        outcome = o.outcome_of(
-            lambda: o.compute_grpc.ComputeServiceStub(channel).Dot(request, timeout=20)
-        )
-        channel.close()
-        return outcome.code
+        with channel(server.address, ca or self.ca, pair) as own:
+            stub = o.compute_grpc.ComputeServiceStub(own)
+            return o.outcome_of(lambda: stub.Dot(request, timeout=20)).code
 
     def test_only_tls_to_the_right_ca_is_served(self):
         server = self.serve()
@@ -88,7 +76,7 @@ class TlsTest(o.FreshCase):
         extensions.write_text("basicConstraints=critical,CA:TRUE\n")
         openssl("x509", "-in", between.cert, "-CA", self.ca.cert, "-CAkey", self.ca.key,
                 "-CAcreateserial", "-days", "2", "-clrext", "-extfile", extensions,
-                "-out", signed)  # fmt: skip
+                "-out", signed)
 
         def joined(name, *files):
             path = self.folder / name
@@ -132,24 +120,19 @@ class TlsTest(o.FreshCase):
 
     def test_connections_stay_when_files_change(self):
         server = self.serve()
-        channel = grpc.secure_channel(
-            server.address, grpc.ssl_channel_credentials(self.ca.cert.read_bytes())
-        )
-        info = o.compute_grpc.ComputeServiceStub(channel).GetServerInfo
-        info(o.compute.GetServerInfoRequest(), timeout=20)
-        self.install(self.foreign.issue("another"))
-        self.assertEqual(self.dot(server, ca=self.foreign), "OK")
-        info(o.compute.GetServerInfoRequest(), timeout=20)
-        channel.close()
+        with channel(server.address, self.ca) as own:
+            info = o.compute_grpc.ComputeServiceStub(own).GetServerInfo
+            info(o.compute.GetServerInfoRequest(), timeout=20)
+            self.install(self.foreign.issue("another"))
+            self.assertEqual(self.dot(server, ca=self.foreign), "OK")
+            info(o.compute.GetServerInfoRequest(), timeout=20)
 
     def test_broken_files_leave_the_certificate_in_use(self):
         server = self.serve()
         other_key = self.ca.issue("other")[1].read_bytes()
-        for path, content, said in (
-            (self.cert, b"rubbish", "it holds no certificate in PEM"),
-            (self.key, other_key, "it is not the key of"),
-            (self.key, b"", "it cannot be read, or is empty"),
-        ):
+        for path, content, said in ((self.cert, b"rubbish", "it holds no certificate in PEM"),
+                                    (self.key, other_key, "it is not the key of"),
+                                    (self.key, b"", "it cannot be read, or is empty")):
             with self.subTest(said):
                 replace(path, content)
                 for _ in range(3):
@@ -164,12 +147,9 @@ class TlsTest(o.FreshCase):
 
     def test_a_certificate_that_is_not_valid_takes_no_valid_ones_place(self):
         server = self.serve("--metrics-listen", "127.0.0.1:0")
-        page_address = re.search(r"metrics at (\S+)/", server.log()).group(1)
 
         def metric(name):
-            with urllib.request.urlopen(f"{page_address}/metrics", timeout=20) as page:
-                text = page.read().decode()
-            return float(re.search(rf"(?m)^{name}(?:{{file=\"tls\"}})? (\S+)$", text).group(1))
+            return float(re.search(rf"(?m)^{name}(?:{{file=\"tls\"}})? (\S+)$", server.page())[1])
 
         left = lambda: metric("tessera_certificate_seconds_left")
         self.assertTrue(86400 < left() <= 2 * 86400, left())
@@ -210,13 +190,8 @@ class TlsTest(o.FreshCase):
         near = self.serve("--import-from", "127.0.0.1:*", "--import-tls-ca", ca)
 
         def stub(server, *metadata):
-            files = (self.ca.cert, *self.client_pair[::-1])
-            channel = grpc.secure_channel(
-                server.address,
-                grpc.ssl_channel_credentials(*(path.read_bytes() for path in files)),
-            )
-            self.addCleanup(channel.close)
-            intercepted = grpc.intercept_channel(channel, Bearer(*metadata))
+            own = self.enterContext(channel(server.address, self.ca, self.client_pair))
+            intercepted = grpc.intercept_channel(own, Bearer(*metadata))
             return o.buffer_grpc.BufferServiceStub(intercepted)
 
         token = ("authorization", "Bearer secret")
@@ -263,15 +238,13 @@ class TlsTest(o.FreshCase):
         home, foreign = self.ca.cert.read_bytes(), self.foreign.cert.read_bytes()
         lines = foreign.splitlines(keepends=True)
         damaged = foreign[:200] + b"!!!!" + foreign[204:]
-        cut = {
-            "in a block": home + foreign[: len(foreign) // 2],
-            "at a line": home + b"".join(lines[:3]),
-            "in the first line": home + foreign[:9],
-            "after dashes": home + foreign[:3],
-            "in the last line": home + foreign[:-9],
-            "and goes on": home + foreign[: len(foreign) // 2] + b"\n" + foreign,
-            "damaged": home + damaged,
-        }
+        cut = {"in a block": home + foreign[: len(foreign) // 2],
+               "at a line": home + b"".join(lines[:3]),
+               "in the first line": home + foreign[:9],
+               "after dashes": home + foreign[:3],
+               "in the last line": home + foreign[:-9],
+               "and goes on": home + foreign[: len(foreign) // 2] + b"\n" + foreign,
+               "damaged": home + damaged}
         stranger = self.foreign.issue("cut")
         replace(clients, home + foreign)
         server = self.serve("--tls-client-ca", clients)
@@ -329,28 +302,25 @@ class TlsTest(o.FreshCase):
     def test_what_is_refused_at_the_start(self):
         missing, other_key = self.folder / "missing", self.ca.issue("start")[1]
         for said, *flags in (
-            (f"cannot use {missing} for TLS: there is no such file", "--tls-cert", missing,
-             "--tls-key", self.key),
-            ("it is not the key of", "--tls-cert", self.cert, "--tls-key", other_key),
-            ("--tls-cert and --tls-key go together", "--tls-cert", self.cert),
-            ("--tls-cert and --tls-key go together", "--tls-client-ca", self.cert),
-            ("other hosts could connect to 0.0.0.0:0 without TLS", "--listen", "0.0.0.0:0"),
-            ("--insecure", "--listen", "0.0.0.0:0"),
-        ):  # fmt: skip
+                (f"cannot use {missing} for TLS: there is no such file", "--tls-cert", missing,
+                 "--tls-key", self.key),
+                ("it is not the key of", "--tls-cert", self.cert, "--tls-key", other_key),
+                ("--tls-cert and --tls-key go together", "--tls-cert", self.cert),
+                ("--tls-cert and --tls-key go together", "--tls-client-ca", self.cert),
+                ("other hosts could connect to 0.0.0.0:0 without TLS", "--listen", "0.0.0.0:0"),
+                ("--insecure", "--listen", "0.0.0.0:0")):
             self.assertIn(said, o.refused("--listen", "127.0.0.1:0", *flags))
 
     def test_the_command_line_speaks_tls(self):
         server = self.serve("--tls-client-ca", self.ca.cert)
         cert, key = self.client_pair
         whole = ["--tls-ca", self.ca.cert, "--tls-cert", cert, "--tls-key", key]
-        for flags, served in (
-            (whole, True),
-            ([*whole, "--tls-server-name", "localhost"], True),
-            ([*whole, "--tls-server-name", "elsewhere"], False),
-            (whole[:2], False),
-            (["--tls-ca", self.folder / "missing"], False),
-            (whole[2:], False),
-        ):
+        for flags, served in ((whole, True),
+                              ([*whole, "--tls-server-name", "localhost"], True),
+                              ([*whole, "--tls-server-name", "elsewhere"], False),
+                              (whole[:2], False),
+                              (["--tls-ca", self.folder / "missing"], False),
+                              (whole[2:], False)):
             with self.subTest(flags):
                 at = ("--server", server.address, "--timeout", "3s")
                 ended = o.run(o.Program.cli, *at, *flags, "ls")
@@ -375,11 +345,9 @@ class TlsTest(o.FreshCase):
         cert, key = self.client_pair
         wrong, ca = {"TESSERA_TOKEN": "wrong"}, {"TESSERA_CLIENT_TLS_CA": str(self.ca.cert)}
         pair = ("--tls-cert", cert, "--tls-key", key)
-        for flags, environment, said in (
-            ((*pair, "--token-file", mine), wrong | ca, "PASSED"),
-            (("--tls-ca", self.ca.cert, *pair), wrong, "BAD_TOKEN"),
-            (("--token-file", mine), ca, "UNREACHABLE"),
-        ):
+        for flags, environment, said in (((*pair, "--token-file", mine), wrong | ca, "PASSED"),
+                                         (("--tls-ca", self.ca.cert, *pair), wrong, "BAD_TOKEN"),
+                                         (("--token-file", mine), ca, "UNREACHABLE")):
             with self.subTest(flags=flags, environment=environment):
                 command = (sys.executable, DEMO, "--cli", o.Program.cli, "--server", server.address)
                 ended = o.run(*command, *flags, timeout=300, env=o.environment(**environment))

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Tests `tessera top` from outside: its output is compared with the server and its metrics, metrics
-pages may be malformed, and the terminal is restored regardless of how the program ends.
-"""
+pages may be malformed, and the terminal is restored regardless of how the program ends."""
 
 import contextlib
 import http.server
@@ -28,14 +27,10 @@ def run(*arguments):
 
 class TopCase(o.Case):
     def serve(self, *flags):
-        server = super().serve("--memory-limit", "256Mi", "--metrics-listen", "127.0.0.1:0",
-                               *flags)
+        server = super().serve("--memory-limit", "256Mi", "--metrics-listen", "127.0.0.1:0", *flags)
         self.client = server.client()
-        self.metrics = "http://" + re.search(r"metrics at http://([\d.:]+)/", server.log())[1]
+        self.metrics = "http://" + server.http_address()
         return server
-
-
-# --- Once -----------------------------------------------------------------------------------------
 
 
 class OnceTest(TopCase):
@@ -89,8 +84,6 @@ class OnceTest(TopCase):
         for interval in ("0", "soon"):
             self.assertEqual(run("top", "--interval", interval).returncode, 2, interval)
 
-
-# --- Rates ----------------------------------------------------------------------------------------
 
 BOUNDS = (0.001, 0.01, 0.1, float("inf"))
 
@@ -238,22 +231,13 @@ class RatesTest(TopCase):
         self.assertEqual([c["rpc"] for c in document["calls"]], ["Dot"])
 
     def test_a_real_server(self):
-        stop = threading.Event()
-
         def work():
-            client = self.server.client()
-            while not stop.is_set():
-                client.dot_of_ones()
-                client.attempt("GetBuffer", name="none")
+            self.client.dot_of_ones()
+            self.client.attempt("GetBuffer", name="none")
 
-        thread = threading.Thread(target=work)
-        thread.start()
-        try:
+        with o.meanwhile(work):
             ended = run("-s", self.server.address, "top", "--once", "--metrics",
-                        self.metrics.removeprefix("http://"), "--interval", "300ms")
-        finally:
-            stop.set()
-            thread.join()
+                        self.server.http_address(), "--interval", "300ms")
         self.assertEqual(ended.returncode, 0, ended.stderr)
         dot = re.search(r"(?m)^Dot +([\d.]+) +([\d.]+) +(\S+ [um]?s) +(\S+ [um]?s)$", ended.stdout)
         self.assertGreater(float(dot[1]), 0)
@@ -264,16 +248,14 @@ class RatesTest(TopCase):
     def test_pages_that_are_wrong(self):
         well = b"HTTP/1.1 200 OK\r\n"
         chunked = well + b"Transfer-Encoding: chunked\r\n\r\n"
-        answers = {
-            b"": "not HTTP/1.1",
-            b"SSH-2.0-OpenSSH\r\n": "not HTTP/1.1",
-            b"HTTP/1.1 503 Busy\r\n\r\n": "503 Busy",
-            well + b"Content-Length: 9\r\n\r\nshort": "incomplete",
-            chunked + b"5\r\nab": "incomplete",
-            chunked + b"ffffffffffffffff\r\n": "incomplete",
-            chunked + b"x\r\n": "incomplete",
-            None: "no response arrived in time",
-        }
+        answers = {b"": "not HTTP/1.1",
+                   b"SSH-2.0-OpenSSH\r\n": "not HTTP/1.1",
+                   b"HTTP/1.1 503 Busy\r\n\r\n": "503 Busy",
+                   well + b"Content-Length: 9\r\n\r\nshort": "incomplete",
+                   chunked + b"5\r\nab": "incomplete",
+                   chunked + b"ffffffffffffffff\r\n": "incomplete",
+                   chunked + b"x\r\n": "incomplete",
+                   None: "no response arrived in time"}
         for answer, text in answers.items():
             with self.subTest(answer), socket.create_server(("127.0.0.1", 0)) as listener:
                 def talk():
@@ -296,8 +278,6 @@ class RatesTest(TopCase):
         ended = run("-s", self.server.address, "top", "--metrics", "127.0.0.1:1")
         self.assertIn("Connection refused", ended.stderr)
 
-
-# --- Live -----------------------------------------------------------------------------------------
 
 ENTER, LEAVE = b"\x1b[?1049h", b"\x1b[?1049l"
 

@@ -33,8 +33,7 @@ constexpr const char* kArrays = "arrays";
 constexpr const char* kLock = "lock";
 constexpr int kFormat = 1;
 constexpr mode_t kPrivate = 0700;
-// Does not wait for a writer if the file is a pipe.
-constexpr int kRead = O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+constexpr int kRead = O_RDONLY | O_CLOEXEC | O_NOFOLLOW;
 // How many bytes are written between two flushes of a file, so that no flush takes long.
 constexpr std::size_t kFlushBytes = std::size_t{64} << 20;
 

@@ -32,7 +32,7 @@ import urllib.request
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TESTS))
 
-from tls_test import Authority  # noqa: E402
+from authority import Authority  # noqa: E402
 
 ROOT = TESTS.parent
 FILE = ROOT / "deploy" / "compose.yaml"
@@ -43,19 +43,16 @@ COMPOSE = ["docker-compose"] if shutil.which("docker-compose") else ["docker", "
 APT = ("RUN apt-get update && DEBIAN_FRONTEND=noninteractive"
        " apt-get install -y --no-install-recommends {} "
        "&& rm -rf /var/lib/apt/lists/*\n")
-STAND_INS = {
-    "nginx:1.28": "FROM ubuntu:24.04\n" + APT.format("nginx"),
-    "prom/prometheus:v2.55.1": (
-        "FROM ubuntu:24.04\n" + APT.format("prometheus")
-        + 'USER nobody\nENTRYPOINT ["prometheus"]\n'
-        'CMD ["--config.file=/etc/prometheus/prometheus.yml",'
-        ' "--storage.tsdb.path=/prometheus"]\n'),
-    "tessera:load": (
-        "FROM tessera:load\nUSER root\n"
-        + APT.format("python3-grpcio python3-numpy libprotobuf-dev protobuf-compiler"
-                     " protobuf-compiler-grpc")
-        + "COPY tests /opt/tessera/tests\nUSER 65532:65532\n"),
-}  # fmt: skip
+STAND_INS = {"nginx:1.28": "FROM ubuntu:24.04\n" + APT.format("nginx"),
+             "prom/prometheus:v2.55.1": ("FROM ubuntu:24.04\n" + APT.format("prometheus")
+                                         + 'USER nobody\nENTRYPOINT ["prometheus"]\n'
+                                         'CMD ["--config.file=/etc/prometheus/prometheus.yml",'
+                                         ' "--storage.tsdb.path=/prometheus"]\n'),
+             "tessera:load": (
+                 "FROM tessera:load\nUSER root\n"
+                 + APT.format("python3-grpcio python3-numpy libprotobuf-dev protobuf-compiler"
+                              " protobuf-compiler-grpc")
+                 + "COPY tests /opt/tessera/tests\nUSER 65532:65532\n")}
 GHZ = '#!/bin/sh\nexec python3 /opt/tessera/tests/ghz_stand_in.py "$@"\n'
 
 
@@ -76,7 +73,7 @@ def make_stand_ins(flags):
         ghz.write_text(GHZ)
         run("docker", "build", *flags, "-f", "deploy/loadtest/Dockerfile", "-t", "tessera:load",
             "--build-arg",
-            "GHZ=deploy/loadtest/ghz", ".", cwd=folder, env=environment)  # fmt: skip
+            "GHZ=deploy/loadtest/ghz", ".", cwd=folder, env=environment)
         (pathlib.Path(folder) / ".dockerignore").unlink()
         for image, text in STAND_INS.items():
             run("docker", "build", *flags, "-f", "-", "-t", image, ".", cwd=folder, env=environment,
@@ -101,9 +98,7 @@ def prometheus(path, **query):
 class ComposeTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        temporary = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(temporary.cleanup)
-        cls.folder = pathlib.Path(temporary.name)
+        cls.folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
         authority = Authority(cls.folder, "ca")
         cls.tls = cls.folder / "tls"
         cls.tls.mkdir()
@@ -156,7 +151,7 @@ class ComposeTest(unittest.TestCase):
         return run("docker", "run", "--rm", "--network", "host", "-v", f"{self.tls}:/tls:ro",
                    *(word for variable in tls for word in ("-e", variable)), "--entrypoint",
                    "tessera", "tessera:cpu",
-                   "--server", server, *arguments, **options)  # fmt: skip
+                   "--server", server, *arguments, **options)
 
     def test_1_calls(self):
         for server, name in (("127.0.0.1:50051", "plain"), ("127.0.0.1:50052", "by-tls")):

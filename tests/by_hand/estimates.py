@@ -8,8 +8,7 @@ First, one server refuses each operation as too long, and reports its estimate, 
 been measured. Then another server runs the operation three times, and its fastest run is compared.
 Both servers have one thread, whose CPU time is counted, so other programs hardly affect the result.
 The script prints the cases with the highest and the lowest ratio of time to estimate, and exits
-with 1 if one took more than three times its estimate.
-"""
+with 1 if one took more than three times its estimate."""
 
 import argparse
 import itertools
@@ -30,20 +29,16 @@ NUMPY = {F32: "f4", F64: "f8", F16: "f2", I32: "i4", I64: "i8", U8: "u1", I8: "i
 # Pairs of operands, by their unusual property.
 REALS = {
     "usual": (1.5, 1.0009), "far apart": (1e308, 3e-308), "subnormal": (5e-320, 0.999),
-    "quotient": (1e308, 3.7), "power": (0.5, 1060.5), "negative": (-740.3, 2), "nan": (np.nan, 1),
-}  # fmt: skip
-SINGLES = {
-    "usual": (1.5, 1.0009), "far apart": (3e38, 1e-44), "subnormal": (1e-40, 0.999),
-    "power": (0.5, 140.5), "negative": (-100.5, 2), "nan": (np.nan, 1),
-}  # fmt: skip
+    "quotient": (1e308, 3.7), "power": (0.5, 1060.5), "negative": (-740.3, 2), "nan": (np.nan, 1)}
+SINGLES = {"usual": (1.5, 1.0009), "far apart": (3e38, 1e-44), "subnormal": (1e-40, 0.999),
+           "power": (0.5, 140.5), "negative": (-100.5, 2), "nan": (np.nan, 1)}
 WHOLE = {"usual": (123456789, 77), "power": (3, 2**31 - 1)}
 # The shape and strides of views of SIDE x SIDE elements.
 LAYOUTS = {
     "rows": ([SIDE, SIDE], [SIDE, 1]), "transposed": ([SIDE, SIDE], [1, SIDE]),
     "transposed, repeated": ([2, SIDE, SIDE], [0, 1, SIDE]),
     "one element": ([SIDE, SIDE], [0, 0]), "backwards": ([SIDE * SIDE], [-1]),
-    "every line": ([SIDE * SIDE // 16], [16]), "every page": ([SIDE, SIDE // 16], [1, SIDE * 16]),
-}  # fmt: skip
+    "every line": ([SIDE * SIDE // 16], [16]), "every page": ([SIDE, SIDE // 16], [1, SIDE * 16])}
 
 
 def seconds_of(pid, call):
@@ -86,19 +81,17 @@ def maps():
                 last = 2
                 for i in range(3, len(args) + 2):
                     nodes.append(node(op="MAP_OP_MAXIMUM" if not 23 <= op <= 28 else "MAP_OP_OR",
-                                      args=[last, i]))  # fmt: skip
+                                      args=[last, i]))
                     last = len(nodes) - 1
                 window = o.view([1 << 16], [0])
                 yield f"map {name} {numpy} {kind}", "Map", dict(
                     operands=[o.inline(one, window), o.inline(two, window)],
                     expression=o.compute.Expression(nodes=nodes),
-                    result=o.into("out", replace=True),
-                )  # fmt: skip
+                    result=o.into("out", replace=True))
 
 
 def folds():
-    node = o.compute.Expression.Node
-    negative = o.compute.Expression(nodes=[node(operand=0), node(op="MAP_OP_NEGATE", args=[0])])
+    negative = o.expression(o.operand(0), o.node("NEGATE", 0))
     for dtype, numpy in NUMPY.items():
         for layout, (shape, strides) in LAYOUTS.items():
             offset = SIDE * SIDE - 1 if strides[0] < 0 else 0
@@ -109,25 +102,21 @@ def folds():
             yield (f"reduce SUM of -x {numpy} {layout}", "Reduce",
                    dict(x=x, op=1, expression=negative))
             yield f"map -x {numpy} {layout}", "Map", dict(
-                operands=[x], expression=negative, result=o.into("out", replace=True)
-            )
+                operands=[x], expression=negative, result=o.into("out", replace=True))
             for axis, op in itertools.product(range(len(shape)), (1, 8, 11)):
                 name = o.compute.ReduceOp.Name(op)[10:]
                 yield f"axes {name} {numpy} {layout} {axis}", "Reduce", dict(
-                    x=x, op=op, axes=[axis], result=o.into("out", replace=True)
-                )
+                    x=x, op=op, axes=[axis], result=o.into("out", replace=True))
             if dtype not in (U8, I8):
                 yield f"dot {numpy} {layout}", "Dot", dict(a=x, b=x)
                 yield f"top_k {numpy} {layout}", "TopK", dict(
                     x=x, k=10, values=o.into("values", replace=True),
-                    indices=o.into("at", replace=True)
-                )
+                    indices=o.into("at", replace=True))
             if dtype not in (U8, I8, I64) and layout in ("rows", "transposed"):
                 small = o.resident(numpy, o.view([512, 512],
                                                  [s if s == 1 else SIDE for s in strides]))
                 yield f"matmul {numpy} {layout}", "Matmul", dict(
-                    a=small, b=small, result=o.into("out", replace=True)
-                )
+                    a=small, b=small, result=o.into("out", replace=True))
     tiny = o.resident("subnormal")
     yield "matmul f4 subnormal", "Matmul", dict(a=tiny, b=tiny, result=o.into("out", replace=True))
     yield "dot f4 subnormal", "Dot", dict(a=tiny, b=tiny)
@@ -142,10 +131,8 @@ def main():
     o.Program.path, o.Program.device, o.Program.warm_up = args.server, "cpu", False
     o.make_stubs()
     with tempfile.TemporaryDirectory() as folder:
-        servers = [
-            o.Server(folder, "--max-operation-seconds", value, OMP_NUM_THREADS="1")
-            for value in ("0.000001", "3600")
-        ]
+        servers = [o.Server(folder, "--max-operation-seconds", value, OMP_NUM_THREADS="1")
+                   for value in ("0.000001", "3600")]
         strict, free = (server.client() for server in servers)
         rng = np.random.default_rng(1)
         for numpy in NUMPY.values():
@@ -163,7 +150,7 @@ def main():
                 continue  # No estimate: too short or unsupported.
             estimate = float(refused.metadata["estimate_seconds"])
             took = min(seconds_of(servers[1].pid, lambda: free.call(method, timeout=600, **fields))
-                       for _ in range(3))  # fmt: skip
+                       for _ in range(3))
             found.append((took / estimate, name, took, estimate))
         for server in servers:
             server.stop()

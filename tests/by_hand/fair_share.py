@@ -8,8 +8,7 @@ usage: fair_share.py --server build/bin/tessera-server [--device cuda:0] [--floo
 Small calls are Dots of 4096 resident floats, one after the other. The flood is a separate process,
 which keeps 16 calls in flight. The small calls are timed alternately without and with the flood,
 and the results are medians over all rounds. Prints p50 and p99 in microseconds, and exits with 1 if
-p99 during a flood is more than five times p99 without it.
-"""
+p99 during a flood is more than five times p99 without it."""
 
 import argparse
 import os
@@ -38,7 +37,6 @@ def dot(client):
 
 
 # --- Floods ---------------------------------------------------------------------------------------
-
 
 def randoms(*shape):
     return np.random.default_rng(1).standard_normal(shape, np.float32)
@@ -78,15 +76,13 @@ def reduce_of(n):
 
 
 # Each flood has an array "flood", a method and its request, which depend on the command line.
-FLOODS = {
-    "product": lambda a: product_of(a.side),
-    "top_k": lambda a: top_k_of(randoms(a.scale * 250_000), 100),
-    # Every element is larger than all elements before it.
-    "top_k_sorted": lambda a: top_k_of(np.sort(randoms(a.scale * 250_000)), 100),
-    "top_k_rows": lambda a: top_k_of_rows(a.scale * 4096),
-    "map": lambda a: map_of(a.scale << 22),
-    "reduce": lambda a: reduce_of(a.scale << 24),
-}
+FLOODS = {"product": lambda a: product_of(a.side),
+          "top_k": lambda a: top_k_of(randoms(a.scale * 250_000), 100),
+          # Every element is larger than all elements before it.
+          "top_k_sorted": lambda a: top_k_of(np.sort(randoms(a.scale * 250_000)), 100),
+          "top_k_rows": lambda a: top_k_of_rows(a.scale * 4096),
+          "map": lambda a: map_of(a.scale << 22),
+          "reduce": lambda a: reduce_of(a.scale << 24)}
 
 
 def flood(arguments):
@@ -105,8 +101,7 @@ def flood(arguments):
         print("ready", flush=True)
         while sys.stdin.readline():
             places, ended, stop, done = (
-                threading.Semaphore(IN_FLIGHT), threading.Event(), threading.Event(), [],
-            )
+                threading.Semaphore(IN_FLIGHT), threading.Event(), threading.Event(), [])
 
             def note(future, places=places, ended=ended, done=done):
                 done.append(future.exception() is None)
@@ -140,8 +135,7 @@ class Flood:
         command = [sys.executable, __file__, "--flood", kind, "--at", address]
         command += [f"--side={arguments.side}", f"--scale={arguments.scale}"]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.done = 0
         self.hear()
 
@@ -169,7 +163,6 @@ class Flood:
 
 
 # --- Measuring ------------------------------------------------------------------------------------
-
 
 def sample(tenant, seconds):
     """Returns p50 and p99 of the tenant's calls, in microseconds."""

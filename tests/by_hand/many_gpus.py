@@ -11,8 +11,7 @@ numbers of them. --products: products of square matrices, of which all three are
 needs room for the whole second operand in its --scratch, which is the server's --scratch-limit.
 --copy-gib: CopyBuffer from the first device to the second, including the allocation of the new
 buffer. --upload-gib: an array that is uploaded through shared memory, and over streams, to all
-devices at the same time.
-"""
+devices at the same time."""
 
 import argparse
 import importlib
@@ -38,9 +37,8 @@ SEED = 26
 
 def add(*operands):
     """Returns the fields of a Map that adds two operands."""
-    node = o.compute.Expression.Node
-    nodes = [node(operand=0), node(operand=1), node(op="MAP_OP_ADD", args=[0, 1])]
-    return {"operands": operands, "expression": o.compute.Expression(nodes=nodes)}
+    both = o.expression(o.operand(0), o.operand(1), o.node("ADD", 0, 1))
+    return {"operands": operands, "expression": both}
 
 
 def make(client, name, rows, columns, devices):
@@ -54,7 +52,6 @@ def make(client, name, rows, columns, devices):
 
 # --- Speed ----------------------------------------------------------------------------------------
 
-
 def median_us(client, rpc, **fields):
     answers_ = [client.call(rpc, timing=True, timeout=300, **fields) for _ in range(ROUNDS)]
     return statistics.median(answer.stats.kernel_us for answer in answers_[1:]), answers_[0]
@@ -63,14 +60,12 @@ def median_us(client, rpc, **fields):
 def speed(client, devices, exponents, rows_):
     print("== Device time, medians; GB/s of all devices; how many times as fast as one")
     x = o.resident("x")
-    operations = {
-        "SUM": ("Reduce", {"x": x, "op": "REDUCE_OP_SUM"}),
-        "VARIANCE": ("Reduce", {"x": x, "op": "REDUCE_OP_VARIANCE"}),
-        "SUM along rows": ("Reduce", {"x": x, "op": "REDUCE_OP_SUM", "axes": [1]}),
-        "SUM along columns": ("Reduce", {"x": x, "op": "REDUCE_OP_SUM", "axes": [0],
-                                         "result": o.into("sums", replace=True)}),
-        "Dot with itself": ("Dot", {"a": x, "b": x}),
-    }
+    operations = {"SUM": ("Reduce", {"x": x, "op": "REDUCE_OP_SUM"}),
+                  "VARIANCE": ("Reduce", {"x": x, "op": "REDUCE_OP_VARIANCE"}),
+                  "SUM along rows": ("Reduce", {"x": x, "op": "REDUCE_OP_SUM", "axes": [1]}),
+                  "SUM along columns": ("Reduce", {"x": x, "op": "REDUCE_OP_SUM", "axes": [0],
+                                                   "result": o.into("sums", replace=True)}),
+                  "Dot with itself": ("Dot", {"a": x, "b": x})}
     for exponent in exponents:
         columns = 1 << min(20, exponent - 2)
         rows = (1 << exponent) // columns

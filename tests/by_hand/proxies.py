@@ -4,15 +4,11 @@ TLS, client certificates, affinity, large transfers, a server that stops, and a 
 TLS to the servers too. In front of three servers that share names: one of them is killed. Needs the
 packages nginx and haproxy. CI does not run it.
 
-usage: proxies.py --server build/bin/tessera-server --cli build/bin/tessera [unittest arguments]
-"""
+usage: proxies.py --server build/bin/tessera-server --cli build/bin/tessera [unittest arguments]"""
 
-import argparse
-import importlib
 import pathlib
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,18 +25,14 @@ sys.path.insert(0, str(TESTS))
 import outsider as o  # noqa: E402
 import python_outsider  # noqa: E402, F401  (puts the package on the path)
 import rolling  # noqa: E402
-from authority import Authority  # noqa: E402
+from authority import Authority, channel  # noqa: E402
+
+o.make_stubs()  # The package finds them only if they are there first.
+import tessera as ts  # noqa: E402
 
 PROXY = TESTS.parent / "deploy" / "proxy"
 TIMEOUT_S = 60
-CLI = None
-ts = None  # The package in client/python.
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+CLI = o.Program.cli
 
 
 class Proxied:
@@ -52,9 +44,7 @@ class Proxied:
     flags = ("--drain-delay", "5s")
 
     def setUp(self):
-        temporary = tempfile.TemporaryDirectory()
-        self.addCleanup(temporary.cleanup)
-        self.folder = pathlib.Path(temporary.name)
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
         self.authority = Authority(self.folder, "ca")
         self.tls = self.folder / "tls"
         self.tls.mkdir()
@@ -72,7 +62,7 @@ class Proxied:
         for _ in range(self.count):
             self.servers.append(self.start_server())
             self.addCleanup(self.servers[-1].kill)
-        self.port = free_port()
+        self.port = rolling.lasting_address().split(":")[1]
         (self.folder / "config").write_text(self.configuration())
         self.start_proxy()
         self.client_cert = self.authority.issue("alice")
@@ -106,23 +96,16 @@ class Proxied:
         return subprocess.run([*command, *words], capture_output=True, text=True, timeout=timeout)
 
     def channel(self):
-        files = (self.authority.cert, self.client_cert[1], self.client_cert[0])
-        credentials = grpc.ssl_channel_credentials(*(path.read_bytes() for path in files))
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        channel = grpc.secure_channel(f"127.0.0.1:{self.port}", credentials, options)
-        self.addCleanup(channel.close)
-        return channel
+        own = channel(f"127.0.0.1:{self.port}", self.authority, self.client_cert)
+        return self.enterContext(own)
 
     def connect(self, route):
         """Returns a client of the package in client/python whose calls carry the route of a
         name."""
         cert, key = self.client_cert
-        t = ts.connect(
+        return self.enterContext(ts.connect(
             f"127.0.0.1:{self.port}", tls_ca=str(self.authority.cert), tls_cert=str(cert),
-            tls_key=str(key), route=route,
-        )  # fmt: skip
-        self.addCleanup(t.close)
-        return t
+            tls_key=str(key), route=route))
 
     def buffers_of(self, server):
         run = subprocess.run([CLI, "--server", server.address, "ls"], capture_output=True,
@@ -136,7 +119,7 @@ class ProxyCase(Proxied):
     def test_calls_and_transfers(self):
         # 128 MiB in four streams with checksums, up and down.
         put = self.cli("put", "--name", "x", "--random", "normal", "--shape", "33554432",
-                       "--dtype", "f32", "--streams", "4")  # fmt: skip
+                       "--dtype", "f32", "--streams", "4")
         self.assertEqual(put.returncode, 0, put.stderr)
         got = self.cli("get", "x", "-o", str(self.folder / "x.npy"))
         self.assertEqual(got.returncode, 0, got.stderr)
@@ -176,9 +159,7 @@ class ProxyCase(Proxied):
         second = next(s for s in self.servers if s is not first)
         for server in self.servers:
             subprocess.run([CLI, "--server", server.address, "put", "--name", "x", "--random",
-                            "ones",
-                            "--shape", "8", "--replace"], check=True,
-                           capture_output=True)  # fmt: skip
+                            "ones", "--shape", "8", "--replace"], check=True, capture_output=True)
         calls = repeated = 0
         with self.channel() as channel:
             stub = o.compute_grpc.ComputeServiceStub(channel)
@@ -211,10 +192,8 @@ class RouteCase(Proxied):
         for i, (route, client) in enumerate(clients.items()):
             client.put(np.full(4, i, np.float32), name=f"{route}/a")
             client.put(np.full(4, i, np.float32), name=f"{route}/b")
-        holders = {
-            route: [s for s in self.servers if f"{route}/a" in self.buffers_of(s)]
-            for route in routes
-        }
+        holders = {route: [s for s in self.servers if f"{route}/a" in self.buffers_of(s)]
+                   for route in routes}
         for route in routes:
             self.assertEqual(len(holders[route]), 1, route)
             self.assertIn(f"{route}/b", self.buffers_of(holders[route][0]))
@@ -236,10 +215,10 @@ class RouteCase(Proxied):
             self.assertEqual(client[f"{route}/a"].sum().item(), 4.0 * i)
         left = [s for s in self.servers if s is not victim]
         taken = [sum(f"{r}/a" in self.buffers_of(s) for r in routes
-                     if holders[r][0] is victim) for s in left]  # fmt: skip
+                     if holders[r][0] is victim) for s in left]
         self.assertEqual(sum(taken), moved)
         print(f"{type(self).__name__}: {moved} routes of the killed server, {taken} on the others",
-              file=sys.stderr)  # fmt: skip
+              file=sys.stderr)
 
     def missing(self, client, route):
         try:
@@ -263,8 +242,7 @@ class RollingCase(Proxied):
             self.pair = self.authority.issue("tessera", names="DNS:tessera")
         return rolling.Restartable(
             self.folder, self.healthy, *self.flags, "--tls-cert", self.pair[0], "--tls-key",
-            self.pair[1], "--tls-client-ca", self.authority.cert,
-        )  # fmt: skip
+            self.pair[1], "--tls-client-ca", self.authority.cert)
 
     def healthy(self, address):
         pair = self.tls / "proxy.crt", self.tls / "proxy.key"
@@ -274,8 +252,7 @@ class RollingCase(Proxied):
 
     def test_no_call_is_lost(self):
         makers = [
-            rolling.inline_dots(self.channel, [("tessera-route", f"run{i}")]) for i in range(4)
-        ]
+            rolling.inline_dots(self.channel, [("tessera-route", f"run{i}")]) for i in range(4)]
         for name in ("held1/x", "held2/x"):
             makers.append(rolling.resident_dots(partial(self.connect, name), name))
         command = self.command(f"127.0.0.1:{self.port}", self.client_cert)
@@ -338,12 +315,4 @@ for proxy in (Nginx, Haproxy):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--server", required=True)
-    parser.add_argument("--cli", required=True)
-    programs, rest = parser.parse_known_args()
-    o.Program.path, CLI = programs.server, programs.cli
-    with tempfile.TemporaryDirectory() as stubs:
-        o.make_stubs(stubs)
-        ts = importlib.import_module("tessera")
-        unittest.main(argv=[sys.argv[0], *rest])
+    o.main()

@@ -6,8 +6,7 @@ have no errors. Leaves pictures for inspection. Needs Chromium; CI does not run 
 usage: status_page.py --server build/bin/tessera-server [--out FOLDER]
 
 The pictures "gpu" show made-up numbers instead of those of a GPU's driver, and a label that
-contains markup.
-"""
+contains markup."""
 
 import argparse
 import base64
@@ -85,8 +84,7 @@ class Browser:
 
         self.process = subprocess.Popen(
             [program, "--headless", "--no-sandbox", "--remote-debugging-pipe", "--disable-gpu",
-             "--hide-scrollbars",
-             "--no-first-run", f"--user-data-dir={folder}/profile"],
+             "--hide-scrollbars", "--no-first-run", f"--user-data-dir={folder}/profile"],
             preexec_fn=set_up, pass_fds=(3, 4), stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL)
         for descriptor in (their_in, their_out, *keep):
@@ -129,8 +127,7 @@ class Browser:
     def show(self, url, scheme, size):
         width, height = SIZES[size]
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height,
-                  deviceScaleFactor=1,
-                  mobile=size == "narrow")
+                  deviceScaleFactor=1, mobile=size == "narrow")
         self.call("Emulation.setEmulatedMedia",
                   features=[{"name": "prefers-color-scheme", "value": scheme}])
         if self.value("location.href") != url:
@@ -226,7 +223,7 @@ def check(browser, what):
 
 def main(folder, out):
     server = o.Server(folder, "--metrics-listen", "127.0.0.1:0", "--memory-limit", "64Mi")
-    address = re.search(r"metrics at http://([\d.:]+)/", server.log())[1]
+    address = server.http_address()
     calls = Calls(server)
     browser = Browser(folder)
     try:

@@ -19,9 +19,7 @@ PROGRAM = pathlib.Path(sys.argv.pop(1)).resolve()
 
 class ReplayTest(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
 
     def run_on(self, *arguments):
         done = subprocess.run([PROGRAM, *arguments], cwd=self.folder, text=True, timeout=120,

@@ -1,9 +1,11 @@
 // Reduce over one axis of x[outer, length, inner]. A tile of up to 64 adjacent outputs keeps its
 // accumulators in registers and in the nearest cache while the loop walks down the axis, so memory
-// is read in rows even if the axis itself is strided. OpenMP divides the tiles among the cores.
-// Each output is folded as one chain in index order, so the bits are the same for any number of
-// threads.
+// is read in rows even if the axis itself is strided. Along the last axis a tile is eight rows. An
+// addition waits for the previous one of its chain, so the chains of a tile take turns. OpenMP
+// divides the tiles among the cores. Each output is folded as one chain in index order, so the bits
+// are the same for any number of threads.
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/device/device.h"
 #include "kernels/problem/strategy.h"
@@ -16,30 +18,54 @@ constexpr std::int64_t kTile = 64;
 // Number of steps along the axis between two checks of Stream::stopped().
 constexpr std::int64_t kSteps = 1024;
 
-template <ReduceOp op, class T>
-void Run(const ReduceAxesProblem& p, const Stream& stream) {
+constexpr std::int64_t kRows = 8;
+
+// The outputs that one loop along the axis folds: adjacent columns of one row, or one column of
+// adjacent rows. The elements of output j are at x + j * apart, and its result at out + j.
+template <class T, class Out>
+struct Tile {
+  const T* x;
+  Out* out;
+  std::int64_t apart;
+};
+
+// `width` is a constant where the chains have to be in registers.
+template <ReduceOp op, class T, class Out, class Width>
+void FoldTile(const Tile<T, Out>& tile, Width width, std::int64_t length, std::int64_t pitch,
+              const Stream& stream) {
   using F = Fold<op, T>;
   using Wide = typename F::Wide;
-  const auto* x = static_cast<const T*>(p.x);
-  auto* out = static_cast<typename F::Out*>(p.out);
-  const std::int64_t pitch = std::max(p.inner, p.inner_of_all);
-  const std::int64_t tiles = (p.inner + kTile - 1) / kTile;
-#pragma omp parallel for schedule(static) if (p.outer * p.length * p.inner > (1 << 16))
-  for (std::int64_t t = 0; t < p.outer * tiles; ++t) {
-    if (stream.stopped()) continue;
-    const std::int64_t o = t / tiles;
-    const std::int64_t first = t % tiles * kTile;
-    const std::int64_t width = std::min(kTile, p.inner - first);
-    Wide chain[kTile];
-    for (std::int64_t j = 0; j < width; ++j) chain[j] = F::template Identity<Wide>();
-    for (std::int64_t l = 0; l < p.length; ++l) {
-      if (l % kSteps == 0 && stream.stopped()) break;
-      const T* row = x + (o * p.length + l) * pitch + first;
-      for (std::int64_t j = 0; j < width; ++j)
-        chain[j] = F::Combine(chain[j], F::Widen(F::Load(row[j], l)));
-    }
+  Wide chain[kTile];
+  for (std::int64_t j = 0; j < width; ++j) chain[j] = F::template Identity<Wide>();
+  for (std::int64_t l = 0; l < length; ++l) {
+    if (l % kSteps == 0 && stream.stopped()) break;
+    const T* const at = tile.x + l * pitch;
     for (std::int64_t j = 0; j < width; ++j)
-      out[o * p.inner + first + j] = F::FinishAxis(chain[j], p.length);
+      chain[j] = F::Combine(chain[j], F::Widen(F::Load(at[j * tile.apart], l)));
+  }
+  for (std::int64_t j = 0; j < width; ++j) tile.out[j] = F::FinishAxis(chain[j], length);
+}
+
+template <ReduceOp op, class T>
+void Run(const ReduceAxesProblem& p, const Stream& stream) {
+  using Out = typename Fold<op, T>::Out;
+  const auto* x = static_cast<const T*>(p.x);
+  auto* out = static_cast<Out*>(p.out);
+  const std::int64_t pitch = std::max(p.inner, p.inner_of_all), row = p.length * pitch;
+  const std::int64_t groups = p.inner == 1 ? p.outer / kRows : 0;
+  const std::int64_t tiles = (p.inner + kTile - 1) / kTile;  // of a row that is in no group
+#pragma omp parallel for schedule(static) if (p.outer * p.length * p.inner > (1 << 16))
+  for (std::int64_t t = 0; t < groups + (p.outer - groups * kRows) * tiles; ++t) {
+    if (stream.stopped()) continue;
+    if (t < groups) {
+      FoldTile<op>(Tile<T, Out>{x + t * kRows * row, out + t * kRows, row},
+                   std::integral_constant<std::int64_t, kRows>(), p.length, pitch, stream);
+    } else {
+      const std::int64_t o = groups * kRows + (t - groups) / tiles;
+      const std::int64_t first = (t - groups) % tiles * kTile;
+      FoldTile<op>(Tile<T, Out>{x + o * row + first, out + o * p.inner + first, 1},
+                   std::min(kTile, p.inner - first), p.length, pitch, stream);
+    }
   }
 }
 
