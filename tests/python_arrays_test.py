@@ -761,6 +761,11 @@ class ArraysTest(python_outsider.Case):
                 want, edges = np.histogram(finite, 6)
                 np.testing.assert_array_equal(mine, edges)
                 self.check(counts, want, 0)
+        wide = self.t.put(np.array([-1.7e308, 1.7e308]))
+        with np.errstate(all="ignore"):
+            self.assertRaises(ValueError, np.histogram, wide, 10)
+            self.assertRaises(ValueError, np.histogram, wide, 10, (-1.7e308, 1.7e308))
+        self.assertRaises(ValueError, np.histogram, wide, [0, 1, np.nan])
         a = RNG.standard_normal((60, 70)).astype("f4")
         x = self.t.put(a)
         for bins in (1, 3, 1000, 4096):
@@ -806,6 +811,9 @@ class ArraysTest(python_outsider.Case):
         for v in (4, 4.5, [[1, 2], [100, -100]], np.float32(3), self.t.put([2.5, 3])):
             host = v.numpy() if isinstance(v, ts.Array) else v
             self.check(np.searchsorted(x, v), np.searchsorted(a, host), 0)
+        for one in (np.int8(1), np.array(1, "i1"), np.bool_(True), 1, 1.5):
+            self.check(np.searchsorted(self.t.put(np.arange(3, dtype="i4")), one),
+                       np.searchsorted(np.arange(3, dtype="i4"), one), 0)
         mixed = RNG.permutation(a)
         self.check(np.searchsorted(self.t.put(mixed), [4, 9], sorter=np.argsort(mixed)),
                    np.searchsorted(mixed, [4, 9], sorter=np.argsort(mixed)), 0)

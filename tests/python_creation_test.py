@@ -43,6 +43,15 @@ class CreationTest(python_outsider.Case):
                     if whole and (dtype != "u1" or min(case) >= 0):
                         self.same(self.t.arange(*case, dtype=dtype), want)
 
+    def test_arange_at_the_ends_of_types(self):
+        for case, dtype in (((1e-5, 255, 1e6), "f2"), ((0, 70000, 66000), "f2"),
+                            ((0, 1e39, 9e38), "f4"), ((0, 5, np.inf), "f8"), ((0, 5, -np.inf), "f8"),
+                            ((1e-300, 2e-300, 1e300), "f8"), ((-0.0, 1, 0.5), "f8"),
+                            ((-1e-300, 1 / 3, 0.1), "f4"), ((0.1, 3, 5), "?"), ((2,), "?")):
+            with self.subTest((case, dtype)), np.errstate(all="ignore"):
+                self.same(self.t.arange(*case, dtype=dtype), np.arange(*case, dtype=dtype))
+        self.assertRaises(TypeError, self.t.arange, 7, dtype="?")
+
     def test_linspace(self):
         cases = [(0, 1), (0, 1, 5), (2, 2, 4), (0, 1, 1), (0, 1, 0), (5, -5, 7), (0, 5e-324, 4),
                  (np.float32(0), np.float32(1), 11)]
@@ -133,6 +142,9 @@ class CreationTest(python_outsider.Case):
         i = rng.integers(6, size=1000, dtype="u1", endpoint=True).numpy()
         self.assertEqual((i.dtype, sorted({*i.tolist()})), (np.dtype("u1"), list(range(7))))
         self.assertFalse((rng.random(9).numpy() == rng.random(9).numpy()).any())
+        self.assertEqual({*rng.integers(0, 2, 99, bool).numpy().tolist()}, {False, True})
+        seeds = [self.t.default_rng().random().numpy() for _ in range(2)]
+        self.assertNotEqual(*seeds)
 
     def test_permutations(self):
         order = self.t.default_rng(3).permutation(100).numpy()
@@ -148,6 +160,10 @@ class CreationTest(python_outsider.Case):
         self.assertRaises(ts.Unsupported, rng.integers, -(2**63), 1)
         self.assertRaises(TypeError, rng.random, 3, "f2")
         self.assertRaises(ValueError, self.t.default_rng, 2**64)
+        self.assertRaises(ValueError, self.t.default_rng, -1)
+        self.assertRaises(ValueError, rng.normal, 0, -1)
+        self.assertRaises(OverflowError, rng.uniform, 0, np.inf)
+        self.assertRaises(ValueError, rng.integers, 3, dtype=bool)
         self.assertRaises(OverflowError, self.t.arange, 1e300, 1e300, dtype="i4")
 
 

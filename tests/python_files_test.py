@@ -267,7 +267,9 @@ class FilesTest(python_outsider.Case):
             np.testing.assert_array_equal(found["x"], RAW)
         for name, what, error in (("x.bin", x, ValueError), ("x.npy", {"x": x}, TypeError),
                                   ("x.npz", x, TypeError), ("x.npz", {1: x}, TypeError),
-                                  ("x.safetensors", {"__metadata__": x}, TypeError),
+                                  ("x.safetensors", {"__metadata__": x}, ValueError),
+                                  ("x.npz", {"": x}, ValueError), ("x.npz", {"a\0": x}, ValueError),
+                                  ("x.npz", {"a" * 70_000: x}, ValueError),
                                   ("no/x.npy", x, FileNotFoundError)):
             with self.assertRaises(error):
                 self.t.save(self.folder / name, what)

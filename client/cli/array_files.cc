@@ -24,6 +24,8 @@ using std::string_view_literals::operator""sv;
 
 // The most bytes of a header or a zip file's directory. A tensor takes about 100 bytes of it.
 constexpr std::uint64_t kMaxHeader = 16 << 20;
+// The key of a safetensors header that names no tensor.
+constexpr const char* kMetadata = "__metadata__";
 // What the 32-bit sizes of a zip file are if 64-bit sizes follow.
 constexpr std::uint64_t kIn64Bits = 0xffffffff;
 
@@ -171,7 +173,7 @@ nlohmann::json ParseTensorHeader(const File& file, const std::string& text) {
   };
   nlohmann::json header = nlohmann::json::parse(text, check, /*allow_exceptions=*/false);
   if (!header.is_object()) file.Refuse("its header is not a JSON object");
-  header.erase("__metadata__");
+  header.erase(kMetadata);
   return header;
 }
 
@@ -349,6 +351,7 @@ std::uint64_t SaveBuffers(Session& session, std::vector<std::string> names,
     const std::string key = absl::StartsWith(name, prefix) ? name.substr(prefix.size()) : name;
     if (key.empty() || !keys.insert(key).second)
       ThrowBadOption("two arrays would have the name '" + key + "', or one would have none");
+    if (key == kMetadata) ThrowBadOption("a file cannot hold an array named " + key);
     arrays.emplace_back(key, OrThrow(session.client.GetBuffer(name)).buffer());
   }
 

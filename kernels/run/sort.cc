@@ -65,7 +65,7 @@ class SortRows final : public Work<SortProblem> {
   }
 
   SortProblem problem() const {
-    const std::int64_t n = type_.shape[at_];
+    const std::int64_t n = type_.shape.elements() == 0 ? 0 : type_.shape[at_];
     return {.dtype = map_.has_value() ? map_->dtype : type_.dtype,
             .descending = spec_.descending,
             .wants_values = spec_.values,

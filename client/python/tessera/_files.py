@@ -382,8 +382,11 @@ def write(path: Path, arrays: Any) -> Generator[Any, npt.NDArray[Any], None]:
     if isinstance(arrays, Mapping) != several:
         wants = "a mapping of names to arrays" if several else "one array"
         raise TypeError(f"{path}: a {kind} file holds {wants}")
-    if several and not all(isinstance(key, str) and key != "__metadata__" for key in arrays):
-        raise TypeError("the names of arrays are strings, and not '__metadata__'")
+    for key in arrays if several else ():
+        if not isinstance(key, str):
+            raise TypeError(f"the names of arrays are strings, not {key!r}")
+        if key in ("", "__metadata__") or "\0" in key or len(key) > 1000:
+            raise ValueError(f"a file cannot hold an array of the name {key[:100]!r}")
 
     def bytes_of(array: Any, elements: Any) -> memoryview:
         # Without ml_dtypes, bf16 has become float32.

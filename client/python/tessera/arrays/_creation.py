@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import secrets
 from typing import Any, Optional, Tuple, Union
 
 import numpy as np
@@ -57,7 +58,9 @@ class Creation:
             start, stop = 0, start
         own = np.result_type(_I64, *(np.asarray(x).dtype for x in (start, stop, step)))
         kind = _dtypes.dtype_of(own if dtype is None else dtype)
-        extent = max(math.ceil((stop - start) / step), 0)
+        extent = _length(stop - start, step)
+        if kind.kind == "b" and extent > 2:
+            raise TypeError("no fill-function for data-type.")
         # Like NumPy, computes start + i * delta from the first two elements in the result's type.
         wide = _F32 if kind.itemsize == 2 else kind if _dtypes.is_float(kind) else _I64
         first, second = (_rounded(x, kind).astype(wide) for x in (start, start + step))
@@ -67,6 +70,8 @@ class Creation:
             made = e.apply("multiply", made, _number(delta, wide))
         if first != 0 or delta < 0:  # The sum of -0.0 and 0.0 is 0.0.
             made = e.apply("add", made, _number(first, wide))
+        if not np.isfinite(delta) or (first == 0 and np.signbit(first)):
+            made = _at(0, first, made)
         if extent > 1 and first + delta != second:
             made = _at(1, second, made)
         return self._new(e.converted(made, kind))
@@ -137,15 +142,26 @@ class Creation:
             return tuple(found)
         return stack(found) if found else self.zeros((0,), kind)
 
-    def default_rng(self, seed: int, stream: int = 0) -> "Generator":
-        """A generator of random numbers. Its first array is that of this stream."""
-        return Generator(self, seed, stream)
+    def default_rng(self, seed: Optional[int] = None, stream: int = 0) -> "Generator":
+        """A generator of random numbers. Its first array is that of this stream. Without a seed, it
+        has a random one."""
+        return Generator(self, secrets.randbits(64) if seed is None else seed, stream)
+
+
+def _length(distance: Any, step: Any) -> int:
+    """Returns the number of elements of arange. As in NumPy, a step that is too large for the
+    quotient to differ from zero is a step beyond the end."""
+    steps = distance / step
+    if steps == 0 and distance != 0:
+        return int(not np.signbit(steps))
+    return max(math.ceil(steps), 0)
 
 
 def _rounded(value: Any, dtype: "np.dtype[Any]") -> Any:
     """Returns a number in this type. Integers wrap, and floats lose their fraction. Raises
     OverflowError for an integer of more than 64 bits."""
-    return np.asarray(value if _dtypes.is_float(dtype) else np.int64(int(value))).astype(dtype)[()]
+    whole = dtype.kind in "iu"
+    return np.asarray(np.int64(int(value)) if whole else value).astype(dtype)[()]
 
 
 def _shape_of(size: Size, *limits: Any) -> Size:
@@ -168,6 +184,8 @@ class Generator:
 
     def __init__(self, client: Creation, seed: int, stream: int = 0) -> None:
         self._client = client
+        if index_of(seed, "the seed") < 0:
+            raise ValueError("the seed is negative")
         self._seed = _wrapped(seed, "the seed")
         self._streams = itertools.count(index_of(stream, "the stream"))  # for any number of threads
 
@@ -202,7 +220,10 @@ class Generator:
     def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Size = None) -> Any:
         """random() scaled to the range from low to high. The limits are numbers or arrays that are
         broadcast. Without a size, each element of the limits has a number."""
-        return self.random(_shape_of(size, low, high)) * np.subtract(high, low) + low
+        width = np.subtract(high, low)
+        if not hasattr(width, "_session") and not np.isfinite(width).all():
+            raise OverflowError("high - low range exceeds valid bounds")
+        return self.random(_shape_of(size, low, high)) * width + low
 
     def standard_normal(self, size: Size = None, dtype: Any = float) -> Any:
         """Normally distributed numbers with mean 0 and variance 1, by inversion (NDTRI)."""
@@ -212,6 +233,8 @@ class Generator:
     def normal(self, loc: Any = 0.0, scale: Any = 1.0, size: Size = None) -> Any:
         """standard_normal() with another mean and standard deviation, which are numbers or arrays
         that are broadcast. Without a size, each element of these arrays has a number."""
+        if not hasattr(scale, "_session") and np.signbit(scale).any():
+            raise ValueError("scale < 0")
         return self.standard_normal(_shape_of(size, loc, scale)) * scale + loc
 
     def integers(
@@ -227,8 +250,8 @@ class Generator:
         low, high = (0, low) if high is None else (low, high)
         low, end = index_of(low, "low"), index_of(high, "high") + bool(endpoint)
         kind = _dtypes.dtype_of(dtype)
-        limits: Any = np.iinfo(kind)
-        if low < limits.min or end > limits.max + 1:
+        least, most = (0, 1) if kind.kind == "b" else (np.iinfo(kind).min, np.iinfo(kind).max)
+        if low < least or end > most + 1:
             raise ValueError(f"{low} to {end - 1} is out of bounds for {kind}")
         if low >= end:
             raise ValueError("low >= high")

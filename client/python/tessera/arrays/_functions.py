@@ -419,7 +419,10 @@ def _searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> Any
         if np.shape(sorter) != a.shape:
             raise ValueError("sorter.size must equal a.size")
         a = take(a, sorter)
-    v = v if hasattr(v, "_session") else np.asarray(_dtypes.to_numpy(v))
+    if not hasattr(v, "_session"):
+        v = np.asarray(_dtypes.to_numpy(v))
+        if v.ndim == 0:
+            return _searchsorted(a, v.reshape(1), side)[0]
     keys = a._operand(v, "np.searchsorted")
     return a._make(_ops.search_sorted(a._term(), keys, side == "right"))
 
@@ -491,6 +494,8 @@ def _histogram(
         if np.ndim(bins) == 0 and range is None and a.size:
             outer = np.array(_now(a, a.min(), a.max()), own)
         edges = np.histogram_bin_edges(outer, bins, range)
+        if np.isnan(edges).any():
+            raise ValueError("the edges of bins contain NaN, or their range exceeds float64")
         if np.ndim(bins) == 0:
             low, high = edges[[0, -1]] if range is None or range[0] == range[1] else range
             even = _even(edges, a.dtype, float(low), float(high))
