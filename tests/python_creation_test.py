@@ -45,9 +45,10 @@ class CreationTest(python_outsider.Case):
 
     def test_arange_at_the_ends_of_types(self):
         for case, dtype in (((1e-5, 255, 1e6), "f2"), ((0, 70000, 66000), "f2"),
-                            ((0, 1e39, 9e38), "f4"), ((0, 5, np.inf), "f8"), ((0, 5, -np.inf), "f8"),
-                            ((1e-300, 2e-300, 1e300), "f8"), ((-0.0, 1, 0.5), "f8"),
-                            ((-1e-300, 1 / 3, 0.1), "f4"), ((0.1, 3, 5), "?"), ((2,), "?")):
+                            ((0, 1e39, 9e38), "f4"), ((0, 5, np.inf), "f8"),
+                            ((0, 5, -np.inf), "f8"), ((1e-300, 2e-300, 1e300), "f8"),
+                            ((-0.0, 1, 0.5), "f8"), ((-1e-300, 1 / 3, 0.1), "f4"),
+                            ((0.1, 3, 5), "?"), ((2,), "?")):
             with self.subTest((case, dtype)), np.errstate(all="ignore"):
                 self.same(self.t.arange(*case, dtype=dtype), np.arange(*case, dtype=dtype))
         self.assertRaises(TypeError, self.t.arange, 7, dtype="?")

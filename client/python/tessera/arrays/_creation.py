@@ -154,7 +154,7 @@ def _length(distance: Any, step: Any) -> int:
     steps = distance / step
     if steps == 0 and distance != 0:
         return int(not np.signbit(steps))
-    return max(math.ceil(steps), 0)
+    return int(max(math.ceil(steps), 0))
 
 
 def _rounded(value: Any, dtype: "np.dtype[Any]") -> Any:
