@@ -4,6 +4,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <sstream>
 
@@ -200,8 +201,9 @@ TEST(LogTest, NobodyWaitsForAReader) {
   pipe.End();
   reader.join();
   EXPECT_NE(text.find("number 0\n"), text.npos);
-  EXPECT_EQ(text.find("number 10000\n"), text.npos) << "the oldest of the waiting lines";
   EXPECT_NE(text.find("number 19999\n"), text.npos);
+  // Of the waiting lines, the oldest are missing. When the writer blocks depends on the machine.
+  EXPECT_LT(std::count(text.begin(), text.end(), '\n'), 10'000);
   EXPECT_NE(text.find("lines of this log were dropped"), text.npos);
 }
 
