@@ -21,7 +21,7 @@ std::vector<StrategyCase> HistogramCases(DTypes dtypes, bool gpu) {
   std::vector<StrategyCase> cases;
   for (const Strategy<HistogramProblem>* strategy : Strategies<HistogramProblem>())
     for (DType dtype : kArrayDTypes)
-      if (strategy->dtypes.Contains(dtype) && dtypes.Contains(dtype) &&
+      if (strategy->dtypes.Contains(dtype) && dtypes.Contains(dtype) && !IsLeftOut(dtype) &&
           (!gpu || strategy->backend == Backend::kCuda))
         cases.push_back({strategy->name, strategy->backend, dtype});
   return cases;
@@ -185,7 +185,7 @@ TEST_P(HistogramTest, EverySize) {
 TEST_P(HistogramTest, ManyBins) {
   ForType([]<class E>(E) {
     if (WatchedClosely()) return;
-    for (std::int64_t bins : {1 << 16, 1 << 20})
+    for (std::int64_t bins : {1 << 16, Watched() ? 1 << 17 : 1 << 20})
       CheckEven<E>(200'000, {.bins = bins, .low = -1000, .high = 1e6});
   });
 }
@@ -301,7 +301,7 @@ TEST_P(HistogramTest, StridedViews) {
 TEST_P(HistogramTest, RandomProblems) {
   ForType([]<class E>(E) {
     Random random(31);
-    for (std::uint64_t i = 0; i < (WatchedClosely() ? 5 : 200); ++i) {
+    for (std::uint64_t i = 0; i < (WatchedClosely() ? 5 : Watched() ? 40 : 200); ++i) {
       const double low = static_cast<double>(random.Bits() % 2000) / 16 - 60;
       const double range = std::ldexp(1.0 + static_cast<double>(random.Bits() % 1000) / 1000,
                                       static_cast<int>(random.Bits() % 24) - 12);

@@ -189,7 +189,7 @@ TESSERA_SIZED_TEST(TakeTest, RowsOfEverySize) {
     sizes.push_back(bytes);
   for (std::int64_t bytes : sizes) {
     const auto row = bytes / static_cast<std::int64_t>(sizeof(U));
-    for (std::size_t offset = 0; offset < 16 / sizeof(U); offset += WatchedClosely() ? 3 : 1)
+    for (std::size_t offset = 0; offset < 16 / sizeof(U); offset += Watched() ? 3 : 1)
       CheckShape<U>(1, 23, row, 37, {.axis = 1}, offset);
     CheckShape<U, std::int32_t>(3, 7, row, 5, {.axis = 1}, 1);
   }
@@ -243,6 +243,7 @@ TESSERA_SIZED_TEST(TakeTest, AxesAndStridedViews) {
     for (const Window& at : {Whole({}), Whole({6}), Whole({3, 5}), Window{599, {4, 6}, {-9, -2}},
                              Window{7, {9}, {0}}, Window{0, {5, 7}, {1, 5}}}) {
       for (TakeMode mode : {TakeMode::kWrap, TakeMode::kClip}) {
+        if (Watched() && mode == TakeMode::kClip) continue;
         Check(x, window, indices, at, {{}, mode}, 1);
         for (int axis = -rank; axis < rank; ++axis)
           Check(x, window, indices, at, {axis, mode}, axis < 0 ? 0 : 1);
