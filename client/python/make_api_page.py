@@ -30,7 +30,7 @@ SECTIONS = (
                      ("_ring", "Ring"))),
     ("Arrays and expressions", (("arrays/_lazy", "Lazy"), ("_client", "Expr"),
                                 ("_client", "Array"))),
-    ("Arrays from nothing", (("arrays/_creation", "Creation"), ("arrays/_creation", "Generator"))),
+    ("Generated arrays", (("arrays/_creation", "Creation"), ("arrays/_creation", "Generator"))),
     ("asyncio", (("aio", "connect"), ("aio", "Client"), ("aio", "Scope"), ("aio", "Expr"),
                  ("aio", "Array"))),
     ("Costs", (("graph/_plan", "Stats"),)),

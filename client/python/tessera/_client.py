@@ -242,8 +242,8 @@ _connected: "List[Client]" = []  # The clients of arrays from pickles.
 
 
 def _reopened(options: Any, name: str, version: int, view: View) -> Expr:
-    """Returns the array of a pickle. It belongs to an open client of this process with the same
-    options, if there is one, otherwise to a new one."""
+    """Returns the array of a pickle. It belongs to an open client of this process that has the same
+    options, or, if there is none, to a new client."""
     with _reopening:
         for client in [*_connected, *_open]:
             core = client._core
@@ -361,16 +361,18 @@ class Client(Creation):
         progress: Progress = None,
     ) -> Any:
         """Uploads the arrays of a .npy, .npz or .safetensors file, of a folder of such files, or
-        the columns of a .parquet, .feather or .arrow file (through pyarrow). Returns the array of a
-        .npy file; otherwise a dict, whose keys are the names of tensors, members or columns, after
-        "FILE/" for a folder, where FILE is the file's name without its suffix.
+        the columns of a .parquet, .feather or .arrow file (through pyarrow). For a .npy file,
+        returns its array. Otherwise returns a dict, whose keys are the names of tensors, members or
+        columns. For a folder, "FILE/" precedes these names, and FILE is the key of a .npy file,
+        where FILE is the file's name without its suffix.
 
         A buffer's name is prefix + FILE for a .npy file and prefix + "FILE/KEY" otherwise, with "_"
         for characters that names cannot have; name replaces FILE. Without name and prefix, the
-        buffers are unnamed. only has the keys to load. The other arguments are those of put(). If
-        an upload fails, the buffers of earlier ones are deleted. Raises BadFile if a file is
-        damaged, Unsupported if the server lacks a type and there is no dtype, and OSError; all
-        headers are checked before the first upload."""
+        buffers are unnamed. only lists the names to load from each file. The other arguments are
+        those of put(). If an upload fails, the buffers that were already created are deleted. All
+        headers are checked before the first upload. Raises BadFile if a file is damaged,
+        Unsupported if the server lacks a type and there is no dtype, and OSError if a file cannot
+        be read."""
         made: Dict[str, Array] = {}
         try:
             for key, to, read in _files.arrays_of(path, name, prefix, only, dtype):
@@ -392,9 +394,9 @@ class Client(Creation):
         return made.get("", made)
 
     def save(self, path: Path, arrays: Any) -> None:
-        """Downloads an array or expression into a .npy file, or a mapping of names to these into a
-        .npz or .safetensors file, one after another. A file of this name is replaced at the end.
-        Raises OSError if the file cannot be written, and the errors of numpy()."""
+        """Downloads an array or expression into a .npy file, or a mapping of names to arrays and
+        expressions into a .npz or .safetensors file, one after the other. Replaces an existing file
+        only at the end. Raises OSError if the file cannot be written, and the errors of numpy()."""
         with contextlib.closing(_files.write(path, arrays)) as writer:
             wanted = next(writer, None)
             while wanted is not None:

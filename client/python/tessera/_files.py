@@ -1,7 +1,7 @@
 """Arrays in files: .npy, .npz and .safetensors, and columns of Arrow and Parquet files.
 
-Files are mapped into memory, so an upload has only the pages in memory that it is sending. The
-exceptions are compressed members of .npz files, and columns, of which one is in memory at a time.
+Files are mapped into memory, so only the pages that an upload is sending are in memory. The
+exceptions are compressed members of .npz files, and columns: one of them is in memory at a time.
 The headers of all arrays are checked before the first array is read.
 """
 
@@ -148,7 +148,7 @@ def _compressed(path: Path, info: zipfile.ZipInfo, archive: zipfile.ZipFile) -> 
 def _unique(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a key of its header is there twice")
+        raise ValueError("its header repeats a key")
     return found
 
 
@@ -175,9 +175,9 @@ def _safetensors(data: memoryview, only: Optional[Collection[str]]) -> _Arrays:
     for key, one in header.items():
         offsets = one["data_offsets"]
         if len(offsets) != 2 or not all(map(_is_size, [*offsets, *one["shape"]])):
-            raise ValueError(f"the shape or the offsets of {key!r} are not sizes")
+            raise ValueError(f"the shape or the offsets of {key!r} are no natural numbers")
         if type(one["dtype"]) is not str:
-            raise ValueError(f"the type of {key!r} is not a text")
+            raise ValueError(f"the type of {key!r} is not a string")
     body, end = data[8 + size :], 0
     for key in sorted(header, key=lambda key: tuple(header[key]["data_offsets"])):
         one = header[key]
@@ -294,7 +294,7 @@ def arrays_of(
     dtype: Any,
 ) -> Iterator[Tuple[str, Optional[str], Callable[[], npt.NDArray[Any]]]]:
     """Yields the key, the buffer's name or None, and a function that reads it, for each array of a
-    file or folder. The key of the only array of a file that has one is ""."""
+    file or folder. The key of the array of a .npy file is "", unless it is in a folder."""
     folder = os.path.isdir(path)
     files: List[Path] = [path]
     if folder:
@@ -327,9 +327,9 @@ def arrays_of(
 
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Yields a file that takes the path's place at the end, when all of it is on the disk. If there
-    is an error, removes the file."""
-    path = os.path.realpath(path)  # What a symbolic link points to is replaced.
+    """Yields a temporary file, and renames it to the path when all of it is on the disk. After an
+    error, removes the temporary file."""
+    path = os.path.realpath(path)  # The target of a symbolic link is replaced.
     partial = os.path.join(os.path.dirname(path), f".tessera-{secrets.token_hex(8)}.part")
     mode = 0o666
     if replaces := os.path.exists(path):
@@ -374,7 +374,7 @@ def _safetensors_header(arrays: Mapping[str, Any]) -> bytes:
 
 def write(path: Path, arrays: Any) -> Generator[Any, npt.NDArray[Any], None]:
     """Writes one array to a .npy file, or a mapping to a .npz or .safetensors file. Yields each
-    array, and is sent its elements."""
+    array, and receives its elements through send()."""
     kind = _suffix(path)
     if kind not in (".npy", ".npz", ".safetensors"):
         raise ValueError(f"{path}: the name must end in .npy, .npz or .safetensors")
@@ -386,7 +386,7 @@ def write(path: Path, arrays: Any) -> Generator[Any, npt.NDArray[Any], None]:
         if not isinstance(key, str):
             raise TypeError(f"the names of arrays are strings, not {key!r}")
         if key in ("", "__metadata__") or "\0" in key or len(key) > 1000:
-            raise ValueError(f"a file cannot hold an array of the name {key[:100]!r}")
+            raise ValueError(f"a file cannot hold an array named {key[:100]!r}")
 
     def bytes_of(array: Any, elements: Any) -> memoryview:
         # Without ml_dtypes, bf16 has become float32.

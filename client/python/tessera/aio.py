@@ -255,7 +255,7 @@ class Client(Creation):
         placement: Placement = (),
         progress: Progress = None,
     ) -> Any:
-        """Like ts.Client.load. A thread reads the files."""
+        """Like ts.Client.load. Headers are read in the event loop, and arrays in a thread."""
         loop = asyncio.get_running_loop()
         made: Dict[str, Array] = {}
         try:

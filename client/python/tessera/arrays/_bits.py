@@ -37,8 +37,8 @@ def _signed(value: int, width: int) -> Term:
 
 
 def _runs(bits: int, width: int, longest: int) -> Iterator[Tuple[int, int]]:
-    """Yields ranges [low, high) of bits that are 1. Only the last of `width` bits ends a range that
-    is longer than `longest`."""
+    """Yields ranges [low, high) of bits that are 1. A range is longer than `longest` only if it
+    includes the last of `width` bits."""
     low = 0
     while low < width:
         high = low

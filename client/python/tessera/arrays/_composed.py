@@ -154,7 +154,7 @@ def _gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int = 1) -> A
     return found[0] if len(axes) == 1 else _several(found)
 
 
-_MOST_FACTORS = 4096  # The server has limits for steps, of which each computes some factors.
+_MOST_FACTORS = 4096  # Each step computes some factors, and the server limits the steps.
 
 
 def _polyval(p: Any, x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Arrays that the server computes from nothing, with NumPy's names, arguments and types."""
+"""Arrays that the server generates, with NumPy's names, arguments and types."""
 
 import itertools
 import math
@@ -33,27 +33,28 @@ def _at(position: int, value: Any, rest: Term) -> Term:
 
 
 class Creation:
-    """The methods of clients that create arrays. Like all expressions, the arrays are computed when
-    they are used, and as a part of the expressions that use them."""
+    """The methods of clients that create arrays. Like all expressions, the arrays are computed only
+    when they are used, as a part of the expressions that use them."""
 
     def _new(self, term: Term) -> Any:
         return self._wrap(*term)  # type: ignore[attr-defined]
 
     def full(self, shape: Any, fill_value: Any, dtype: Any = None) -> Any:
-        """An array whose elements all have one value."""
+        """Returns an array whose elements all have one value."""
         kind = _dtypes.dtype_of(np.asarray(fill_value).dtype if dtype is None else dtype)
         return self._new(_ops.full(fill_value, extents(shape), kind))
 
     def zeros(self, shape: Any, dtype: Any = float) -> Any:
-        """An array of zeros."""
+        """Returns an array of zeros."""
         return self.full(shape, 0, dtype)
 
     def ones(self, shape: Any, dtype: Any = float) -> Any:
-        """An array of ones."""
+        """Returns an array of ones."""
         return self.full(shape, 1, dtype)
 
     def arange(self, start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> Any:
-        """start, start + step... below stop, or 0, 1... below start if stop is None."""
+        """Returns the numbers start, start + step... up to but not including stop. If stop is
+        None, start is the stop, and the first number is 0."""
         if stop is None:
             start, stop = 0, start
         own = np.result_type(_I64, *(np.asarray(x).dtype for x in (start, stop, step)))
@@ -85,8 +86,8 @@ class Creation:
         retstep: bool = False,
         dtype: Any = None,
     ) -> Any:
-        """Numbers at equal distances from start to stop, which are numbers. retstep: whether to
-        return (array, distance)."""
+        """Returns num numbers at equal distances from start to stop, which cannot be arrays. With
+        retstep, returns (array, distance)."""
         num = index_of(num, "the number of samples")
         if num < 0:
             raise ValueError(f"Number of samples, {num}, must be non-negative.")
@@ -110,15 +111,16 @@ class Creation:
         return (self._new(made), step) if retstep else self._new(made)
 
     def eye(self, N: int, M: Optional[int] = None, k: int = 0, dtype: Any = float) -> Any:
-        """A matrix of N rows and M columns, or N, with 1 on diagonal k and 0 elsewhere."""
+        """Returns a matrix of N rows and M columns (by default N), with 1 on diagonal k and 0
+        elsewhere."""
         return self._diagonals("equal", N, M, k, dtype)
 
     def identity(self, n: int, dtype: Any = float) -> Any:
-        """eye(n)."""
+        """Returns eye(n)."""
         return self.eye(n, dtype=dtype)
 
     def tri(self, N: int, M: Optional[int] = None, k: int = 0, dtype: Any = float) -> Any:
-        """A matrix with 1 on diagonal k and below it, and 0 elsewhere."""
+        """Returns a matrix with 1 on diagonal k and below it, and 0 elsewhere."""
         return self._diagonals("less_equal", N, M, k, dtype)
 
     def _diagonals(self, name: str, rows: int, columns: Optional[int], k: int, dtype: Any) -> Any:
@@ -131,8 +133,8 @@ class Creation:
         return self._new(e.cast(chosen, _dtypes.dtype_of(dtype)))
 
     def indices(self, dimensions: Any, dtype: Any = int, sparse: bool = False) -> Any:
-        """The coordinates along each axis of an array of this shape, as one array or, if sparse, as
-        a tuple of arrays that can be broadcast together."""
+        """Returns the coordinates along each axis of an array of this shape, as one array or, if
+        sparse, as a tuple of arrays that can be broadcast together."""
         shape, kind = extents(dimensions), _dtypes.dtype_of(dtype)
         found = []
         for axis in range(len(shape)):
@@ -143,14 +145,14 @@ class Creation:
         return stack(found) if found else self.zeros((0,), kind)
 
     def default_rng(self, seed: Optional[int] = None, stream: int = 0) -> "Generator":
-        """A generator of random numbers. Its first array is that of this stream. Without a seed, it
-        has a random one."""
+        """Returns a generator of random numbers, whose first array takes this stream. Without a
+        seed, the seed is random."""
         return Generator(self, secrets.randbits(64) if seed is None else seed, stream)
 
 
 def _length(distance: Any, step: Any) -> int:
-    """Returns the number of elements of arange. As in NumPy, a step that is too large for the
-    quotient to differ from zero is a step beyond the end."""
+    """Returns the number of elements of arange. As in NumPy, if the quotient underflows to 0, the
+    result has one element, unless the quotient is -0."""
     steps = distance / step
     if steps == 0 and distance != 0:
         return int(not np.signbit(steps))
@@ -177,10 +179,11 @@ def _wrapped(value: Any, what: str) -> Term:
 
 
 class Generator:
-    """Random numbers, with the names and arguments of np.random.Generator, but other numbers. An
-    element depends only on the seed, on the stream, which is one larger for each array, and on the
-    element's index in row-major order. It is the same on all devices. Philox 4x32-10 gives 64 bits
-    per element (MAP_OP_RANDOM_BITS in compute.proto), and the other functions use these."""
+    """A source of random numbers. Its methods have the names and arguments of those of
+    np.random.Generator, but return other numbers. Each array takes the next stream. An element
+    depends only on the seed, the stream and the element's index in row-major order, so it is the
+    same on all devices. Philox 4x32-10 gives 64 bits per element (MAP_OP_RANDOM_BITS in
+    compute.proto), from which all methods compute their results."""
 
     def __init__(self, client: Creation, seed: int, stream: int = 0) -> None:
         self._client = client
@@ -213,26 +216,28 @@ class Generator:
         return e.apply("add", made, _number(0.5, dtype))
 
     def random(self, size: Size = None, dtype: Any = float) -> Any:
-        """Numbers from 0 up to but not including 1: multiples of 2^-53, or of 2^-24 for f32."""
+        """Returns numbers from 0 up to but not including 1. They are multiples of 2^-53, or of
+        2^-24 for f32."""
         kind = _real(dtype)
         return self._client._new(self._uniform(size, kind, 24 if kind == _F32 else 53, 0))
 
     def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Size = None) -> Any:
-        """random() scaled to the range from low to high. The limits are numbers or arrays that are
-        broadcast. Without a size, each element of the limits has a number."""
+        """Returns random(), scaled to the range from low to high. The limits are numbers or arrays,
+        which are broadcast. Without a size, the result has their broadcast shape."""
         width = np.subtract(high, low)
         if not hasattr(width, "_session") and not np.isfinite(width).all():
             raise OverflowError("high - low range exceeds valid bounds")
         return self.random(_shape_of(size, low, high)) * width + low
 
     def standard_normal(self, size: Size = None, dtype: Any = float) -> Any:
-        """Normally distributed numbers with mean 0 and variance 1, by inversion (NDTRI)."""
+        """Returns normally distributed numbers with mean 0 and variance 1, by inversion (NDTRI)."""
         made = e.apply("ndtri", self._uniform(size, _F64, 52, 0.5))
         return self._client._new(e.cast(made, _real(dtype)))
 
     def normal(self, loc: Any = 0.0, scale: Any = 1.0, size: Size = None) -> Any:
-        """standard_normal() with another mean and standard deviation, which are numbers or arrays
-        that are broadcast. Without a size, each element of these arrays has a number."""
+        """Returns normally distributed numbers with mean loc and standard deviation scale, which
+        are numbers or arrays that are broadcast. Without a size, the result has their broadcast
+        shape."""
         if not hasattr(scale, "_session") and np.signbit(scale).any():
             raise ValueError("scale < 0")
         return self.standard_normal(_shape_of(size, loc, scale)) * scale + loc
@@ -245,8 +250,9 @@ class Generator:
         dtype: Any = np.int64,
         endpoint: bool = False,
     ) -> Any:
-        """Integers from low up to but not including high, or from 0 to low. The probability of each
-        differs by at most 2^-64 from that of the others."""
+        """Returns integers from low up to but not including high, or from 0 up to low if high is
+        None. With endpoint, the upper limit is included. The probabilities of two integers differ
+        by at most 2^-64."""
         low, high = (0, low) if high is None else (low, high)
         low, end = index_of(low, "low"), index_of(high, "high") + bool(endpoint)
         kind = _dtypes.dtype_of(dtype)
@@ -264,8 +270,8 @@ class Generator:
         return self._client._new(e.cast(made, kind))
 
     def permutation(self, x: Any, axis: int = 0) -> Any:
-        """The integers from 0 to x - 1, or the slices of a server-side array along an axis, in
-        random order: the order that sorts random bits."""
+        """Returns the integers from 0 to x - 1, or the slices of an array on the server along an
+        axis, in random order."""
         if not hasattr(x, "_session"):
             return self._client._new(_ops.sort(self._bits(index_of(x, "the length")))[1])
         order = self._client._new(_ops.sort(self._bits(x.shape[axis]))[1])

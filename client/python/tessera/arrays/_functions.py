@@ -444,8 +444,8 @@ def _digitize(x: Any, bins: Any, right: bool = False) -> Any:
 
 
 def _now(a: Any, *values: Any) -> Any:
-    """Returns the elements of arrays, on which a shape or the edges of bins depend. This is a call.
-    """
+    """Returns the elements of arrays on which a shape or the edges of bins depend. Calls the
+    server."""
     compute = a._session.compute
     if inspect.iscoroutinefunction(compute):
         raise Unsupported(
@@ -518,7 +518,7 @@ def _histogram(
 
 
 def _bincount(x: Any, weights: Any = None, minlength: int = 0) -> Any:
-    """Counts each integer, or sums its weights. This is a call, because the shape of the result
+    """Counts each integer, or sums its weights. Calls the server, because the shape of the result
     depends on the integers."""
     if x.ndim != 1:
         raise ValueError("object too deep for desired array")
@@ -571,8 +571,8 @@ class UniqueInverse(NamedTuple):
 def _distinct(
     a: Any, index: bool, inverse: bool, counts: bool, equal_nan: bool
 ) -> Dict[str, Any]:
-    """Returns the different elements in order, and for each of them the position where it is first
-    and how often it occurs, and for each element its place among them. This is a call."""
+    """Returns the distinct elements in order, the first position and the count of each, and for
+    each element the index of the distinct element that equals it. Calls the server."""
     values, order = (a._make(term) for term in _ops.sort(flat(a)._term()))
     before, after = values[:-1], values[1:]
     differs = before != after
@@ -634,7 +634,7 @@ def _in_order(which: int) -> Callable[..., Any]:
 
 
 def _partitioned(which: int) -> Callable[..., Any]:
-    """Returns np.partition or np.argpartition. Sorted elements are partitioned everywhere."""
+    """Returns np.partition or np.argpartition. Sorted elements are partitioned at every index."""
 
     def call(a: Any, kth: Any, axis: Any = -1, order: Any = None) -> Any:
         extent = a.size if axis is None else a.shape[normalize_axis(axis, a.ndim)]
@@ -712,7 +712,7 @@ def _median_of(skip: bool) -> Callable[..., Any]:
 
 
 def _quantile_of(scale: int, skip: bool) -> Callable[..., Any]:
-    """Returns np.quantile (scale 1), np.percentile (100), or their kind that skips NaN."""
+    """Returns np.quantile (scale 1), np.percentile (100), or the variant that skips NaN."""
 
     def place_of(method: str, n: Any, part: float) -> Any:
         if method in _ROUNDED or method == "linear":

@@ -317,7 +317,7 @@ class Lazy(Operators):
 
     @property
     def imag(self: Self) -> Self:
-        """Zeros, because no elements are complex."""
+        """The imaginary parts, which are zeros, because no elements are complex."""
         return np.zeros_like(self)  # type: ignore[return-value]
 
     @property
@@ -588,7 +588,7 @@ class Lazy(Operators):
 
     def argsort(self: Self, axis: Optional[int] = -1, kind: Any = None, order: None = None) -> Self:
         """Returns the i64 indices that sort the elements along an axis, or all elements if axis is
-        None. Equal elements stay in index order, whatever kind is."""
+        None. Equal elements stay in index order; kind has no effect."""
         return np.argsort(self, axis, kind, order)  # type: ignore[return-value]
 
     def searchsorted(self: Self, v: Any, side: str = "left", sorter: Any = None) -> Self:

@@ -56,7 +56,7 @@ def _is_array(index: Any) -> bool:
 
 
 def kept(*arrays: Any) -> Any:
-    """Returns arrays whose shapes depend on elements. This is a call."""
+    """Returns arrays whose shapes depend on elements. Calls the server."""
     keep = arrays[0]._session.keep
     if inspect.iscoroutinefunction(keep):
         raise Unsupported(
@@ -68,7 +68,7 @@ def kept(*arrays: Any) -> Any:
 
 def selection(a: Any, mask: Any, output: int) -> Any:
     """Returns the elements of an array where a mask on the server is true, or their positions. The
-    result is only good for kept()."""
+    result can only be passed to kept()."""
     return a._make(_ops.select(a._term(), a._operand(mask, "a mask"))[output])
 
 

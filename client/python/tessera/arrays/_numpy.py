@@ -313,7 +313,8 @@ def function(function: Any, args: Tuple[Any, ...], options: Dict[str, Any]) -> A
     if call is None:
         if function in _FROM_NOTHING:
             client = f"use the client's {own}(), or " if hasattr(Creation, own) else ""
-            raise Unsupported(f"{name} makes no array on the server: {client}put() NumPy's result")
+            way = f"{client}pass NumPy's result to put()"
+            raise Unsupported(f"{name} makes no array on the server: {way}")
         first = f"{_INSTEAD_OF[own]}, or " if own in _INSTEAD_OF else ""
         raise Unsupported(f"the server does not compute {name}: {first}{_WAY_OUT}")
     taken = _signature(function)

@@ -247,7 +247,8 @@ def _expm1(a: Term) -> Term:
 
 
 def _cosh(a: Term) -> Term:
-    """Computes half of e^|a| + e^-|a|. The first factor keeps e^|a| in range."""
+    """Computes half of e^|a| + e^-|a|. For large |a|, the factor e is applied last, so that the
+    exponential stays in range."""
     size = e.apply("abs", a)
     far = e.apply("less", e.constant(700), size)
     size = e.apply("where", far, e.apply("subtract", size, e.constant(1)), size)
@@ -272,7 +273,7 @@ def _by_log(base: float) -> Function:
     def apply(a: Term) -> Term:
         log = e.apply("divide", e.apply("log", a), e.constant(np.log(base)))
         whole = e.apply("round", log)  # The logarithms of whole powers are exact.
-        # The server's powers are exact to 2 units in the last place.
+        # The server's powers are within 2 units in the last place.
         apart = e.apply("abs", e.apply("subtract", e.apply("power", e.constant(base), whole), a))
         same = e.apply("less_equal", apart, e.apply("multiply", a, e.constant(2.0**-51)))
         normal = e.apply("and", e.apply("less", e.constant(1e-300), a), e.cast(whole, e.BOOL))

@@ -120,7 +120,7 @@ def matmul(a: Term, b: Term, out_dtype: "Optional[np.dtype[Any]]" = None) -> Ter
 
 
 def _products(a: Term, b: Term) -> Term:
-    """The products of matrices or stacks of them, as sums of products of elements."""
+    """Returns the products of matrices or of stacks of them, as sums of elementwise products."""
     order = [*range(len(b[1].shape) - 2), -1, -2]
     rows = a[0], a[1].at((..., slice(None), None, slice(None)))
     columns = b[0], b[1].transpose(order).at((..., None, slice(None), slice(None)))
@@ -128,7 +128,7 @@ def _products(a: Term, b: Term) -> Term:
 
 
 def _stacks(a: Term, b: Term, out_dtype: "Optional[np.dtype[Any]]") -> Term:
-    """The products of two stacks of matrices."""
+    """Returns the products of two stacks of matrices."""
     truth = out_dtype is None and _are_truth(a, b)
     a, b = _numbers(a, b)
     own = out_dtype or a[0].dtype
@@ -448,7 +448,7 @@ def full(value: Any, shape: Sequence[int], dtype: "np.dtype[Any]") -> Term:
 
 
 def coordinate(shape: Sequence[int], axis: int) -> Term:
-    """The i64 coordinate of each element along an axis of an array of this shape."""
+    """Returns the i64 coordinate of each element along an axis of an array of this shape."""
     shape = tuple(shape)
     axis = normalize_axis(axis, len(shape)) - len(shape)
     zeros = full(0, shape, _I64)
