@@ -224,7 +224,7 @@ class CliTest(CliCase):
                     self.assertEqual(read[name].tobytes(), array.tobytes())
         self.cli("put", "n.npz", "--name", "__metadata__", "--prefix", "y/", "--replace")
         self.cli("put", self.file("one.npy", npy(RAW)), "--name", "z/__metadata__")
-        self.all_fail(2, ("BAD_OPTION", "__metadata__", "get", "--prefix", "z/", "-o",
+        self.all_fail(2, ("BAD_OPTION", "--help", "get", "--prefix", "z/", "-o",
                           "no.safetensors"))
         self.assertFalse((self.folder / "no.safetensors").exists())
         self.cli("put", "all.npz", "--name", "again", "--prefix", "x/")

@@ -53,6 +53,9 @@ def bytes_(put):
 CASES = {
     "types": lambda put: [refused(lambda: put(I.astype("u2")), "uint16"),
                           refused(lambda: put(F) + I.astype("u4"), "uint32")],
+    "`np.histogram` with an edge of NaN, or a range beyond float64": lambda put: [
+        (lambda: np.histogram(put(F), [0, 1, np.nan]), ValueError, "NaN"),
+        (lambda: np.histogram(put(np.array([-1.7e308, 1.7e308]))), ValueError, "float64")],
     "`std` of deviations whose squares do not fit": lambda put: [
         (put(np.array([0, 600], "f2")).std(), np.float16(300), "f2"),
         (put(np.array([1e200, -1e200])).std(), 1e200, "f8")],
@@ -81,8 +84,9 @@ CASES = {
         for call in (np.log2, np.log10, np.log1p, np.expm1, np.sinh, np.cosh, np.arcsinh)],
     "`//` of floats": lambda put: [
         (put(np.array([9007199254740994.0])) // 3, [3002399751580331.0], "f8")],
-    "`&` and `^` of two arrays of integers": lambda put: [
-        *map(refused, (lambda: put(I) & put(I), lambda: put(I) ^ I)), (put(I) & 1, I & 1, "i4"),
+    "and, or, xor of two arrays of integers": lambda put: [
+        *map(refused, (lambda: put(I) & put(I), lambda: put(I) | put(I), lambda: put(I) ^ I)),
+        (put(I) & 1, I & 1, "i4"),
         ((put(I) > 1) & (put(I) < 3), [False, True, False], bool)],
     "`dot` and sums of i32": lambda put: [
         (put(LARGE).dot(put(LARGE)), np.int64(1 << 62), "i8"), (put(LARGE).sum(), 1 << 32, "i8")],
