@@ -90,7 +90,7 @@ inline constexpr int kMostRegisters = kMostNodes + kMostArguments + 1;
 // from this address. Code that cuts problems into parts moves the addresses of all operands, so
 // each part has the coordinates that its elements have in the whole problem.
 inline const void* FirstCoordinate() {
-  return reinterpret_cast<const void*>(std::uintptr_t{1});  // null would be memory that is missing
+  return reinterpret_cast<const void*>(std::uintptr_t{1});  // NOLINT: null would be missing memory
 }
 TESSERA_HD inline std::int64_t CoordinateAt(const void* address) {
   return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(address)) - 1;

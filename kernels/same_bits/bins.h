@@ -49,7 +49,7 @@ struct IntegerBins {
   TESSERA_HD void Begin() {}
 
   TESSERA_HD std::int32_t operator()(E element) const {
-    const auto x = static_cast<std::int64_t>(element);
+    const auto x = static_cast<std::int64_t>(element);  // NOLINT: i8 is signed
     return x >= 0 && x < bins ? static_cast<std::int32_t>(x) : kNoBin;
   }
 };
