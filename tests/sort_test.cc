@@ -172,6 +172,15 @@ TESSERA_TYPED_TEST(SortTest, EmptyArrays) {
     for (int axis = 0; axis < x.shape.rank; ++axis) Check(std::vector<T>(), x, 0, axis, {});
 }
 
+// However long the sorted axis is, an array without elements needs little memory.
+TEST(SortOfNothing, NeedsLittleScratchMemory) {
+  const Limited limited(Backend::kCpu, ScratchBlocks::kKept);
+  const View none = WholeView({DType::kF32, MakeShape({std::int64_t{1} << 40, 0})}, nullptr);
+  const auto result = tessera::Run(OperationSpec(SortSpec{.axis = 0}), *limited.stream, {none},
+                                   {Output(nullptr), Output(nullptr)}, {});
+  EXPECT_TRUE(result.ok()) << result.status();
+}
+
 // The strategy takes no more scratch memory than it declares.
 TESSERA_TYPED_TEST(SortTest, StaysWithinItsScratchMemory) {
   struct Case {
