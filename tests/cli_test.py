@@ -273,6 +273,8 @@ class CliTest(CliCase):
                 self.assertEqual(process.returncode, 4, process.stderr)
                 self.assertIn(json.loads(process.stdout)["error"]["reason"],
                               ("BAD_FILE", "BAD_NPY", "BAD_DTYPE", "BAD_SHAPE"))
+        os.mkfifo(self.folder / "pipe.npy")
+        self.all_fail(4, ("BAD_NPY", "numpy.save", "put", "pipe.npy"))
         self.assertEqual(self.names(), [])
 
     def test_ls_info_rm(self):
