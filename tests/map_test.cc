@@ -464,7 +464,7 @@ TESSERA_TYPED_TEST(MapTest, TypesAtTheEndsOfAChain) {
       rounded.push_back(Half(a[i] + static_cast<float>(c[i])));
     }
     Nodes nodes = {In(0), In(1), Op(MapOp::kAdd, {0, 1})};
-    ExpectSame(Run<float>({x, narrow}, nodes), sums, "bf16 beside f32");
+    ExpectSame(Run<float>({x, narrow}, nodes), sums, "bf16 next to f32");
     nodes.push_back(Op(MapOp::kCast, {2}, DType::kF16));
     ExpectSame(Run<Half>({x, narrow}, nodes), rounded, "f16 of f32");
   }
