@@ -286,6 +286,14 @@ std::string_view TunedWithin(const MatmulProblem& problem, const Device& device)
   return integers != nullptr && integers->scratch(problem) > kMostScratch ? "" : tuned;
 }
 
+// Whether one product keeps a whole GPU busy: c has a tile of 128 x 128 for each of 128 SMs.
+bool FillsGpu(const MatmulProblem& product) {
+  return static_cast<double>(product.m) * static_cast<double>(product.n) >= 0x1p21;
+}
+
+// The choice for a stack follows that for one of its products. Products that do not fill a GPU by
+// themselves are given to a strategy that computes many of them at the same time.
+//
 // On a GPU, except for large f64 products and thin products, the choice follows the measured times
 // of random products (kernels/choose/tuning.h). The chosen strategy's error bound never exceeds
 // that of ChooseInPlace. f32 operands are therefore never rounded to a smaller type: `tensor_tf32`
@@ -294,20 +302,22 @@ std::string_view TunedWithin(const MatmulProblem& problem, const Device& device)
 // long as `cpu_cache_tiled`. The library is therefore chosen for small products (up to 2^18
 // multiply-adds), for few rows or columns, and always if there are few cores.
 const Strategy<MatmulProblem>* DefaultOf(const MatmulProblem& problem, const Device& device) {
+  const MatmulProblem one = problem.stack == 1 ? problem : LeastAlignedProduct(problem);
   if (device.info().backend == Backend::kCpu) {
     constexpr std::int64_t kMany = 128;
     constexpr double kLittle = 0x1p18;
     constexpr int kFewCores = 2;
-    const double work = static_cast<double>(problem.m) * static_cast<double>(problem.n) *
-                        static_cast<double>(problem.k);
-    return std::min(problem.m, problem.n) >= kMany && work > kLittle &&
+    const double work =
+        static_cast<double>(one.m) * static_cast<double>(one.n) * static_cast<double>(one.k);
+    return std::min(one.m, one.n) >= kMany && work > kLittle &&
                    device.info().multiprocessors > kFewCores
                ? FirstOf({"cpu_cache_tiled", "cpu_library"}, problem, device)
                : FirstOf({"cpu_library", "cpu_cache_tiled"}, problem, device);
   }
-  const std::string_view integers = RepaysIntegers(problem) ? "ozaki_f64" : "";
-  const auto* fast = FirstOf({integers, ThinStrategy(problem), TunedWithin(problem, device),
-                              "cublas", OwnTensorStrategy(problem)},
+  const std::string_view integers = RepaysIntegers(one) ? "ozaki_f64" : "";
+  const std::string_view together = problem.stack > 1 && !FillsGpu(one) ? "cublas" : "";
+  const auto* fast = FirstOf({together, integers, ThinStrategy(one), TunedWithin(one, device),
+                              "cublas", OwnTensorStrategy(one)},
                              problem, device);
   const auto* any = ChooseInPlace(problem, device);
   if (fast == nullptr || any == nullptr) return any;

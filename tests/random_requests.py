@@ -747,8 +747,20 @@ class Requests:
         m, n, k = self.extent(), self.extent(), self.extent()
         ta, tb = rng.random() < 0.3, rng.random() < 0.3
         out = rng.choice((0, 0, 0, dtype, *DTYPES))
-        a = self.operand(dtype, shape=(k, m) if ta else (m, k), special=False)
-        b = self.operand(dtype, shape=(n, k) if tb else (k, n), special=False)
+        stack = [rng.choice((0, 1, 2, 3)) for _ in range(rng.choice((0, 0, 1, 2)))]
+
+        def shape_of(matrix):
+            if rng.random() < 0.1:
+                return (k,)
+            leading = (rng.choice((extent, extent, 1)) for extent in stack[rng.randrange(3):])
+            return *leading, *matrix
+
+        shape_a = shape_of((k, m) if ta else (m, k))
+        shape_b = shape_of((n, k) if tb else (k, n))
+        rows, columns = (m,) * (len(shape_a) > 1), (n,) * (len(shape_b) > 1)
+        shape = (*np.broadcast_shapes(shape_a[:-2], shape_b[:-2]), *rows, *columns)
+        a = self.operand(dtype, shape=shape_a, special=False)
+        b = self.operand(dtype, shape=shape_b, special=False)
         if fault == "view":
             a = self.bad_operand(dtype)
             reasons = (*a.reasons, "BAD_SHAPE", "BAD_DTYPE")
@@ -756,7 +768,7 @@ class Requests:
             array = self.array(F64 if dtype != F64 else F32, b.array.shape)
             b, reasons = self.seen(array, shape=array.shape), ("BAD_DTYPE",)
         elif fault == "shape":
-            array = self.array(dtype, rng.choice(((k + 1, k + 1), (k,), (1, k, n))))
+            array = self.array(dtype, rng.choice(((k + 1, k + 1), (k + 1,), (1, k + 1, k + 1), ())))
             b, reasons = self.seen(array, shape=array.shape), ("BAD_SHAPE",)
         result = out or dtype
         if dtype == I64:
@@ -766,25 +778,27 @@ class Requests:
         fields = dict(a=a.message, b=b.message, transpose_a=ta, transpose_b=tb, out_dtype=out)
         operands, bias = [a, b], None
         if not reasons and rng.random() < 0.3:
-            shape = rng.choice(((), (n,), (m, 1), (m, n)))
-            bias = self.operand(result, shape=shape, special=False)
+            biased = rng.choice(((), columns, (*rows, *(1 for _ in columns)), shape))
+            bias = self.operand(result, shape=biased, special=False)
             operands.append(bias)
             fields["expression"] = Expression(result, 0, 1, ("ADD", 0, 1)).message()
             fields["with"] = [bias.message]
 
         def judge(response, stored):
             x, y = wide(a.array, dtype), wide(b.array, dtype)
-            x, y = x.T if ta else x, y.T if tb else y
+            x = x.swapaxes(-2, -1) if ta and rows else x if rows else x[None]
+            y = y.swapaxes(-2, -1) if tb and columns else y if columns else y[:, None]
             with np.errstate(all="ignore"):
                 # Computed row by row, because the library behind @ may treat NaN and infinity
                 # differently.
-                terms = x[:, :, None] * y[None, :, :]
-                product, sizes = terms.sum(axis=1), np.abs(terms).sum(axis=1)
+                terms = x[..., :, :, None] * y[..., None, :, :]
+                product = terms.sum(axis=-2).reshape(shape)
+                sizes = np.abs(terms).sum(axis=-2).reshape(shape)
                 expected = product if bias is None else product + wide(bias.array, result)
             rounded = 0 if bias is None else product
             check_near(stored, expected, sizes, result, response.stats.roundoff, rounded, k)
 
-        return Case("matmul", "Matmul", fields, dtype, reasons, operands, (result, (m, n)), judge)
+        return Case("matmul", "Matmul", fields, dtype, reasons, operands, (result, shape), judge)
 
     def window_sum(self):
         rng, fault, reasons = self.rng, self.fault(), ()

@@ -16,6 +16,7 @@
 #include "kernels/expression/expression.h"
 #include "kernels/expression/map_cost.h"
 #include "kernels/problem/matmul.h"
+#include "kernels/run/execute.h"
 #include "kernels/same_bits/batch.h"
 #include "kernels/same_bits/convert.h"
 
@@ -145,7 +146,7 @@ void Problems::AddStrategies(Case& out, const Problem& like,
                               .launch = [this, like, place, strategy] {
                                 Problem p = like;
                                 place(p);
-                                strategy->launch(p, rig_.stream());
+                                LaunchOn(rig_.stream(), p, *strategy);
                               }});
   }
 }
@@ -255,22 +256,27 @@ Case Problems::Batch(bool dot, std::int64_t count, std::int64_t n) {
 Case Problems::Matmul(const MatmulProblem& p, std::int64_t a_off, std::int64_t b_off) {
   std::string size =
       p.m == p.n && p.n == p.k ? absl::StrCat(p.m) : absl::StrCat(p.m, "x", p.n, "x", p.k);
+  if (p.stack > 1) size = absl::StrCat(p.stack, "x", p.m, "x", p.n, "x", p.k);
   absl::StrAppend(&size, p.transpose_a ? " a^T" : "", p.transpose_b ? " b^T" : "");
   if (p.lda != (p.transpose_a ? p.m : p.k)) absl::StrAppend(&size, " lda ", p.lda);
   if (p.ldb != (p.transpose_b ? p.k : p.n)) absl::StrAppend(&size, " ldb ", p.ldb);
   absl::StrAppend(&size, Off(a_off, p.dtype), Off(b_off, p.dtype));
-  const std::size_t out_bytes = Bytes(p.dtype, p.m * p.n);
-  Case out =
-      Make("matmul", p.dtype, std::move(size), Bytes(p.dtype, p.m * p.k + p.k * p.n), out_bytes,
-           2.0 * static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k));
+  const std::size_t out_bytes = Bytes(p.dtype, p.stack * p.m * p.n);
+  Case out = Make(p.stack > 1 ? "matmul_stack" : "matmul", p.dtype, std::move(size),
+                  Bytes(p.dtype, p.stack * (p.m * p.k + p.k * p.n)), out_bytes,
+                  2.0 * static_cast<double>(p.stack * p.m * p.n) * static_cast<double>(p.k));
   const auto last = std::make_shared<MatmulProblem>();
   const auto place = [this, a_off, b_off, out_bytes, last](MatmulProblem& q) {
-    q.a = Place(q.dtype, (q.transpose_a ? q.k : q.m) * q.lda, a_off);
-    q.b = Place(q.dtype, (q.transpose_b ? q.n : q.k) * q.ldb, b_off);
+    q.a = Place(q.dtype, q.stack * (q.transpose_a ? q.k : q.m) * q.lda, a_off);
+    q.b = Place(q.dtype, q.stack * (q.transpose_b ? q.n : q.k) * q.ldb, b_off);
     q.c = rig_.Output(out_bytes);
     *last = q;
   };
-  AddStrategies<MatmulProblem>(out, p, place);
+  // Launching a kernel for each of many products takes too long.
+  constexpr std::int64_t kFewProducts = 64;
+  using Wanted = bool (*)(const Strategy<MatmulProblem>&);
+  const Wanted takes_stacks = [](const Strategy<MatmulProblem>& s) { return s.stacks; };
+  AddStrategies<MatmulProblem>(out, p, place, p.stack > kFewProducts ? takes_stacks : nullptr);
   if (is_random_) {
     const MatmulFeatures features = FeaturesOf(*last);
     out.features.assign(features.begin(), features.end());
@@ -279,7 +285,7 @@ Case Problems::Matmul(const MatmulProblem& p, std::int64_t a_off, std::int64_t b
   out.error = [this, last] { return LargestError(rig_, *last); };
   if constexpr (kWithCuda) {
     // Adds the vendor's best call for f32 operands that are rounded to TF32.
-    if (p.dtype == DType::kF32)
+    if (p.dtype == DType::kF32 && p.stack == 1)
       AddPeer(out, "cublaslt_tf32", [this, p, place] {
         MatmulProblem q = p;
         place(q);
@@ -299,6 +305,15 @@ Case Problems::Matmul(DType dtype, std::int64_t m, std::int64_t n, std::int64_t 
              absl::StartsWith(c.name, "tensor_");
     });
   return out;
+}
+
+Case Problems::Stack(DType dtype, std::int64_t products, std::int64_t m, std::int64_t n,
+                     std::int64_t k) {
+  MatmulProblem p{.dtype = dtype, .out_dtype = dtype, .m = m, .n = n, .k = k, .lda = k, .ldb = n};
+  p.stack = products;
+  p.stack_rank = 1;
+  p.stack_axes[0] = {products, m * k, k * n};
+  return Matmul(p);
 }
 
 Case Problems::Add(DType dtype, std::int64_t n) {
@@ -765,6 +780,12 @@ void Problems::AddMatrices(std::vector<Case>& all, DType dtype) {
     for (bool dot : {false, true})
       for (std::int64_t count : {64, 1000, 10000}) all.push_back(Batch(dot, count, 4096));
   }
+  const std::array<std::int64_t, 4> stacks[] = {{1024, 64, 64, 64},     {256, 512, 512, 64},
+                                                {64, 1024, 1024, 1024}, {4096, 16, 16, 16},
+                                                {100'000, 4, 4, 4},     {32, 2048, 128, 2048}};
+  for (const auto& [products, m, n, k] : stacks)
+    if (SizeOf(dtype) >= 2 && !IsInteger(dtype) && (gpu || products * m * n * k <= 1 << 30))
+      all.push_back(Stack(dtype, products, m, n, k));
   if (!gpu) return;
   // In 8192 x 1 x 8192, the large operand is contiguous along k.
   const std::vector<std::array<std::int64_t, 3>> shapes = {

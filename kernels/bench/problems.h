@@ -75,6 +75,7 @@ class Problems {
   Case Batch(bool dot, std::int64_t count, std::int64_t n);
   Case Matmul(const MatmulProblem& p, std::int64_t a_off = 0, std::int64_t b_off = 0);
   Case Matmul(DType dtype, std::int64_t m, std::int64_t n, std::int64_t k);
+  Case Stack(DType dtype, std::int64_t products, std::int64_t m, std::int64_t n, std::int64_t k);
   Case Add(DType dtype, std::int64_t n);
   Case Map(DType dtype, std::int64_t n, const Expression& expression);
   Case MappedReduce(DType dtype, std::int64_t n, const Expression& expression);

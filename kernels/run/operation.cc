@@ -202,13 +202,13 @@ double More(const MapSpec& spec, absl::Span<const View> x, const Speed& speed) {
   return MapMicroseconds(spec.expression, x, speed);
 }
 double More(const MatmulSpec& spec, absl::Span<const View> x, const Speed& speed) {
-  const Shape &a = x[0].shape, &b = x[1].shape;
-  if (a.rank != 2 || b.rank != 2) return 0;
-  const auto m = static_cast<double>(a[spec.transpose_a ? 1 : 0]);
-  const auto n = static_cast<double>(b[spec.transpose_b ? 0 : 1]);
-  const auto k = static_cast<double>(a[spec.transpose_a ? 0 : 1]);
+  const absl::StatusOr<ArrayType> product =
+      MatmulType(x[0], x[1], spec.transpose_a, spec.transpose_b, OutDType(spec, x[0]));
+  if (!product.ok()) return 0;
+  const Shape& a = x[0].shape;
+  const auto k = static_cast<double>(a[a.rank - (spec.transpose_a && a.rank > 1 ? 2 : 1)]);
   const double flops = spec.expression.has_value() ? FlopsOf(*spec.expression) : 0;
-  return m * n * (2 * k + 8 + flops) / speed.flops;
+  return static_cast<double>(product->shape.elements()) * (2 * k + 8 + flops) / speed.flops;
 }
 double More(const TopKSpec& spec, absl::Span<const View> x, const Speed& speed) {
   const absl::StatusOr<ArrayType> type = TopKType(x[0], spec.k, spec.axis);

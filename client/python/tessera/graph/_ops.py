@@ -12,7 +12,9 @@ from . import _dtypes
 from ._elementwise import apply, cast, common_dtype, converted, copy
 from ._graph import Constant, Inline, Leaf, Node, Term
 from ._plan import window
-from ._views import View, index_of, is_true, normalize_axes, normalize_axis, size_of
+from ._views import (
+    View, broadcast_shapes, index_of, is_true, normalize_axes, normalize_axis, size_of
+)
 
 _NUMBER = View.whole(())
 Axis = Union[None, int, Sequence[int]]
@@ -84,59 +86,36 @@ def dot(a: Term, b: Term) -> Term:
 def matmul(a: Term, b: Term, out_dtype: "Optional[np.dtype[Any]]" = None) -> Term:
     """The product of vectors, matrices and stacks of matrices. With out_dtype, f16 and bf16 are
     computed in f32, and i32 in i64."""
-    ranks = len(a[1].shape), len(b[1].shape)
+    shape_a, shape_b = a[1].shape, b[1].shape
+    ranks = len(shape_a), len(shape_b)
     if 0 in ranks:
         raise BadShape("matmul takes no scalars: use *")
-    if min(ranks) > 2:
-        return _stacks(a, b, out_dtype)
-    if ranks[0] > 2:
-        return tensordot(a, b, (-1, -ranks[1]), out_dtype)
-    if ranks[1] > 2:
-        source, stack = tensordot(a, b, (-1, -2), out_dtype)
-        order = list(range(len(stack.shape)))
-        if ranks[0] == 2:  # The rows of the matrix follow the axes of the stack.
-            order.insert(len(order) - 2, order.pop(0))
-        return source, stack.transpose(order)
     if ranks == (1, 1) and out_dtype is None:
         return dot(a, b)
     truth = out_dtype is None and _are_truth(a, b)
     a, b = _numbers(a, b)
     if a[0].dtype == _I64 and out_dtype not in (None, _I64):
         raise Unsupported(f"a product of i64 cannot be {out_dtype}: convert with .astype()")
-    left = a if ranks[0] == 2 else (a[0], a[1].at((None, slice(None))))
-    right = b if ranks[1] == 2 else (b[0], b[1].at((slice(None), None)))
-    (m, k), (k2, n) = left[1].shape, right[1].shape
+    k, k2 = shape_a[-1], shape_b[-2 if ranks[1] > 1 else 0]
     if k != k2:
-        raise BadShape(f"matmul does not take shapes {a[1].shape}, {b[1].shape}: {k} is not {k2}")
-    shape = ((m,) if ranks[0] == 2 else ()) + ((n,) if ranks[1] == 2 else ())
+        raise BadShape(f"matmul does not take shapes {shape_a}, {shape_b}: {k} is not {k2}")
+    rows, columns = shape_a[:-1][-1:], shape_b[1:][-1:]
+    shape = (*broadcast_shapes(shape_a[:-2], shape_b[:-2]), *rows, *columns)
     if a[0].dtype == _I64:  # Matmul lacks i64. Sums of products wrap as in NumPy.
-        return reshaped(_products(left, right), shape)
+        return reshaped(_products(a, b), shape)
     params = {} if out_dtype is None else {"out_dtype": _dtypes.to_wire(out_dtype)}
-    node = Node("matmul", (left, right), (m, n), out_dtype or a[0].dtype, params)
-    product = cast(_term(node), _BOOL) if truth else _term(node)
-    view = product[1].reshape(shape)
-    assert view is not None
-    return product[0], view
+    product = _term(Node("matmul", (a, b), shape, out_dtype or a[0].dtype, params))
+    return cast(product, _BOOL) if truth else product
 
 
 def _products(a: Term, b: Term) -> Term:
-    """Returns the products of matrices or of stacks of them, as sums of elementwise products."""
-    order = [*range(len(b[1].shape) - 2), -1, -2]
-    rows = a[0], a[1].at((..., slice(None), None, slice(None)))
-    columns = b[0], b[1].transpose(order).at((..., None, slice(None), slice(None)))
+    """Returns the products of vectors, matrices and stacks as sums of elementwise products. Vectors
+    become matrices."""
+    view = b[1] if len(b[1].shape) > 1 else b[1].at((slice(None), None))
+    rows = a[0], a[1].at((..., *(slice(None),) * (len(a[1].shape) > 1), None, slice(None)))
+    order = [*range(len(view.shape) - 2), -1, -2]
+    columns = b[0], view.transpose(order).at((..., None, slice(None), slice(None)))
     return reduce("sum", apply("multiply", rows, columns), -1)
-
-
-def _stacks(a: Term, b: Term, out_dtype: "Optional[np.dtype[Any]]") -> Term:
-    """Returns the products of two stacks of matrices."""
-    truth = out_dtype is None and _are_truth(a, b)
-    a, b = _numbers(a, b)
-    own = out_dtype or a[0].dtype
-    if a[1].shape[-1] != b[1].shape[-2]:
-        raise BadShape(f"matmul does not take shapes {a[1].shape}, {b[1].shape}")
-    if out_dtype is not None:
-        a, b = cast(a, own), cast(b, own)
-    return converted(_products(a, b), _BOOL if truth else own)
 
 
 def tensordot(
