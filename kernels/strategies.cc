@@ -69,6 +69,7 @@
   CUDA(Matmul, WarpTiled)             \
   CUDA(Matmul, WarpTiledTma)          \
   CUDA(Matmul, Skinny)                \
+  CUDA(Matmul, Stack)                 \
   CUDA(Matmul, SkinnyTma)             \
   CUDA(Matmul, OuterProduct)          \
   CUDA(Matmul, TensorMma)             \
@@ -291,6 +292,23 @@ bool FillsGpu(const MatmulProblem& product) {
   return static_cast<double>(product.m) * static_cast<double>(product.n) >= 0x1p21;
 }
 
+// Returns the strategy for a stack of products that do not fill a GPU by themselves.
+std::string_view StackStrategy(const MatmulProblem& product) {
+  constexpr std::int64_t kSmall = 32;
+  if (std::max(product.m, product.n) <= kSmall) return "stack";
+  switch (product.dtype) {
+    case DType::kF32:
+      return "warp_tiled";
+    case DType::kF64:
+      return "tensor_f64";
+    case DType::kF16:
+    case DType::kBF16:
+      return "tensor_mma";
+    default:
+      return "shared_tiled";
+  }
+}
+
 // The choice for a stack follows that for one of its products. Products that do not fill a GPU by
 // themselves are given to a strategy that computes many of them at the same time.
 //
@@ -315,7 +333,7 @@ const Strategy<MatmulProblem>* DefaultOf(const MatmulProblem& problem, const Dev
                : FirstOf({"cpu_library", "cpu_cache_tiled"}, problem, device);
   }
   const std::string_view integers = RepaysIntegers(one) ? "ozaki_f64" : "";
-  const std::string_view together = problem.stack > 1 && !FillsGpu(one) ? "cublas" : "";
+  const std::string_view together = problem.stack > 1 && !FillsGpu(one) ? StackStrategy(one) : "";
   const auto* fast = FirstOf({together, integers, ThinStrategy(one), TunedWithin(one, device),
                               "cublas", OwnTensorStrategy(one)},
                              problem, device);
