@@ -115,8 +115,7 @@ void Run(const SortProblem& p, CudaStream& stream) {
 std::uint64_t ScratchOf(const SortProblem& p) {
   std::uint64_t bytes = 0;
   DispatchRadix(p, [&]<class Word, class Count>(Word, Count) {
-    const std::int64_t parts =
-        p.rows == 0 ? 0 : MakeParts(p, kLeastPart, kMostMultiprocessors).count;
+    const std::int64_t parts = MakeParts(p, kLeastPart, kMostMultiprocessors).count;
     bytes = RadixPasses<Word, Count>::Bytes(p) +
             static_cast<std::uint64_t>(p.rows * (parts + 1)) * kDigits * sizeof(Count);
   });
@@ -125,7 +124,7 @@ std::uint64_t ScratchOf(const SortProblem& p) {
 
 std::string Refuses(const SortProblem& p) {
   const std::string short_rows = RefusesManyShortRows(p);
-  if (!short_rows.empty() || p.rows == 0) return short_rows;
+  if (!short_rows.empty()) return short_rows;
   const auto parts = static_cast<double>(MakeParts(p, kLeastPart, kMostMultiprocessors).count);
   return RefusesBlocks(static_cast<double>(p.rows) * std::max<double>(kDigits, parts));
 }

@@ -274,8 +274,9 @@ struct RowParts {
 };
 
 // Returns parts of at least least_part elements, for about 4 blocks per SM. A block's counters have
-// 32 bits, so a part has at most 2^31 elements.
+// 32 bits, so a part has at most 2^31 elements. An array without elements has no parts.
 inline RowParts MakeParts(const SortProblem& p, std::int64_t least_part, int multiprocessors) {
+  if (p.elements() == 0) return {0, 0};
   constexpr std::int64_t kBlocksEach = 4;
   const std::int64_t wanted = CeilDiv(kBlocksEach * multiprocessors, p.rows);
   const std::int64_t least = CeilDiv(p.n, std::int64_t{1} << 31);
