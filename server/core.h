@@ -1,4 +1,4 @@
-// The owner of the server's parts, of which each handler receives those that it uses.
+// Owns the server's parts. Each handler receives the parts that it uses.
 #pragma once
 
 #include <memory>

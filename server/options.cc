@@ -411,7 +411,7 @@ void AddSnapshots(CLI::App& app, Options& options) {
           options.data_dir)
       ->type_name("PATH");
   AddDuration(app, "snapshot-interval", "0",
-              "how often a snapshot of all buffers is taken; 0: only when asked and at the stop",
+              "how often a snapshot of all buffers is taken; 0: only on request and at the stop",
               true, options.snapshot_interval);
 }
 

@@ -96,8 +96,8 @@ struct Options {
   // estimate of an operation for each worker of each device, because operations may run one after
   // another on a device that they share, or wait for each other.
   absl::Duration HangLimit(std::size_t device_count) const;
-  // Returns the maximum number of buffers, including drafts. Each takes up to 1.4 KiB of the host's
-  // memory, so all of them take at most a seventh of --host-memory, in addition to --host-memory.
+  // Returns the maximum number of buffers, including drafts. Each takes up to 1.4 KiB of host
+  // memory. Together they take at most another seventh of --host-memory.
   std::uint64_t MaxBuffers() const { return std::max<std::uint64_t>(16, host_memory / (10 << 10)); }
   // Returns the limit on estimates for a strategy that is not the default for its problem. This
   // limit is lower, because a caller who names such a strategy can hold a worker without need.

@@ -188,7 +188,7 @@ TEST_F(BufferStoreTest, TakenNames) {
   EXPECT_EQ(store_.Find("a", 0)->buffer->type().bytes(), 8u);
 }
 
-TEST_F(BufferStoreTest, ADraftThatDoesNotReplaceLosesToWhoDid) {
+TEST_F(BufferStoreTest, ADraftThatDoesNotReplaceLosesToOneThatDoes) {
   auto first = *store_.Create(Spec("a", 1));
   Write(*first, 0, 4);
   Make(Replacing(Spec("a", 2)));

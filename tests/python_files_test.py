@@ -164,7 +164,8 @@ class FilesTest(python_outsider.Case):
         with self.assertRaisesRegex(ts.BadFile, "CRC-32"):
             self.t.load(self.file("bad.npz", data), prefix="")
         self.assertEqual(self.names(), [])
-        path = self.folder / "giant.safetensors"  # A header of 4 GiB, which is there.
+        path = self.folder / "giant.safetensors"  # A header of 4 GiB, all of which the file
+                                                  # contains.
         with open(path, "wb") as file:
             file.write(struct.pack("<Q", 1 << 32))
             file.truncate((1 << 32) + 8)

@@ -199,7 +199,7 @@ class ScanTest : public StrategyTest<ScanProblem> {
     }
   }
 
-  // Checks an array [outer, length, inner] without gaps, `offset` elements off any alignment.
+  // Checks [outer, length, inner] without gaps, `offset` elements after an aligned address.
   template <class T>
   void CheckArray(const std::vector<T>& host, std::int64_t outer, std::int64_t length,
                   std::int64_t inner, const How& how, std::size_t offset = 0, Launch launch = {}) {
@@ -317,7 +317,7 @@ TESSERA_TYPED_TEST(ScanTest, Long) {
   CheckShape<T>(40, 8200, 3, NextHow());
 }
 
-// All elements of an array without elements, and of lines without elements.
+// Scans of an array without elements, and of lines without elements.
 TESSERA_TYPED_TEST(ScanTest, EmptyArrays) {
   DeviceArray<T> nothing(stream(), 0);
   for (const View& x : {nothing.view({0}), nothing.view({3, 0}), nothing.view({0, 3})})

@@ -130,7 +130,7 @@ HistogramProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bo
 }
 template <>
 SearchSortedProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
-  // Zeros are in order, and random keys are not found among them.
+  // Zeros are sorted, but random keys would not be found among them.
   SearchSortedProblem p = ReferenceProblem<SearchSortedProblem>(s.elements);
   p.dtype = dtype;
   p.x = arena.a.data();

@@ -15,7 +15,7 @@
 //   counts its bytes on a barrier. No thread computes addresses, and no element passes through a
 //   register.
 // - wgmma: one instruction, issued by four warps, multiplies 64 x 16 by 16 x 256 elements, which it
-//   reads from shared memory itself, while the warps go on. Over half of the registers hold sums.
+//   reads from shared memory itself, while the warps continue. Most of the registers hold sums.
 // - Warps with different work: a producer fetches, and two groups of four warps multiply. The ring
 //   of stages between them has a barrier for "full" and one for "empty" in each stage, and the
 //   producer runs ahead by up to kStages steps, into the next tile as well.
@@ -228,7 +228,7 @@ __device__ void Fetch(const CUtensorMap& a, const CUtensorMap& b, Place place, i
 // --- 5. The consumers ---
 
 // Computes a consumer's 64 rows of the tile. After a step has been issued, waits for the previous
-// one and gives its stage back. `thread` is the calling thread's index in its consumer.
+// one and releases its stage. `thread` is the calling thread's index in its consumer.
 __device__ void MultiplySteps(float (&d)[128], int k, int consumer, int thread, Ring& ring) {
   int last = 0;
   for (int first = 0; first < k; first += kDepth, ring.Next()) {

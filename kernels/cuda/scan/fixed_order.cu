@@ -384,8 +384,8 @@ __device__ void StoreStripe(const Rows<F>& p, const Stripe& stripe, Stage<typena
 constexpr int kThreads = kScanStripes * kWarpSize;
 static_assert(kThreads == kScanGroup, "ExchangeTotals has a thread for each chunk of a group");
 // The number of blocks that must fit into an SM's registers. With five blocks, the elements of a
-// thread no longer fit: rows of 4096 f32 took 686 us in place of 566 for 2^28 elements (NVIDIA
-// H200, 2026-11-29).
+// thread no longer fit: rows of 4096 f32 took 686 us instead of 566 for 2^28 elements (NVIDIA H200,
+// 2026-11-29).
 constexpr int kBlocksOfSm = 4;
 
 // One block per chunk. Rows of a single chunk have as many warps as stripes.
@@ -474,7 +474,7 @@ enum class Pass {
   kResults,  // a block scans a chunk, with the totals before it
 };
 
-// totals[o, c, j]: of chunk c of column j, or of all chunks before it.
+// totals[o, c, j]: the total of chunk c of column j, or of all chunks before it.
 template <class F>
 __global__ void __launch_bounds__(kColumns<typename F::Element>* kWarpSize)
     ScanColumns(Pass pass, ScanLines<F> p, std::int64_t tiles, typename F::Wide* totals) {
@@ -579,7 +579,7 @@ __global__ void CarryColumns(typename F::Wide* totals, std::int64_t columns, std
 // --- Launches ---
 
 std::size_t TotalsBytes(const ScanProblem& p) {
-  // The ticket has a slot of its own.
+  // The ticket has a separate slot.
   return static_cast<std::size_t>(p.outer * Totals(p.length).per_row() + 1) * sizeof(ulonglong2);
 }
 

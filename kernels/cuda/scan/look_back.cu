@@ -8,7 +8,7 @@
 // running.
 //
 // How far a block has to look depends on timing, and so does the order of the additions: the last
-// bits of floating-point sums change from run to run. `fixed_order` has the answer to that.
+// bits of floating-point sums change from run to run. `fixed_order` avoids that.
 //
 // Cost at n = 2^20, f32, one row: 4 MiB read, 4 MiB written, a memset of 16 KiB, one launch.
 //

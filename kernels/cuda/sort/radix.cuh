@@ -1,5 +1,5 @@
 // One pass of a radix sort for one tile: a block ranks the elements of a tile by 8 bits of their
-// keys, and moves them, in this order, to the places of these bits' lists. `radix`, `onesweep` and
+// keys, and moves them, in this order, to the lists of these bits. `radix`, `onesweep` and
 // `segmented` share it.
 //
 // A warp owns 32 * kItems adjacent elements of the tile, and a lane every 32nd of them, so that a
@@ -45,7 +45,7 @@ __device__ int PlaceInTile(int j) {
 
 // The shared memory of RankTile.
 struct RankSpace {
-  // First the number of elements of a warp with each digit, and then the rank of the next of them.
+  // First the number of a warp's elements with each digit, and then the rank of the next of them.
   std::uint32_t counts[kRadixWarps][kDigits];
   std::uint32_t masks[kRadixWarps][kDigits];  // the lanes of a warp whose item has the digit
   std::uint32_t starts[kDigits];  // the number of elements of the tile with lower digits
