@@ -326,7 +326,7 @@ TEST_F(BufferStoreTest, RestoredBuffersAreThereBeforeTheirBytes) {
                                         .create_time = SteadyNow(),
                                         .checksum = 7,
                                         .arrival = arrival});
-  // Everything but the bytes is there.
+  // Everything but the bytes has been restored.
   EXPECT_EQ(store_.Get("a", version)->checksum, 7u);
   EXPECT_TRUE(store_.Get("a", 0)->ready);
   EXPECT_EQ(ErrorReason(store_.Create(Spec("a", 1)).status()), "BUFFER_EXISTS");

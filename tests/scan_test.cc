@@ -122,7 +122,7 @@ class Running {
   bool all_ = true, any_ = false;
 };
 
-// Elements whose folds stay in the range of their types. Those of integers wrap.
+// Elements whose folds stay in the range of their types. Folds of integers wrap.
 template <class T>
 std::vector<T> Factors(ReduceOp op, std::int64_t n, std::uint64_t seed) {
   if (op != ReduceOp::kProduct && !std::is_integral_v<T>) return NormalVector<T>(n, seed);

@@ -21,7 +21,7 @@
 //   producer runs ahead by up to kStages steps, into the next tile as well.
 // - Persistent blocks: there is one block per SM, and each computes tile after tile. While a tile
 //   is being stored, the operands of the next one are on their way.
-// - Clusters: two blocks compute tiles that lie one below the other, so they need the same columns
+// - Clusters: two blocks compute tiles that are one below the other, so they need the same columns
 //   of b. Each fetches half of them for both (multicast), which halves the traffic for b.
 //
 // The service's strategy `tensor_bf16` (kernels/cuda/matmul/hopper/gemm) does this for any

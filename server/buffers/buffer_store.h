@@ -78,8 +78,8 @@ class Buffer {
   const absl::Time create_time_;
   std::optional<std::uint32_t> checksum_;
   std::shared_ptr<Arrival> arrival_;
-  // Members are destroyed in reverse order, so the memory is freed before its charges end, first
-  // those of this store and then those of all stores.
+  // Members are destroyed in reverse order: first the memory is freed, then the charges of this
+  // store end, and then the charges of all stores.
   Charge count_;
   std::vector<Charge> bytes_;  // one per shard
   Charge own_count_;

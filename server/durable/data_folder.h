@@ -27,7 +27,7 @@ struct ArrayFile {
   std::uint32_t checksum = 0;  // CRC-32C of the array's bytes
 };
 
-// What a snapshot holds. All times are those of the wall clock.
+// What a snapshot holds. All times are by the wall clock.
 struct Manifest {
   struct Entry {
     std::string name;

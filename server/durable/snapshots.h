@@ -1,8 +1,8 @@
 // Arrays that outlive the server: snapshots of the tenants' buffers in --data-dir, and the buffers
 // of an earlier server, which are restored from there. docs/durability.md says what is promised.
 //
-// READY buffers never change, so a snapshot is a list of buffers, which it holds until their bytes
-// are in files. Buffers whose version is already in a file are not written again.
+// READY buffers never change, so a snapshot is a list of buffers. It keeps them alive until their
+// bytes are in files. Buffers whose version is already in a file are not written again.
 #pragma once
 
 #include <atomic>

@@ -32,7 +32,7 @@ void ForChunksTogether(const Stream& stream, std::int64_t n, const F& f) {
   }
 }
 
-// Writes the results of the elements [begin, end), of which the first one is result `at`.
+// Writes the results of the elements [begin, end), beginning at result `at`.
 template <class E>
 void Write(const SelectProblem& p, std::int64_t begin, std::int64_t end, std::int64_t at) {
   const auto* x = static_cast<const E*>(p.x);

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kHistogramThreads)
   unsigned* const own = counters + threadIdx.x % copies;
   CountRuns(x, n, bins,
             [&](std::int32_t bin, unsigned run) { atomicAdd(own + bin * copies, run); });
-  __syncthreads();  // the counts of all threads are there
+  __syncthreads();  // the counts of all threads have been stored
   for (int bin = static_cast<int>(threadIdx.x); bin < bins.bins; bin += kHistogramThreads) {
     unsigned sum = 0;
     // Each lane begins with a different copy, because the same copies are in the same bank.

@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kBlock)
   __shared__ T sampled[kSamples];
   for (int i = static_cast<int>(threadIdx.x); i < samples; i += kBlock)
     sampled[i] = x[(i + 1) * stretch - 1];
-  __syncthreads();  // the samples are there
+  __syncthreads();  // the samples have been loaded
   const std::int64_t step = std::int64_t{gridDim.x} * kBlock;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kBlock + threadIdx.x; i < n; i += step) {
     const auto key = static_cast<V>(keys[i]);

@@ -71,7 +71,7 @@ class SelectTile {
       own_ += __popc(ballot);
     }
     if (lane_ == 0) shared.counts[warp] = own_;
-    __syncthreads();  // every warp's list and count are there
+    __syncthreads();  // every warp's list and count have been stored
     for (int w = 0; w < kSelectWarps; ++w) {
       if (w == warp) before_ = count_;
       count_ += shared.counts[w];

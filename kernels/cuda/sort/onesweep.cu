@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kRadixThreads, 4)
   __shared__ typename Tile::Shared shared;
   __shared__ unsigned ticket;
   if (threadIdx.x == 0) ticket = atomicAdd(tickets, 1u);
-  __syncthreads();  // the ticket is there
+  __syncthreads();  // the ticket has been stored
   const std::int64_t row = ticket / tiles, at = ticket % tiles;
   Tile tile(pass, shared);
   Count* const state = states + std::int64_t{ticket} * kDigits + threadIdx.x;

@@ -85,7 +85,7 @@ __device__ unsigned RankTile(const Digit& digit, int valid, RankSpace& space,
   space.starts[threadIdx.x] = start;
 #pragma unroll
   for (int w = 0; w < kRadixWarps; ++w) space.counts[w][threadIdx.x] = start + of_lower_warps[w];
-  __syncthreads();  // the starts and the ranks of the next elements are there
+  __syncthreads();  // the starts and the ranks of the next elements have been stored
 #pragma unroll
   for (int j = 0; j < kItems; ++j) {
     const unsigned d = ranks[j];
@@ -169,7 +169,7 @@ class RadixTile {
   // threadIdx.x.
   __device__ void Store(std::int64_t base) {
     shared_.bases[threadIdx.x] = base - shared_.ranks.starts[threadIdx.x];
-    __syncthreads();  // the words are in order, and the bases are there
+    __syncthreads();  // the words are in order, and the bases have been stored
 #pragma unroll
     for (int j = 0; j < kItems; ++j) {
       const int slot = Slot(j);

@@ -765,7 +765,7 @@ def _without_nan(a: Any, rest: int) -> Any:
 
 
 def _cumulative(name: str) -> Callable[..., Any]:
-    """Returns a scan of the array API standard."""
+    """Implements cumulative_sum and cumulative_prod of the array API standard."""
 
     def call(x: Any, axis: Any = None, dtype: Any = None) -> Any:
         if axis is None and x.ndim > 1:
