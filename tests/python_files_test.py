@@ -38,7 +38,7 @@ class FilesTest(python_outsider.Case):
         return path
 
     def same(self, array, want):
-        """Compares the bytes, because NumPy has no bf16, with which the client reads |V2."""
+        """Compares the bytes, because the client reads |V2 as bf16, which NumPy lacks."""
         raw = self.t._run(self.t._core.fetch(array._source, array._view, None, None))
         self.assertEqual((raw.shape, raw.tobytes()), (want.shape, want.tobytes()))
         self.assertEqual(raw.dtype, ts.bfloat16 if want.dtype == "V2" else want.dtype)

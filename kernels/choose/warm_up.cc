@@ -37,7 +37,7 @@ struct Arena {
   Memory bits;            // random bits
   Memory indices;         // random positions of rows
   std::int64_t rows = 0;  // from which Take takes some
-  Memory mask;            // a random one of each two adjacent elements is true
+  Memory mask;            // of every two adjacent elements, a random one is true
 };
 
 template <class Problem>
