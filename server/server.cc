@@ -253,7 +253,7 @@ absl::Status Server::CheckCredentials() {
         {{"address", open}});
   }
   if (!open.empty() && access.restricted())
-    spdlog::warn("{} has no TLS: anyone who sees the traffic to it can read the tokens", open);
+    spdlog::warn("{} has no TLS: any observer of the traffic to it can read the tokens", open);
   return absl::OkStatus();
 }
 
