@@ -313,7 +313,7 @@ TEST_F(DurableTest, AManifestThatContradictsItselfIsRefused) {
   EXPECT_THAT(message(bad), HasSubstr("two buffers with the version 101"));
   bad = good;
   bad.tenants["another"] = bad.tenants[""];
-  EXPECT_THAT(message(bad), HasSubstr("a file of two tenants"));
+  EXPECT_THAT(message(bad), HasSubstr("two tenants share a file"));
   bad = good;
   bad.next_file = 2;
   EXPECT_THAT(message(bad), HasSubstr("a file number that has not been used"));
