@@ -323,7 +323,7 @@ const Strategy<WindowSumProblem>* DefaultOf(const WindowSumProblem& problem, con
                  device);
 }
 
-// The same order on every device, and so the same bits.
+// The order is the same on every device, and so are the bits.
 const Strategy<ScanProblem>* DefaultOf(const ScanProblem& problem, const Device& device) {
   return FirstOf({"fixed_order"}, problem, device);
 }

@@ -31,7 +31,7 @@ constexpr std::int64_t kLeastPart = 1 << 14;  // elements for which a part gets 
 template <class Word, class Count>
 __global__ void __launch_bounds__(kRadixThreads)
     CountParts(RadixPass<Word, Count> pass, RowParts parts, Count* table) {
-  // The extra place puts a digit's counts into different banks.
+  // The extra element puts a digit's counts into different banks.
   __shared__ std::uint32_t counts[kHistograms][kDigits + 1];
   const int thread = static_cast<int>(threadIdx.x);
   const std::int64_t row = blockIdx.x / parts.count, part = blockIdx.x % parts.count;
@@ -143,7 +143,7 @@ Cost CostOf(const SortProblem& p) {
 
 extern constexpr Strategy<SortProblem> kSortRadix = {
     .name = "radix",
-    .summary = "distributes by one digit of the keys after the other, in three launches each",
+    .summary = "distributes by one digit of the keys at a time, with three launches per digit",
     .source =
         "Satish, Harris and Garland, Designing Efficient Sorting Algorithms for Manycore GPUs, "
         "2009",
