@@ -1307,7 +1307,7 @@ class ShardsTest(CliCase):
 
 
 class DraftsTest(CliCase):
-    def test_a_draft_is_seen_and_dropped_and_in_nobodys_way(self):
+    def test_a_draft_is_seen_and_dropped_and_in_no_way(self):
         """An upload of several streams leaves such a draft when its client is killed."""
         x = np.arange(1000.0)
         self.put("x", x)

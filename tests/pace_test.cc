@@ -94,7 +94,7 @@ TEST(PaceTest, RefusesBeforeMemoryIsTouched) {
   l.ExpectRefused(RunCopy(*l.stream, x, DType::kF64, nullptr, l.options), 30, "");
 }
 
-TEST(PaceTest, SlowRowsHaveALimitOfTheirOwn) {
+TEST(PaceTest, SlowStrategiesHaveASeparateLimit) {
   Paced l;
   const View a = Broadcast(&l.one, DType::kF32, {12000, 12000});
   l.options.strategy = "cpu_naive";
@@ -282,7 +282,7 @@ TEST(PaceTest, CoresThatSortNothingDoNotHelp) {
     return pace.Estimate(StrategyNamed<SortProblem>("cpu_radix"), {.rows = rows, .n = n});
   };
   EXPECT_GT(estimate(4, 1 << 18), 3.9 * estimate(1, 1 << 18));
-  // With more rows, each core sorts rows of its own.
+  // With more rows, each core sorts whole rows.
   EXPECT_LT(estimate(64, 1 << 17), 2.1 * estimate(1, 1 << 17));
   EXPECT_GT(estimate(65, 1 << 17), 1.9 * estimate(64, 1 << 17));
 }
@@ -325,7 +325,7 @@ class LearningTest : public testing::Test {
   Pace pace_{Info(Backend::kCpu)};
 };
 
-TEST_F(LearningTest, LearnsWhatARowTakes) {
+TEST_F(LearningTest, LearnsTheTimeOfAStrategy) {
   const DotProblem p = {.n = 1 << 24};
   const double cold = Estimate(p);
   // The time of a first call is accepted, because there is no other information.

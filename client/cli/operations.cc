@@ -127,7 +127,7 @@ void AddOfTake(CLI::App& command, ProblemFlags& flags) {
   command.add_option("--axis", flags.axis, "The axis; default: all elements, as a vector");
   command
       .add_option("--mode", flags.mode,
-                  "What an index means that is out of range: an error, the index modulo the "
+                  "How to treat an index out of range: as an error, as the index modulo the "
                   "extent, or the first or last element; default: error")
       ->check(CLI::IsMember(NamesOf(kAllTakeModes)));
   command.add_flag("--along", flags.along,
@@ -171,7 +171,7 @@ Bins BinsOf(const ProblemFlags& flags, Operands x) {
 void AddOfSearchSorted(CLI::App& command, ProblemFlags& flags) {
   flags.operands.resize(2);
   AddOperand(command, "x", flags.operands[0], "The sorted vector");
-  AddOperand(command, "keys", flags.operands[1], "What is looked up, of the same type");
+  AddOperand(command, "keys", flags.operands[1], "The keys to look up, of the same type");
   command.add_flag("--right", flags.right,
                    "Return positions after the elements that are equal to a key, not before them");
 }
@@ -218,8 +218,7 @@ const OperationCommand kOperations[] = {
      [](Client& client, const ProblemFlags& flags, Operands x, const OperationOptions& options) {
        return AsStep(client.Sort(x[0], flags.axis, flags.descending, flags.Wanted(), options));
      }},
-    {"take", "Elements, or slices along an axis, at the positions that another array has",
-     AddOfTake,
+    {"take", "Elements, or slices along an axis, at the positions in another array", AddOfTake,
      [](Client& client, const ProblemFlags& flags, Operands x, const OperationOptions& options) {
        return AsStep(client.Take(x[0], x[1], flags.axis, Parse(kAllTakeModes, flags.mode),
                                  flags.along, options));

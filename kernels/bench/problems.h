@@ -25,7 +25,7 @@ struct Candidate {
 
 struct Case {
   std::string operation, dtype;
-  std::string size;  // of a random problem, also its transposes, pitches and byte offsets
+  std::string size;  // for a random problem, with its transposes, pitches and byte offsets
   // What the problem requires if each input is read once and each output is written once.
   double bytes = 0, flops = 0;
   bool lone = false;            // whether the device is idle before each launch (Rig::kIdle)

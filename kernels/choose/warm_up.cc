@@ -37,7 +37,7 @@ struct Arena {
   Memory bits;            // random bits
   Memory indices;         // random positions of rows
   std::int64_t rows = 0;  // from which Take takes some
-  Memory mask;            // a random one of each two adjacent elements is true
+  Memory mask;            // of every two adjacent elements, a random one is true
 };
 
 template <class Problem>
@@ -130,7 +130,7 @@ HistogramProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bo
 }
 template <>
 SearchSortedProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
-  // Zeros are in order, and random keys are not found among them.
+  // Zeros are sorted, but random keys would not be found among them.
   SearchSortedProblem p = ReferenceProblem<SearchSortedProblem>(s.elements);
   p.dtype = dtype;
   p.x = arena.a.data();

@@ -1,4 +1,4 @@
-// The operations of the protocol, once for the client and the server.
+// Defines the operations of the protocol once, for the client and the server.
 #pragma once
 
 namespace tessera {

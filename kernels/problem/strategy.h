@@ -103,11 +103,11 @@ struct ReduceAxesProblem {
   std::int64_t inner = 0;
   const void* x = nullptr;
   void* out = nullptr;
-  // If above 0: the value of outer in the whole problem, of which this problem is a share. The
-  // share gives the same bits as the whole problem.
+  // If above 0: this problem is a share of a problem with this value of outer. The share gives the
+  // same bits as the whole problem.
   std::int64_t outer_of_all = 0;
-  // If above 0: the value of inner in the whole problem, of which this problem is a share; outer is
-  // 1. It is also the distance between rows of x, in elements.
+  // If above 0: this problem is a share of a problem with this value of inner; outer is 1. It is
+  // also the distance between rows of x, in elements.
   std::int64_t inner_of_all = 0;
   // Whether the stream has already run another share of the same problem. If so, left_range covers
   // both shares.
@@ -272,7 +272,7 @@ struct TakeProblem {
   const void* indices = nullptr;
   void* out = nullptr;
   // In mode kError, result->index becomes the position of the first index that is out of range, or
-  // -1. What is written for such an index is not defined.
+  // -1. The result for such an index is undefined.
   Scalar* result = nullptr;
   Launch launch;
 

@@ -159,7 +159,7 @@ double LeastBytes(const Spec&, absl::Span<const View> x) {
     bytes += static_cast<double>(view.elements()) * static_cast<double>(SizeOf(view.dtype));
   return bytes;
 }
-// A Take reads no more of x than the result has, unless x has to be copied first.
+// A Take reads at most as many bytes of x as it writes, unless x has to be copied first.
 double LeastBytes(const TakeSpec& spec, absl::Span<const View> x) {
   const absl::StatusOr<ResultType> type = TypeOf(spec, x);
   return LeastBytes(AddSpec(), x[0].contiguous() ? x.subspan(1) : x) +
@@ -172,7 +172,7 @@ double LeastBytes(const HistogramSpec& spec, absl::Span<const View> x) {
   return LeastBytes(AddSpec(), x) + 2.0 * sizeof(std::int64_t) * static_cast<double>(bins);
 }
 
-// A Select reads no more of x than the elements that its mask selects.
+// A Select reads only the elements of x that its mask selects.
 double LeastBytes(const SelectSpec&, absl::Span<const View> x) {
   return LeastBytes(AddSpec(), x.subspan(1));
 }

@@ -126,7 +126,7 @@ struct ResultType {
   bool scalar = false;
   bool is_index = false;  // the number is a Scalar's index
   // The arrays' length depends on the operands' elements, and has not been counted. The types in
-  // `arrays` have the largest length that is possible.
+  // `arrays` have the largest possible length.
   bool uncounted = false;
   absl::InlinedVector<ArrayType, 1> arrays;
 };

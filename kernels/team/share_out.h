@@ -232,7 +232,7 @@ inline Division DivisionOf(const SortProblem& p, const Strategy<SortProblem>&, c
   return {p.x, p.n * static_cast<std::int64_t>(SizeOf(p.dtype)), p.rows};
 }
 
-// Indices may select any element, so the memory that holds x says nothing about who should read it.
+// Indices may select any element, so the location of x does not say which device should read it.
 inline Division DivisionOf(const TakeProblem&, const Strategy<TakeProblem>&, const Team&) {
   return {};
 }

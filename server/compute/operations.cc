@@ -73,7 +73,7 @@ absl::StatusOr<ExpressionNode> ToNode(const v1::Expression::Node& node, int inde
     case v1::Expression::Node::VALUE_NOT_SET:
       break;
   }
-  // Of arguments beyond the maximum, one is kept, so that the node is refused.
+  // One argument beyond the maximum is kept, so that the node is refused.
   const int arguments = std::min(node.args_size(), kMostArguments + 1);
   out.args.assign(node.args().begin(), node.args().begin() + arguments);
   return out;
@@ -168,7 +168,7 @@ absl::Status Read(const v1::ScanRequest& request, ScanSpec& spec) {
   return SetExpression(request, spec.expression);
 }
 
-// Checks that the two results of a request have two places.
+// Checks that the two results of a request go to different buffers.
 template <class Request>
 absl::Status CheckApart(const Request& request) {
   const bool same = request.values().has_buffer() && request.indices().has_buffer() &&
@@ -308,7 +308,7 @@ absl::StatusOr<Operation> MakeOperation(const v1::Step& step) {
 
 namespace {
 
-// A request with too many operands or nodes is refused before anything is made of it.
+// A request with too many operands or nodes is refused before it is converted.
 template <class Request>
 OperationSize SizeOfRequest(const Request& request) {
   OperationSize size;
@@ -390,8 +390,8 @@ absl::Status CheckInline(const ArrayType& type, std::uint64_t before) {
   if (bytes <= kMaxInlineResult - before) return absl::OkStatus();
   return MakeError(
       absl::StatusCode::kInvalidArgument, "RESULT_TOO_LARGE",
-      before == 0 ? "the result is too large for a response; ask for it in result.buffer"
-                  : "the results do not fit in one response; ask for some of them in result.buffer",
+      before == 0 ? "the result is too large for a response; store it in result.buffer"
+                  : "the results do not fit in one response; store some of them in result.buffer",
       {{"size", absl::StrCat(before + bytes)}, {"limit", absl::StrCat(kMaxInlineResult)}});
 }
 

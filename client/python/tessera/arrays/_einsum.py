@@ -19,7 +19,7 @@ from ._manipulation import diagonal
 Label = Union[str, int]
 Labelled = Tuple[Any, List[Label]]  # An array and the labels of its axes.
 
-# How subscripts as text say what lists of axes say.
+# The letters that stand for the entries of lists of axes in text.
 _SPELLED: Dict[Any, str] = {
     Ellipsis: "...", **dict(enumerate(string.ascii_uppercase + string.ascii_lowercase))
 }
@@ -47,7 +47,7 @@ def _spelled(operands: Tuple[Any, ...]) -> Tuple[str, Tuple[Any, ...]]:
 
 
 def _distinct(x: Any, labels: List[Label]) -> Labelled:
-    """Takes diagonals, so that each label is there once."""
+    """Takes diagonals, so that each label occurs once."""
     for label in dict.fromkeys(labels):
         while labels.count(label) > 1:
             i = labels.index(label)

@@ -681,8 +681,8 @@ def _real_of(a: Any) -> Any:
     return a if _dtypes.is_float(a.dtype) else a.astype("f8")
 
 
-# The methods of np.quantile that interpolate, by the numbers alpha and beta of the index
-# n * q + alpha + q * (1 - alpha - beta) - 1, and those that round this index for "linear".
+# The methods of np.quantile that interpolate, with alpha and beta of their index
+# n * q + alpha + q * (1 - alpha - beta) - 1, and the methods that round the index of "linear".
 _CONTINUOUS = {
     "linear": (1.0, 1.0),
     "hazen": (0.5, 0.5),
@@ -765,7 +765,7 @@ def _without_nan(a: Any, rest: int) -> Any:
 
 
 def _cumulative(name: str) -> Callable[..., Any]:
-    """Returns a scan of the array API standard."""
+    """Implements cumulative_sum and cumulative_prod of the array API standard."""
 
     def call(x: Any, axis: Any = None, dtype: Any = None) -> Any:
         if axis is None and x.ndim > 1:

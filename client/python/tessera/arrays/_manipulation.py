@@ -144,7 +144,7 @@ def _extract(condition: Any, arr: Any) -> Any:
 def nonzero(a: Any) -> Tuple[Any, ...]:
     """Returns the positions of the nonzero elements, as one array for each axis."""
     if not a.ndim:
-        raise ValueError("positions in a number have no axes: use np.flatnonzero(x)")
+        raise ValueError("a 0-d array has no axes: use np.flatnonzero(x)")
     positions, found = _positions(a, a), []
     for axis, extent in enumerate(a.shape):
         inner = size_of(a.shape[axis + 1 :])
@@ -407,7 +407,7 @@ def _diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any =
 
 def stack(arrays: Any, axis: int = 0, **options: Any) -> Any:
     if len({np.shape(array) for array in arrays}) != 1:
-        raise BadShape("all arrays to stack must have one shape")
+        raise BadShape("all arrays to stack must have the same shape")
     one = next(array for array in arrays if hasattr(array, "_session"))
     arrays = [_expand_dims(one._lifted(array, "np.stack"), axis) for array in arrays]
     return concatenate(arrays, axis, **options)

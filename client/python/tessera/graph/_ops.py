@@ -361,7 +361,7 @@ def take(
 def select(a: Term, mask: Term) -> Tuple[Term, Term]:
     """Returns (values, positions) of the elements where a mask of the same shape is true, as
     vectors. Their length is known only when the step has run, so nothing can be computed from them
-    in the same call, and the nodes have the largest length that is possible. Both are results of
+    in the same call, and the nodes have the largest possible length. Both are results of
     one step, which computes only those that are used."""
     a, mask = (copy(x) if getattr(x[0], "gives_integers", False) else array(x) for x in (a, mask))
     if a[1].shape != mask[1].shape:
