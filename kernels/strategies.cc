@@ -154,6 +154,12 @@
   CUDA(SearchSorted, TopLevels)            \
   CUDA(SearchSorted, Library)
 
+#define STRATEGIES_SumByLabel(CPU, CUDA) \
+  CPU(SumByLabel, CpuSerial)             \
+  CPU(SumByLabel, CpuParallel)           \
+  CUDA(SumByLabel, Atomic)               \
+  CUDA(SumByLabel, Sorted)
+
 #define NOTHING(Operation, Row)
 #ifdef TESSERA_WITH_CUDA
 #define IF_CUDA(macro) macro
@@ -359,6 +365,12 @@ const Strategy<SearchSortedProblem>* DefaultOf(const SearchSortedProblem& proble
   return FirstOf({"binary", "cpu_parallel"}, problem, device);
 }
 
+// `atomic` is never the default, because its bits change from run to run.
+const Strategy<SumByLabelProblem>* DefaultOf(const SumByLabelProblem& problem,
+                                             const Device& device) {
+  return FirstOf({"sorted", "cpu_parallel"}, problem, device);
+}
+
 template <class Problem>
 Problem Reference(std::int64_t elements) {
   return {.n = elements};
@@ -409,6 +421,10 @@ HistogramProblem Reference(std::int64_t elements) {
 template <>
 SearchSortedProblem Reference(std::int64_t elements) {
   return {.length = elements, .n = elements};
+}
+template <>
+SumByLabelProblem Reference(std::int64_t elements) {
+  return {.n = elements, .length = 1024};
 }
 
 }  // namespace

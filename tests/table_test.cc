@@ -316,7 +316,8 @@ TEST(ChoiceTest, OnTheCpu) {
     for (std::string_view chosen :
          {Chosen<TakeProblem>({.dtype = dtype}, cpu), Chosen<SelectProblem>({.dtype = dtype}, cpu),
           Chosen<HistogramProblem>({.dtype = dtype}, cpu),
-          Chosen<SearchSortedProblem>({.dtype = dtype}, cpu)})
+          Chosen<SearchSortedProblem>({.dtype = dtype}, cpu),
+          Chosen<SumByLabelProblem>({.dtype = dtype}, cpu)})
       EXPECT_EQ(chosen, "cpu_parallel");
 }
 
