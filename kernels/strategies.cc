@@ -365,10 +365,16 @@ const Strategy<SearchSortedProblem>* DefaultOf(const SearchSortedProblem& proble
   return FirstOf({"binary", "cpu_parallel"}, problem, device);
 }
 
-// `atomic` is never the default, because its bits change from run to run.
+// `atomic` is never the default, because its bits change from run to run. The sort of `cpu_parallel`
+// takes longer than the additions of `cpu_serial`, unless rows are long or many cores share the
+// sort. Both give the same bits. `cpu_serial` needs memory for each sum.
 const Strategy<SumByLabelProblem>* DefaultOf(const SumByLabelProblem& problem,
                                              const Device& device) {
-  return FirstOf({"sorted", "cpu_parallel"}, problem, device);
+  constexpr std::int64_t kLongRow = 32;
+  constexpr int kManyCores = 8;
+  const bool serial = problem.inner < kLongRow && problem.length <= problem.n &&
+                      device.info().multiprocessors < kManyCores;
+  return FirstOf({"sorted", serial ? "cpu_serial" : "cpu_parallel"}, problem, device);
 }
 
 template <class Problem>

@@ -1,7 +1,10 @@
 // Every strategy of SumByLabel in the table, for every type, compared with exact sums and, for the
 // strategies that promise it, with the documented order of the additions, stated a second time.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <type_traits>
@@ -212,19 +215,20 @@ TEST_P(SumByLabelTest, Modes) {
   });
 }
 
-// Labels that are all different, in order and in no order, and many more labels than rows.
+// Labels that are all different, in no order and in order, and many more labels than rows.
 TEST_P(SumByLabelTest, ManyLabels) {
   ForElement([]<class T>(T) {
-    const std::int64_t n = std::min<std::int64_t>(Largest(), 1'000'000);
-    const auto x = Elements<T>(n);
-    std::vector<std::int32_t> labels(static_cast<std::size_t>(n));
-    std::iota(labels.begin(), labels.end(), 0);
-    Check(x, Whole({n}), labels, Whole({n}), n);
-    Random random(3);
-    for (std::int64_t i = n - 1; i > 0; --i) std::swap(At(labels, i), At(labels, random.Below(i)));
-    Check(x, Whole({n}), labels, Whole({n}), n);
-    Check(x, Whole({n}), Labels<std::int64_t>(n, n, TakeMode::kError), Whole({n}), n);
-    CheckShape<T>(3, 2, n);
+    for (std::int64_t n : Sizes({5000, sizeof(T) == 4 ? 1'000'000 : 100'000})) {
+      const auto x = Elements<T>(n);
+      std::vector<std::int32_t> labels(static_cast<std::size_t>(n));
+      std::iota(labels.begin(), labels.end(), 0);
+      if (n == 5000) Check(x, Whole({n}), labels, Whole({n}), n);
+      Random random(3);
+      for (std::int64_t i = n - 1; i > 0; --i)
+        std::swap(At(labels, i), At(labels, random.Below(i)));
+      Check(x, Whole({n}), labels, Whole({n}), n);
+    }
+    CheckShape<T>(3, 2, 40'000);
   });
 }
 
@@ -251,7 +255,7 @@ TEST_P(SumByLabelTest, Launches) {
 // The first of several bad labels is named, wherever they are.
 TEST_P(SumByLabelTest, BadLabels) {
   ForElement([]<class T>(T) {
-    const std::int64_t n = Watched() ? 500 : 100'000, length = 40;
+    const std::int64_t n = Watched() ? 500 : 20'000, length = 40;
     const auto x = Elements<T>(2 * n);
     for (std::int64_t value : {length, -length - 1, std::int64_t{INT32_MIN}, INT64_MAX}) {
       for (std::int64_t place : {std::int64_t{0}, n / 2, n - 1}) {
@@ -297,7 +301,7 @@ TEST_P(SumByLabelTest, SpecialValues) {
 TEST_P(SumByLabelTest, RandomProblems) {
   ForElement([]<class T>(T) {
     Random random(31);
-    for (int i = 0; i < (WatchedClosely() ? 5 : 60); ++i) {
+    for (int i = 0; i < (WatchedClosely() ? 5 : 40); ++i) {
       const std::int64_t inner = 1 + random.Below(i % 2 == 0 ? 300 : 4);
       const std::int64_t length = 1 + random.Below(i % 3 == 0 ? 3 : 2000);
       CheckShape<T>(1 + random.Below(30'000 / inner), inner, length, kAllTakeModes[i % 3],
