@@ -423,7 +423,7 @@ struct StrategyInfo {
   Cost cost;  // for the reference problem: 2^20 f32 elements; axes and matmul: 1024 per side;
               // windows: radius 8; map: a * b + c; top_k: the 100 largest of 16 rows; take: 2^14
               // rows of 64 elements; select: half of the elements; histogram: 256 even bins;
-              // search_sorted: as many elements as keys
+              // search_sorted: as many elements as keys; sum_by_label: 1024 labels
   double roundoff = 0;
 };
 

@@ -155,6 +155,12 @@
   CUDA(SearchSorted, TopLevels)            \
   CUDA(SearchSorted, Library)
 
+#define STRATEGIES_SumByLabel(CPU, CUDA) \
+  CPU(SumByLabel, CpuSerial)             \
+  CPU(SumByLabel, CpuParallel)           \
+  CUDA(SumByLabel, Atomic)               \
+  CUDA(SumByLabel, Sorted)
+
 #define NOTHING(Operation, Row)
 #ifdef TESSERA_WITH_CUDA
 #define IF_CUDA(macro) macro
@@ -389,6 +395,18 @@ const Strategy<SearchSortedProblem>* DefaultOf(const SearchSortedProblem& proble
   return FirstOf({"top_levels", "cpu_parallel"}, problem, device);
 }
 
+// `atomic` is never the default, because its bits change from run to run. The sort of `cpu_parallel`
+// takes longer than the additions of `cpu_serial`, unless rows are long or many cores share the
+// sort. Both give the same bits. `cpu_serial` needs memory for each sum.
+const Strategy<SumByLabelProblem>* DefaultOf(const SumByLabelProblem& problem,
+                                             const Device& device) {
+  constexpr std::int64_t kLongRow = 32;
+  constexpr int kManyCores = 8;
+  const bool serial = problem.inner < kLongRow && problem.length <= problem.n &&
+                      device.info().multiprocessors < kManyCores;
+  return FirstOf({"sorted", serial ? "cpu_serial" : "cpu_parallel"}, problem, device);
+}
+
 template <class Problem>
 Problem Reference(std::int64_t elements) {
   return {.n = elements};
@@ -439,6 +457,10 @@ HistogramProblem Reference(std::int64_t elements) {
 template <>
 SearchSortedProblem Reference(std::int64_t elements) {
   return {.length = elements, .n = elements};
+}
+template <>
+SumByLabelProblem Reference(std::int64_t elements) {
+  return {.n = elements, .length = 1024};
 }
 
 }  // namespace

@@ -1060,7 +1060,9 @@ class ErrorTest(Case):
                     ("Histogram", "x", dict(x=operand, even=dict(count=1, low=0, high=1))),
                     ("Histogram", "edges", dict(x=good, edges=operand)),
                     ("SearchSorted", "x", dict(x=operand, keys=good)),
-                    ("SearchSorted", "keys", dict(x=good, keys=operand))):
+                    ("SearchSorted", "keys", dict(x=good, keys=operand)),
+                    ("SumByLabel", "x", dict(x=operand, labels=good, length=1)),
+                    ("SumByLabel", "labels", dict(x=good, labels=operand, length=1))):
                 outcome = client.attempt(rpc, **fields)
                 self.assertEqual((outcome.reason, outcome.metadata.get("operand")), (reason, which))
 
@@ -1094,6 +1096,11 @@ class ErrorTest(Case):
             ("BAD_DTYPE", "f32", client.attempt("Histogram", x=good, integers=5)),
             ("BAD_DTYPE", "i64", client.attempt("SearchSorted", x=good, keys=far)),
             ("BAD_SHAPE", "[]", client.attempt("SearchSorted", x=inline(np.float32(1)), keys=good)),
+            ("BAD_OPERATION", "9", client.attempt("SumByLabel", x=good, labels=good, mode=9)),
+            ("BAD_DTYPE", "f32", client.attempt("SumByLabel", x=good, labels=good, length=3)),
+            ("BAD_SHAPE", "[6]", client.attempt("SumByLabel", x=good, labels=far, length=3)),
+            ("BAD_SHAPE", "-2", client.attempt("SumByLabel", x=far, labels=far, length=-2)),
+            ("BAD_INDEX", "-77", client.attempt("SumByLabel", x=far, labels=far, length=3)),
             ("BAD_RANGE", "4711", outcome_of(lambda: client.download("x", offset=4711))),
             ("MISSING_DATA", "24", client.try_upload([eight])),
         ):

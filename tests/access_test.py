@@ -272,6 +272,7 @@ class AccessTest(o.FreshCase):
                 bert.attempt("Select", x=operand, mask=operand),
                 bert.attempt("Histogram", x=operand, edges=operand),
                 bert.attempt("SearchSorted", x=operand, keys=operand),
+                bert.attempt("SumByLabel", x=operand, labels=operand, length=1),
                 bert.attempt("Map", operands=[operand], expression=same),
                 bert.attempt("Reduce", op=o.compute.REDUCE_OP_SUM, x=operand),
                 bert.try_upload([dict(name=name, data=b"1234")]),

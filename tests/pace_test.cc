@@ -87,6 +87,7 @@ TEST(PaceTest, RefusesBeforeMemoryIsTouched) {
   refused(SelectSpec{.count = kHuge}, {x, mask}, "cpu_parallel");
   refused(HistogramSpec{.bins = 5}, {x}, "cpu_parallel");
   refused(SearchSortedSpec(), {x, half}, "cpu_parallel");
+  refused(SumByLabelSpec{.length = 9}, {half, places}, "cpu_parallel");
   refused(MatmulSpec(), {square, square}, "cpu_cache_tiled");
   OperationSpec uncounted = SelectSpec{};
   l.ExpectRefused(CountResults(uncounted, *l.stream, {x, mask}, l.options), 30, "");
@@ -213,6 +214,11 @@ TEST(PaceTest, FiguresStayFigures) {
                                    {.kind = BinKind::kIntegers, .n = 0, .bins = kMostBins}});
   ExpectFigures<SearchSortedProblem>(
       {{}, {.length = kMost, .n = kMost}, {.length = kMost, .n = 1}, {.length = 0, .n = 1000003}});
+  ExpectFigures<SumByLabelProblem>(
+      {{},
+       {.n = kMost, .length = 1},
+       {.n = 1, .inner = kMost, .length = 1},
+       {.dtype = DType::kI32, .label_dtype = DType::kI32, .n = 1000003, .inner = 7, .length = 5}});
   ExpectFigures<ReduceAxesProblem>({{},
                                     {.outer = kMost, .length = 1, .inner = 1},
                                     {.outer = 1, .length = kMost, .inner = 1},

@@ -24,7 +24,8 @@ SIZES = {F32: 4, F64: 8, F16: 2, BF16: 2, I32: 4, I64: 8, BOOL: 1, U8: 1, I8: 1}
 STEPS = {
     "Dot": "dot", "Reduce": "reduce", "Matmul": "matmul", "Add": "add", "WindowSum": "window_sum",
     "Map": "map", "TopK": "top_k", "Scan": "scan", "Sort": "sort", "Take": "take",
-    "Select": "select", "Histogram": "histogram", "SearchSorted": "search_sorted"}
+    "Select": "select", "Histogram": "histogram", "SearchSorted": "search_sorted",
+    "SumByLabel": "sum_by_label"}
 # The reasons of each status code. All other reasons have INVALID_ARGUMENT.
 REASONS = {
     "NOT_FOUND": "BUFFER_NOT_FOUND REGION_NOT_FOUND",
@@ -443,7 +444,7 @@ class Requests:
 
     KINDS = (
         "dot", "add", "matmul", "reduce", "window_sum", "map", "top_k", "scan", "sort", "take",
-        "select", "histogram", "search_sorted",
+        "select", "histogram", "search_sorted", "sum_by_label",
     )
     FAULTS = (None,) * 12 + ("view", "view", "view", "dtype", "shape")
     UNARY_FUNCTIONS = ("ABS", "NEGATE", "SQRT")
@@ -1160,6 +1161,48 @@ class Requests:
         result = None if reasons else (I64, np.shape(keys.array))
         fields = dict(x=x.message, keys=keys.message, right=right)
         return Case("search_sorted", "SearchSorted", fields, dtype, reasons, (x, keys), result,
+                    judge)
+
+    def sum_by_label(self):
+        rng, fault = self.rng, self.fault()
+        dtype, mode = self.dtype(*BYTES), rng.choice(("raise", "raise", "wrap", "clip"))
+        x = self.bad_operand(dtype) if fault == "view" else self.operand(dtype, rng.randint(1, 3))
+        kind = rng.choice(INTEGERS if fault != "dtype" else (F32, F16, BOOL, U8, I8))
+        length = rng.choice((1, 2, 3, 100, rng.randrange(2000)))
+        shape, reasons = (2,) if x.reasons else x.array.shape[:1], x.reasons
+        if fault == "shape":
+            shape, reasons = rng.choice((((shape[0] + 1,), ("BAD_SHAPE",)), ((), ("BAD_SHAPE",)),
+                                         (shape, ("BAD_SHAPE",))))
+            length = -1 if len(shape) == 1 and shape == x.array.shape[:1] else length
+        count = math.prod(shape)
+        array = np.array([rng.randrange(-length, length) if length > 0 else 0
+                          for _ in range(count)], np.int64)
+        if rng.random() < 0.1:
+            array = array + rng.choice((0, length, -length - 1, 2**30))
+        labels = self.seen(narrow(array.reshape(shape), kind), shape=shape)
+        fields = dict(x=x.message, labels=labels.message, length=length,
+                      mode=1 + ("raise", "wrap", "clip").index(mode))
+        if fault == "dtype":
+            reasons = (*reasons, "BAD_DTYPE")
+        if fault == "view":
+            reasons = (*reasons, "BAD_SHAPE", "BAD_INDEX")
+        if not reasons and x.array.size:
+            outside = mode == "raise" and ((array < -length) | (array >= length)).any()
+            reasons = ("BAD_INDEX",) if outside or not length else ()
+        of = I64 if dtype in (*INTEGERS, *BYTES) else dtype
+
+        def judge(response, stored):
+            rows = wide(x.array, dtype)
+            at = array % max(length, 1) if mode != "clip" else np.clip(array, 0, length - 1)
+            want, sizes = (np.zeros((length, *rows.shape[1:]), rows.dtype) for _ in range(2))
+            if rows.size:
+                with np.errstate(all="ignore"):
+                    np.add.at(want, at, rows)
+                    np.add.at(sizes, at, abs(rows))
+            check_near(stored, want, sizes, of, response.stats.roundoff)
+
+        result = None if reasons else (of, (length, *x.array.shape[1:]))
+        return Case("sum_by_label", "SumByLabel", fields, dtype, reasons, (x, labels), result,
                     judge)
 
     # --- Sending a case ---

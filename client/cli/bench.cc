@@ -133,6 +133,9 @@ class Bench {
                           flags_.axis ? absl::StrCat(" along ", *flags_.axis) : "");
     } else if (flags_.Is("histogram") && texts.size() == 1) {
       what = absl::StrCat(" with ", flags_.bins, " bins");
+    } else if (flags_.Is("sum-by-label")) {
+      return absl::StrCat("sum-by-label of ", types[0], " by ", types[1], " to ", flags_.length,
+                          " rows");
     } else if (flags_.Is("take")) {
       return absl::StrCat("take of ", types[0], " at ", types[1],
                           flags_.axis ? absl::StrCat(" along ", *flags_.axis) : "");
@@ -239,7 +242,7 @@ class Bench {
     }
     // The sum of the magnitudes in a window is at most the largest magnitude times the number of
     // elements in the window, which is limited by the window's width and by the array's size. In a
-    // scan, it is limited by the array's size.
+    // scan and in the sums by label, it is limited by the array's size.
     long double largest = 0;
     for (ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
       if (x.elements() == 0) break;

@@ -408,6 +408,17 @@ Case Problems::Sort(DType dtype, std::int64_t rows, std::int64_t n, bool indices
   return out;
 }
 
+Memory Problems::RandomIndices(std::int64_t n, std::int64_t length) {
+  std::vector<std::int64_t> indices(static_cast<std::size_t>(n));
+  std::mt19937_64 random(1);
+  for (std::int64_t& index : indices)
+    index = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(length));
+  const std::size_t bytes = indices.size() * sizeof(std::int64_t);
+  Memory memory = OrDie(Allocate(rig_.device(), bytes));
+  Check(CopyToDevice(rig_.stream(), memory.data(), indices.data(), bytes));
+  return memory;
+}
+
 // Takes a quarter of the rows, in random order. The indices are always in the same memory, which is
 // smaller than the rows. Copying the bytes that are taken is the ceiling.
 Case Problems::Take(DType dtype, std::int64_t rows, std::int64_t row) {
@@ -419,15 +430,7 @@ Case Problems::Take(DType dtype, std::int64_t rows, std::int64_t row) {
   const TakeProblem like{
       .dtype = dtype, .length = rows, .inner = row, .count = count, .strides = {0, row, 1}};
   AddStrategies<TakeProblem>(out, like, [this, moved, memory](TakeProblem& p) {
-    if (memory->data() == nullptr) {
-      std::vector<std::int64_t> indices(static_cast<std::size_t>(p.count));
-      std::mt19937_64 random(1);
-      for (std::int64_t& index : indices)
-        index = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(p.length));
-      *memory = OrDie(Allocate(rig_.device(), indices.size() * sizeof(std::int64_t)));
-      Check(CopyToDevice(rig_.stream(), memory->data(), indices.data(),
-                         indices.size() * sizeof(std::int64_t)));
-    }
+    if (memory->data() == nullptr) *memory = RandomIndices(p.count, p.length);
     p.x = Place(p.dtype, p.length * p.inner);
     p.indices = memory->data();
     p.out = rig_.Output(moved);
@@ -507,6 +510,24 @@ Case Problems::SearchSorted(DType dtype, std::int64_t n, std::int64_t length) {
         p.keys = Place(p.dtype, p.n);
         p.out = static_cast<std::int64_t*>(rig_.Output(out_bytes));
       });
+  return out;
+}
+
+// Sums rows with random labels, which are always in the same memory.
+Case Problems::SumByLabel(DType dtype, std::int64_t n, std::int64_t inner, std::int64_t length) {
+  const std::size_t out_bytes = Bytes(ResultDType(ReduceOp::kSum, dtype), length * inner);
+  Case out = Make("sum_by_label", dtype, absl::StrCat(n, "x", inner, "_to_", length),
+                  Bytes(dtype, n * inner) + Bytes(DType::kI64, n), out_bytes, 0);
+  const auto memory = std::make_shared<Memory>();
+  AddStrategies<SumByLabelProblem>(out, {.dtype = dtype, .n = n, .inner = inner, .length = length},
+                                   [this, memory, out_bytes](SumByLabelProblem& p) {
+                                     if (memory->data() == nullptr)
+                                       *memory = RandomIndices(p.n, p.length);
+                                     p.x = Place(p.dtype, p.elements());
+                                     p.labels = memory->data();
+                                     p.out = rig_.Output(out_bytes);
+                                     p.result = rig_.stream().result();
+                                   });
   return out;
 }
 
@@ -600,6 +621,7 @@ std::vector<Case> Problems::All(int max_exponent) {
     AddSelects(all, dtype);
     AddHistograms(all, dtype);
     AddSearches(all, dtype);
+    AddSumsByLabel(all, dtype);
     AddMatrices(all, dtype);
   }
   AddCeilings(all);
@@ -746,6 +768,16 @@ void Problems::AddHistograms(std::vector<Case>& all, DType dtype) {
     for (bool one_bin : {false, true}) all.push_back(Histogram(dtype, n, 256, one_bin));
     if (dtype != DType::kF32) continue;
     for (std::int64_t bins : {10, 4096, 1 << 20}) all.push_back(Histogram(dtype, n, bins, false));
+  }
+}
+
+void Problems::AddSumsByLabel(std::vector<Case>& all, DType dtype) {
+  for (int exponent : {20, rig_.gpu() ? 28 : 24}) {
+    const std::int64_t n = std::int64_t{1} << exponent;
+    all.push_back(SumByLabel(dtype, n, 1, 1 << 16));
+    if (dtype != DType::kF32) continue;
+    for (std::int64_t length : {1, 1024, 1 << 20}) all.push_back(SumByLabel(dtype, n, 1, length));
+    all.push_back(SumByLabel(dtype, n / 128, 128, 1024));
   }
 }
 

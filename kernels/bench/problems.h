@@ -84,7 +84,10 @@ class Problems {
   Case Scan(DType dtype, std::int64_t outer, std::int64_t length, std::int64_t inner);
   Case Sort(DType dtype, std::int64_t rows, std::int64_t n, bool indices);
   Case Take(DType dtype, std::int64_t rows, std::int64_t row);
+  // Returns n random I64 in [0, length), in the device's memory.
+  Memory RandomIndices(std::int64_t n, std::int64_t length);
   Case SearchSorted(DType dtype, std::int64_t n, std::int64_t length);
+  Case SumByLabel(DType dtype, std::int64_t n, std::int64_t inner, std::int64_t length);
   Case Histogram(DType dtype, std::int64_t n, std::int64_t bins, bool one_bin);
   Case Select(DType dtype, std::int64_t n, std::int64_t one_in, bool indices);
   void AddVectors(std::vector<Case>& all, DType dtype, int exponent, int top);
@@ -94,6 +97,7 @@ class Problems {
   void AddTakes(std::vector<Case>& all, DType dtype);
   void AddSearches(std::vector<Case>& all, DType dtype);
   void AddHistograms(std::vector<Case>& all, DType dtype);
+  void AddSumsByLabel(std::vector<Case>& all, DType dtype);
   void AddSelects(std::vector<Case>& all, DType dtype);
   void AddMatrices(std::vector<Case>& all, DType dtype);
   void AddCeilings(std::vector<Case>& all);

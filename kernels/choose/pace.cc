@@ -189,6 +189,11 @@ Scaled<SearchSortedProblem> ScaleDown(SearchSortedProblem p) {
   return {p, scale};
 }
 template <>
+Scaled<SumByLabelProblem> ScaleDown(SumByLabelProblem p) {
+  const double scale = Halve({&p.n, &p.inner}, kMostElements);
+  return {p, scale};
+}
+template <>
 Scaled<SelectProblem> ScaleDown(SelectProblem p) {
   const double scale = Halve({&p.n}, kMostElements);
   p.count = static_cast<std::int64_t>(static_cast<double>(p.count) / scale);
@@ -262,6 +267,12 @@ double LeastBytes(const HistogramProblem& p) {
 double LeastBytes(const SearchSortedProblem& p) {
   const auto size = static_cast<double>(SizeOf(p.dtype)), n = static_cast<double>(p.n);
   return n * (size + sizeof(std::int64_t)) + std::min(n, static_cast<double>(p.length)) * size;
+}
+double LeastBytes(const SumByLabelProblem& p) {
+  return static_cast<double>(p.elements()) * static_cast<double>(SizeOf(p.dtype)) +
+         static_cast<double>(p.n) * static_cast<double>(SizeOf(p.label_dtype)) +
+         static_cast<double>(p.length) * static_cast<double>(p.inner) *
+             static_cast<double>(SizeOf(ResultDType(ReduceOp::kSum, p.dtype)));
 }
 double LeastBytes(const SelectProblem& p) {
   return static_cast<double>(p.n) +

@@ -138,6 +138,16 @@ SearchSortedProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena,
   p.out = static_cast<std::int64_t*>(arena.out.data());
   return p;
 }
+template <>
+SumByLabelProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
+  SumByLabelProblem p = ReferenceProblem<SumByLabelProblem>(s.elements);
+  p.dtype = dtype;
+  p.mode = TakeMode::kWrap;  // random bits become random labels
+  p.x = arena.a.data();
+  p.labels = arena.bits.data();
+  p.out = arena.out.data();
+  return p;
+}
 
 // Whether the operation has two kinds of problems with different rates; see IsNarrow in pace.cc.
 template <class Problem>

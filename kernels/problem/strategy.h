@@ -331,6 +331,28 @@ struct SearchSortedProblem {
   Launch launch;
 };
 
+// out[j, c] = the sum of x[i, c] over all i with labels[i] == j, for the arrays x[n, inner] and
+// out[length, inner]. out has the type ResultDType(kSum, dtype). kernels/problem/sum_by_label.h
+// defines the order of the additions.
+struct SumByLabelProblem {
+  static constexpr std::string_view kOperation = "sum_by_label";
+  DType dtype = DType::kF32;
+  DType label_dtype = DType::kI64;  // I32 or I64
+  TakeMode mode = TakeMode::kError;
+  std::int64_t n = 0;
+  std::int64_t inner = 1;
+  std::int64_t length = 0;  // > 0 if x has elements
+  const void* x = nullptr;
+  const void* labels = nullptr;
+  void* out = nullptr;
+  // In mode kError, result->index becomes the position of the first label that is out of range, or
+  // -1. If there is such a label, what is written is not defined.
+  Scalar* result = nullptr;
+  Launch launch;
+
+  constexpr std::int64_t elements() const { return n * inner; }
+};
+
 // Calls f.operator()<Problem>() for the problem of each operation.
 template <class F>
 constexpr void ForEachOperation(F&& f) {

@@ -93,7 +93,8 @@ absl::StatusOr<const Strategy<Problem>*> Find(std::string_view name, const Probl
                                               const Device& device) {
   if (!std::is_same_v<Problem, MapProblem> && !std::is_same_v<Problem, TakeProblem> &&
       !std::is_same_v<Problem, SelectProblem> && !std::is_same_v<Problem, HistogramProblem> &&
-      !std::is_same_v<Problem, SearchSortedProblem>) {
+      !std::is_same_v<Problem, SearchSortedProblem> &&
+      !std::is_same_v<Problem, SumByLabelProblem>) {
     RETURN_IF_ERROR(CheckComputed(Problem::kOperation, problem.dtype));
   }
   const Strategy<Problem>* found = nullptr;
@@ -228,6 +229,7 @@ inline bool IsTrivial(const TakeProblem& p) { return p.elements() == 0; }
 inline bool IsTrivial(const SelectProblem& p) { return p.count == 0; }
 inline bool IsTrivial(const HistogramProblem& p) { return p.bins == 0; }
 inline bool IsTrivial(const SearchSortedProblem& p) { return p.n == 0; }
+inline bool IsTrivial(const SumByLabelProblem& p) { return p.elements() == 0; }
 inline bool IsTrivial(const ReduceAxesProblem& p) { return p.outer == 0 || p.inner == 0; }
 
 // Writes the result of a trivial problem.
@@ -236,6 +238,12 @@ void Settle(const Problem&, Stream&) {}
 inline void Settle(const MatmulProblem& p, Stream& stream) {
   if (p.stack > 0 && p.m > 0 && p.n > 0)
     stream.Zero(p.c, static_cast<std::size_t>(p.stack * p.m * p.n) * SizeOf(p.out_dtype));
+}
+inline void Settle(const SumByLabelProblem& p, Stream& stream) {
+  const std::int64_t sums = p.length * p.inner;
+  if (sums > 0)
+    stream.Zero(p.out,
+                static_cast<std::size_t>(sums) * SizeOf(ResultDType(ReduceOp::kSum, p.dtype)));
 }
 
 // Throws DeviceError.

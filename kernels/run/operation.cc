@@ -193,6 +193,12 @@ double More(const SortSpec& spec, absl::Span<const View> x, const Speed& speed) 
   const double map = spec.expression.has_value() ? MapMicroseconds(*spec.expression, x, speed) : 0;
   return map + static_cast<double>(x[0].elements()) * kFlops / speed.flops;
 }
+double More(const SumByLabelSpec& spec, absl::Span<const View> x, const Speed& speed) {
+  constexpr double kFlops = 20;  // per label, to sort it
+  const double rows = static_cast<double>(x[1].elements());
+  const double columns = static_cast<double>(x[0].elements()) / std::max(1.0, rows);
+  return columns * static_cast<double>(spec.length) * 2 / speed.bytes + rows * kFlops / speed.flops;
+}
 double More(const SearchSortedSpec&, absl::Span<const View> x, const Speed& speed) {
   const double keys = static_cast<double>(x[1].elements());
   const double steps = 1 + std::log2(1 + static_cast<double>(x[0].elements()));

@@ -105,6 +105,12 @@ struct SpecOf<SearchSortedProblem> {
   bool right = false;
 };
 
+template <>
+struct SpecOf<SumByLabelProblem> {
+  std::int64_t length = 0;
+  TakeMode mode = TakeMode::kError;
+};
+
 #define TESSERA_SPEC(Operation, name) using Operation##Spec = SpecOf<Operation##Problem>;
 TESSERA_OPERATION_METHODS(TESSERA_SPEC)
 #undef TESSERA_SPEC

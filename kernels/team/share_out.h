@@ -254,6 +254,12 @@ inline Division DivisionOf(const SearchSortedProblem&, const Strategy<SearchSort
   return {};
 }
 
+// Equal labels may be anywhere in x, and the sums of several devices would have to be added up.
+inline Division DivisionOf(const SumByLabelProblem&, const Strategy<SumByLabelProblem>&,
+                           const Team&) {
+  return {};
+}
+
 // --- A share as a problem ---
 
 // Returns the problem of the indices [share.first, share.end) of outer.

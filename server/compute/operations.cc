@@ -201,19 +201,26 @@ absl::Status Read(const v1::SelectRequest& request, SelectSpec& spec) {
   return ReadWanted(request, spec);
 }
 
+absl::Status SetMode(v1::TakeMode mode, TakeMode& spec) {
+  // TakeMode is narrower, so the cast could turn an unknown value into a known one.
+  if (!v1::TakeMode_IsValid(mode)) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_OPERATION",
+                     absl::StrCat("there is no mode ", static_cast<int>(mode), " of take"),
+                     {{"field", "mode"}, {"value", absl::StrCat(static_cast<int>(mode))}});
+  }
+  if (mode != v1::TAKE_MODE_UNSPECIFIED) spec = static_cast<TakeMode>(mode);
+  return absl::OkStatus();
+}
+
 absl::Status Read(const v1::TakeRequest& request, TakeSpec& spec) {
   if (request.has_axis()) spec.axis = request.axis();
-  // TakeMode is narrower, so the cast could turn an unknown value into a known one.
-  if (!v1::TakeMode_IsValid(request.mode())) {
-    return MakeError(
-        absl::StatusCode::kInvalidArgument, "BAD_OPERATION",
-        absl::StrCat("there is no mode ", static_cast<int>(request.mode()), " of take"),
-        {{"field", "mode"}, {"value", absl::StrCat(static_cast<int>(request.mode()))}});
-  }
-  if (request.mode() != v1::TAKE_MODE_UNSPECIFIED)
-    spec.mode = static_cast<TakeMode>(request.mode());
   spec.along = request.along();
-  return absl::OkStatus();
+  return SetMode(request.mode(), spec.mode);
+}
+
+absl::Status Read(const v1::SumByLabelRequest& request, SumByLabelSpec& spec) {
+  spec.length = request.length();
+  return SetMode(request.mode(), spec.mode);
 }
 
 absl::Status Read(const v1::HistogramRequest& request, HistogramSpec& spec) {
@@ -264,6 +271,7 @@ absl::StatusOr<Operation> Make(const Request& request) {
   if constexpr (requires { request.x(); }) operands = {{"x", &request.x()}};
   if constexpr (requires { request.along(); }) operands.push_back({"indices", &request.indices()});
   if constexpr (requires { request.mask(); }) operands.push_back({"mask", &request.mask()});
+  if constexpr (requires { request.labels(); }) operands.push_back({"labels", &request.labels()});
   if constexpr (requires { request.keys(); }) operands.push_back({"keys", &request.keys()});
   if constexpr (requires { request.edges(); })
     if (request.has_edges()) operands.push_back({"edges", &request.edges()});

@@ -30,7 +30,7 @@ def flat(a: Any) -> Any:
 # --- indices
 
 
-def _indices(a: Any, value: Any) -> Any:
+def indices_of(a: Any, value: Any) -> Any:
     """Returns indices as a term. Those of this process become i64."""
     if not hasattr(value, "_session"):
         given, value = value, np.asarray(_dtypes.to_numpy(value))
@@ -42,7 +42,7 @@ def _indices(a: Any, value: Any) -> Any:
 
 
 def take(a: Any, indices: Any, axis: Optional[int] = None, mode: str = "raise") -> Any:
-    return a._make(_ops.take(a._term(), _indices(a, indices), axis, mode))
+    return a._make(_ops.take(a._term(), indices_of(a, indices), axis, mode))
 
 
 def _is_array(index: Any) -> bool:
@@ -199,7 +199,7 @@ def indexed(a: Any, key: Any) -> Any:
 
 
 def _take_along_axis(arr: Any, indices: Any, axis: Optional[int] = -1) -> Any:
-    indices = arr._make(_ops.array(_indices(arr, indices)))
+    indices = arr._make(_ops.array(indices_of(arr, indices)))
     if axis is None:
         arr, axis = flat(arr), 0
     if arr.ndim != indices.ndim:

@@ -326,14 +326,31 @@ def _indices(indices: Term) -> Term:
     return (source, view) if dtype in (_I64, _I32) else cast((source, view), _I32)
 
 
+def _check_mode(mode: str) -> None:
+    if mode not in ("raise", "wrap", "clip"):
+        raise ValueError(f"mode must be 'raise', 'wrap' or 'clip', not {mode!r}")
+
+
+def _check_known(indices: Term, length: int) -> None:
+    """Raises BadIndex if the client knows the indices and one of them is out of range."""
+    source, view = indices
+    if not isinstance(source, Inline):
+        return
+    # Along an axis of stride 0, the same indices are repeated.
+    once = (n if step else min(n, 1) for n, step in zip(view.shape, view.strides))
+    known = window(source.array, view._replace(shape=tuple(once)))
+    bad = known[(known < -length) | (known >= length)]
+    if bad.size:
+        raise BadIndex(f"index {bad[0]} is out of range for an axis of extent {length}")
+
+
 def take(
     a: Term, indices: Term, axis: Optional[int] = None, mode: str = "raise", along: bool = False
 ) -> Term:
     """Returns the elements or slices of an array at indices along an axis, or of all its elements
     as a vector. If along, indices select along the axis at each position of the other axes. Indices
     that the client knows are checked at once."""
-    if mode not in ("raise", "wrap", "clip"):
-        raise ValueError(f"mode must be 'raise', 'wrap' or 'clip', not {mode!r}")
+    _check_mode(mode)
     a, indices = _typed(a), _indices(indices)
     shape, result = a[1].shape, indices[1].shape
     params: Any = {"along": True} if along else {}
@@ -345,14 +362,8 @@ def take(
             result = shape[:axis] + result + shape[axis + 1 :]
     if mode != "raise":
         params["mode"] = mode
-    elif isinstance(indices[0], Inline):
-        view = indices[1]
-        # Along an axis of stride 0, the same indices are repeated.
-        once = (n if step else min(n, 1) for n, step in zip(view.shape, view.strides))
-        known = window(indices[0].array, view._replace(shape=tuple(once)))
-        bad = known[(known < -length) | (known >= length)]
-        if bad.size:
-            raise BadIndex(f"index {bad[0]} is out of range for an axis of extent {length}")
+    else:
+        _check_known(indices, length)
     if not length and size_of(result):
         raise BadIndex("an axis without elements has no indices")
     return _term(Node("take", (a, indices), result, a[0].dtype, params))
@@ -404,6 +415,27 @@ def search_sorted(a: Term, keys: Term, right: bool = False) -> Term:
     a, keys = _typed(cast(a, common)), _typed(cast(keys, common))
     params: Any = {"right": True} if right else {}
     return _term(Node("search_sorted", (a, keys), keys[1].shape, _I64, params))
+
+
+def sum_by_label(a: Term, labels: Term, length: int, mode: str = "raise") -> Term:
+    """Returns the sums of the rows that have the same label, for the labels from 0 to length - 1.
+    Labels that the client knows are checked at once."""
+    _check_mode(mode)
+    a, labels = _typed(a), _indices(labels)
+    length = index_of(length, "the number of sums")
+    shape = a[1].shape
+    if not shape or labels[1].shape != shape[:1] or length < 0:
+        raise BadShape(
+            f"labels of shape {labels[1].shape} for {length} sums of the rows of shape {shape}")
+    params: Any = {"length": length}
+    if mode != "raise":
+        params["mode"] = mode
+    elif size_of(shape):
+        _check_known(labels, length)
+    if not length and size_of(shape):
+        raise BadIndex("no sums have no labels")
+    dtype = _I64 if a[0].dtype.kind in "biu" else a[0].dtype
+    return _term(Node("sum_by_label", (a, labels), (length, *shape[1:]), dtype, params))
 
 
 def diagonal(a: Term, offset: int = 0) -> Term:

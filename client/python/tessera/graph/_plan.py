@@ -26,7 +26,7 @@ _FIELDS = {
     op: [
         field.name
         for field in request.fields
-        if field.name in ("a", "b", "x", "indices", "mask", "edges", "keys")
+        if field.name in ("a", "b", "x", "indices", "mask", "edges", "keys", "labels")
         and field.message_type.name == "Operand"
     ]
     for op, request in _REQUESTS.items()
