@@ -46,10 +46,11 @@ def take(a: Any, indices: Any, axis: Optional[int] = None, mode: str = "raise") 
 
 
 def _is_array(index: Any) -> bool:
-    """Returns whether an index is an array. NumPy arrays without axes count as integers."""
+    """Returns whether an index is an array or a boolean, which is a mask without axes. NumPy
+    integers without axes do not count as arrays."""
     if isinstance(index, (list, tuple, range, np.ndarray)):
-        return np.ndim(index) > 0
-    return hasattr(index, "_session")
+        return np.ndim(index) > 0 or _is_mask(index)
+    return isinstance(index, (bool, np.bool_)) or hasattr(index, "_session")
 
 
 # --- masks
@@ -105,8 +106,6 @@ def _masked(a: Any, mask: Any) -> Any:
     if not hasattr(mask, "_session"):
         mask = np.asarray(mask)
     rank = mask.ndim
-    if not rank:
-        raise Unsupported("an index cannot be a single boolean: use np.where(mask, x, other)")
     if a.shape[:rank] != mask.shape:
         raise BadIndex(f"a mask of shape {mask.shape} does not fit an array of shape {a.shape}")
     if rank == a.ndim and hasattr(mask, "_session"):
