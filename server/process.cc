@@ -150,6 +150,12 @@ void HandleSignals() {
   }
 }
 
+int ExitCode(const Server& server, bool idle) {
+  if (server.devices_lost()) return kExitDeviceLost;
+  if (!server.saved()) return kExitNotSaved;
+  return idle ? 0 : kExitCutOff;
+}
+
 // Ends the process if the drain hangs, for example because a device hangs. Once no device is left,
 // it waits for at most kGrace. A snapshot may take as long as it writes something every kSilence.
 void LimitDrain(Server& server, absl::Duration limit) {
@@ -169,7 +175,7 @@ void LimitDrain(Server& server, absl::Duration limit) {
     absl::SleepFor(kLook);
   }
   spdlog::error("the server did not drain in time");
-  ExitNow(server, server.devices_lost() ? kExitDeviceLost : kExitCutOff);
+  ExitNow(server, ExitCode(server, /*idle=*/false));
 }
 
 // Returns how many threads there are in addition to workers and the threads that share their loops:
@@ -278,7 +284,7 @@ int Serve(const Options& options, std::vector<std::unique_ptr<Device>> devices) 
   spdlog::info("stopped");
   // Destructors are skipped: the threads above still use the server, and memory of a lost device
   // cannot be freed.
-  ExitNow(server, server.devices_lost() ? kExitDeviceLost : idle ? 0 : kExitCutOff);
+  ExitNow(server, ExitCode(server, idle));
 }
 
 }  // namespace tessera

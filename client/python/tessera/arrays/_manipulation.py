@@ -396,9 +396,9 @@ def concatenate(arrays: Any, axis: Any = 0, dtype: Any = None, casting: str = "s
 
 
 def _diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Any:
-    axis = normalize_axis(axis, a.ndim)
     parts = [a._lifted(one, "np.diff") for one in (prepend, a, append) if one is not None]
     if n and len(parts) > 1:
+        axis = normalize_axis(axis, a.ndim)
         shape = (*a.shape[:axis], 1, *a.shape[axis + 1 :])
         a = concatenate([x if x.ndim else x.broadcast_to(shape) for x in parts], axis)
     return diff(a, n, axis)
