@@ -22,7 +22,7 @@ import tessera as ts
 RNG = np.random.default_rng(20261124)
 KEYS = (
     np.s_[:], np.s_[3], np.s_[-1, ::2], np.s_[::-1, ::-3], np.s_[..., 2], np.s_[1:1],
-    np.s_[None, 2:5, None, ::-1], np.s_[5:100, -3:], np.s_[7:2:-2], np.s_[2, 3],
+    np.s_[None, 2:5, None, ::-1], np.s_[5:100, -3:], np.s_[7:2:-2], np.s_[2, 3], np.s_[:: 2**70],
 )
 
 
