@@ -741,7 +741,8 @@ def _quantile_of(scale: int, skip: bool) -> Callable[..., Any]:
     ) -> Any:
         if a.dtype.kind == "b" and method not in ("lower", "higher", "nearest"):
             raise Unsupported(
-                'booleans have no differences: use the quantiles of x.astype(int), or method="lower"'
+                "booleans have no differences: use the quantiles of x.astype(int), or"
+                ' method="lower"'
             )
         axes = _ops.axes_of(axis, a.ndim)
         if not skip and not a.size and all(a.shape[i] for i in range(a.ndim) if i not in axes):
