@@ -258,6 +258,16 @@ class Operations {
     request.set_right(right);
     return Send(std::move(request), options, std::forward<Done>(done)...);
   }
+  // Returns the sums of the rows of x that have the same label, in [0, length).
+  template <class... Done>
+  auto SumByLabel(const Operand& x, const Operand& labels, std::int64_t length,
+                  TakeMode mode = TakeMode::kError, const OperationOptions& options = {},
+                  Done&&... done) {
+    auto request = NewRequest<v1::SumByLabelRequest>(options, x, &labels);
+    request.set_length(length);
+    request.set_mode(static_cast<v1::TakeMode>(mode));
+    return Send(std::move(request), options, std::forward<Done>(done)...);
+  }
   // Computes the expression for each element of the operands, which are broadcast.
   template <class... Done>
   auto Map(absl::Span<const Operand> operands, const v1::Expression& expression,

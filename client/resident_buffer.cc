@@ -41,7 +41,7 @@ ResidentBuffer::~ResidentBuffer() { End(); }
 void ResidentBuffer::End() {
   const std::shared_ptr<Connection> connection = std::move(connection_);
   if (connection == nullptr || !delete_ || version() == 0) return;
-  // Servers without this version respond that they do not have it.
+  // A server that does not have this version refuses the request.
   for (std::size_t server = 0; server < connection->channels().servers(); ++server) {
     StartCall(*connection, BufferRequest<v1::DeleteBufferRequest>(name(), version()),
               {.timeout = kDeleteTimeout, .only = server, .must_end = true},

@@ -379,6 +379,35 @@ const Strategy<Problem>* ChooseInPlace(const Problem&, const Device&) {
 template <>
 const Strategy<MatmulProblem>* ChooseInPlace(const MatmulProblem& problem, const Device& device);
 
+// Returns what the problem costs with the strategy, by the strategy's own model. A strategy without
+// `stacks` computes the products of a stack one after another.
+template <class Problem>
+Cost CostOf(const Strategy<Problem>& strategy, const Problem& problem) {
+  if constexpr (std::is_same_v<Problem, MatmulProblem>) {
+    if (problem.stack != 1) {
+      const auto products = static_cast<std::uint64_t>(problem.stack);
+      Cost cost = strategy.cost(LeastAlignedProduct(problem));
+      cost.bytes *= products;
+      cost.flops *= products;
+      cost.atomics *= products;
+      if (!strategy.stacks) cost.depth *= products;
+      return cost;
+    }
+  }
+  return strategy.cost(problem);
+}
+
+// Returns the maximum scratch memory of a launch, in bytes.
+template <class Problem>
+std::uint64_t LaunchScratch(const Strategy<Problem>& strategy, const Problem& problem) {
+  if (strategy.scratch == nullptr) return 0;
+  if constexpr (std::is_same_v<Problem, MatmulProblem>) {
+    if (problem.stack != 1 && !strategy.stacks)
+      return strategy.scratch(LeastAlignedProduct(problem));
+  }
+  return strategy.scratch(problem);
+}
+
 // Describes a strategy of the table without its problem type, for lists.
 struct StrategyInfo {
   std::string_view operation, name, summary, source;
@@ -394,7 +423,7 @@ struct StrategyInfo {
   Cost cost;  // for the reference problem: 2^20 f32 elements; axes and matmul: 1024 per side;
               // windows: radius 8; map: a * b + c; top_k: the 100 largest of 16 rows; take: 2^14
               // rows of 64 elements; select: half of the elements; histogram: 256 even bins;
-              // search_sorted: as many elements as keys
+              // search_sorted: as many elements as keys; sum_by_label: 1024 labels
   double roundoff = 0;
 };
 

@@ -69,6 +69,7 @@
   CUDA(Matmul, WarpTiled)             \
   CUDA(Matmul, WarpTiledTma)          \
   CUDA(Matmul, Skinny)                \
+  CUDA(Matmul, Stack)                 \
   CUDA(Matmul, SkinnyTma)             \
   CUDA(Matmul, OuterProduct)          \
   CUDA(Matmul, TensorMma)             \
@@ -153,6 +154,12 @@
   CUDA(SearchSorted, Binary)               \
   CUDA(SearchSorted, TopLevels)            \
   CUDA(SearchSorted, Library)
+
+#define STRATEGIES_SumByLabel(CPU, CUDA) \
+  CPU(SumByLabel, CpuSerial)             \
+  CPU(SumByLabel, CpuParallel)           \
+  CUDA(SumByLabel, Atomic)               \
+  CUDA(SumByLabel, Sorted)
 
 #define NOTHING(Operation, Row)
 #ifdef TESSERA_WITH_CUDA
@@ -286,6 +293,31 @@ std::string_view TunedWithin(const MatmulProblem& problem, const Device& device)
   return integers != nullptr && integers->scratch(problem) > kMostScratch ? "" : tuned;
 }
 
+// Whether one product keeps a whole GPU busy: c has a tile of 128 x 128 for each of 128 SMs.
+bool FillsGpu(const MatmulProblem& product) {
+  return static_cast<double>(product.m) * static_cast<double>(product.n) >= 0x1p21;
+}
+
+// Returns the strategy for a stack of products that do not fill a GPU by themselves.
+std::string_view StackStrategy(const MatmulProblem& product) {
+  constexpr std::int64_t kSmall = 32;
+  if (std::max(product.m, product.n) <= kSmall) return "stack";
+  switch (product.dtype) {
+    case DType::kF32:
+      return "warp_tiled";
+    case DType::kF64:
+      return "tensor_f64";
+    case DType::kF16:
+    case DType::kBF16:
+      return "tensor_mma";
+    default:
+      return "shared_tiled";
+  }
+}
+
+// The choice for a stack follows that for one of its products. Products that do not fill a GPU by
+// themselves are given to a strategy that computes many of them at the same time.
+//
 // On a GPU, except for large f64 products and thin products, the choice follows the measured times
 // of random products (kernels/choose/tuning.h). The chosen strategy's error bound never exceeds
 // that of ChooseInPlace. f32 operands are therefore never rounded to a smaller type: `tensor_tf32`
@@ -294,20 +326,22 @@ std::string_view TunedWithin(const MatmulProblem& problem, const Device& device)
 // long as `cpu_cache_tiled`. The library is therefore chosen for small products (up to 2^18
 // multiply-adds), for few rows or columns, and always if there are few cores.
 const Strategy<MatmulProblem>* DefaultOf(const MatmulProblem& problem, const Device& device) {
+  const MatmulProblem one = problem.stack == 1 ? problem : LeastAlignedProduct(problem);
   if (device.info().backend == Backend::kCpu) {
     constexpr std::int64_t kMany = 128;
     constexpr double kLittle = 0x1p18;
     constexpr int kFewCores = 2;
-    const double work = static_cast<double>(problem.m) * static_cast<double>(problem.n) *
-                        static_cast<double>(problem.k);
-    return std::min(problem.m, problem.n) >= kMany && work > kLittle &&
+    const double work =
+        static_cast<double>(one.m) * static_cast<double>(one.n) * static_cast<double>(one.k);
+    return std::min(one.m, one.n) >= kMany && work > kLittle &&
                    device.info().multiprocessors > kFewCores
                ? FirstOf({"cpu_cache_tiled", "cpu_library"}, problem, device)
                : FirstOf({"cpu_library", "cpu_cache_tiled"}, problem, device);
   }
-  const std::string_view integers = RepaysIntegers(problem) ? "ozaki_f64" : "";
-  const auto* fast = FirstOf({integers, ThinStrategy(problem), TunedWithin(problem, device),
-                              "cublas", OwnTensorStrategy(problem)},
+  const std::string_view integers = RepaysIntegers(one) ? "ozaki_f64" : "";
+  const std::string_view together = problem.stack > 1 && !FillsGpu(one) ? StackStrategy(one) : "";
+  const auto* fast = FirstOf({together, integers, ThinStrategy(one), TunedWithin(one, device),
+                              "cublas", OwnTensorStrategy(one)},
                              problem, device);
   const auto* any = ChooseInPlace(problem, device);
   if (fast == nullptr || any == nullptr) return any;
@@ -323,7 +357,7 @@ const Strategy<WindowSumProblem>* DefaultOf(const WindowSumProblem& problem, con
                  device);
 }
 
-// The same order on every device, and so the same bits.
+// The order is the same on every device, and so are the bits.
 const Strategy<ScanProblem>* DefaultOf(const ScanProblem& problem, const Device& device) {
   return FirstOf({"fixed_order"}, problem, device);
 }
@@ -354,9 +388,23 @@ const Strategy<HistogramProblem>* DefaultOf(const HistogramProblem& problem, con
 }
 
 // Whether `top_levels` is faster has not been measured.
+// `top_levels` takes 0.72 to 1.04 times as long as `binary` (geometric mean 0.89 for 16 lengths and
+// types, NVIDIA H200, 2026-12-01).
 const Strategy<SearchSortedProblem>* DefaultOf(const SearchSortedProblem& problem,
                                                const Device& device) {
-  return FirstOf({"binary", "cpu_parallel"}, problem, device);
+  return FirstOf({"top_levels", "cpu_parallel"}, problem, device);
+}
+
+// `atomic` is never the default, because its bits change from run to run. The sort of `cpu_parallel`
+// takes longer than the additions of `cpu_serial`, unless rows are long or many cores share the
+// sort. Both give the same bits. `cpu_serial` needs memory for each sum.
+const Strategy<SumByLabelProblem>* DefaultOf(const SumByLabelProblem& problem,
+                                             const Device& device) {
+  constexpr std::int64_t kLongRow = 32;
+  constexpr int kManyCores = 8;
+  const bool serial = problem.inner < kLongRow && problem.length <= problem.n &&
+                      device.info().multiprocessors < kManyCores;
+  return FirstOf({"sorted", serial ? "cpu_serial" : "cpu_parallel"}, problem, device);
 }
 
 template <class Problem>
@@ -409,6 +457,10 @@ HistogramProblem Reference(std::int64_t elements) {
 template <>
 SearchSortedProblem Reference(std::int64_t elements) {
   return {.length = elements, .n = elements};
+}
+template <>
+SumByLabelProblem Reference(std::int64_t elements) {
+  return {.n = elements, .length = 1024};
 }
 
 }  // namespace

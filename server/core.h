@@ -1,4 +1,4 @@
-// The owner of the server's parts, of which each handler receives those that it uses.
+// Owns the server's parts. Each handler receives the parts that it uses.
 #pragma once
 
 #include <memory>
@@ -26,7 +26,7 @@ struct Core {
   // list: the devices, at least one, without duplicates, the most preferred first.
   static absl::StatusOr<std::unique_ptr<Core>> Make(const Options& options, Devices::List list);
 
-  // What calls need, except for what is specific to their methods.
+  // The parts that all calls need, whatever their methods.
   CallParts call_parts() { return {*access, limits, records, chores}; }
 
   const Options options;

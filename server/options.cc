@@ -259,9 +259,10 @@ void AddTrust(CLI::App& app, Options& options) {
   AddFile(app, "tls-key", "the key of --tls-cert, in PEM, without a password", options.tls_key);
   AddFile(app, "tls-client-ca", "serves only clients with a certificate of these CAs, in PEM",
           options.tls_client_ca);
-  app.add_flag("--insecure", options.insecure,
-               "serve other hosts without TLS: anyone who reaches the address can read and delete "
-               "everything, and with --tokens anyone who sees the traffic can read the tokens")
+  app.add_flag(
+         "--insecure", options.insecure,
+         "serve other hosts without TLS: any host that reaches the address can read and delete "
+         "everything, and with --tokens any observer of the traffic can read the tokens")
       ->envname(EnvironmentName("insecure"));
   AddFile(app, "tokens",
           "serves only the callers in this file; each line has a caller (a token's SHA-256; cn:, "
@@ -411,7 +412,7 @@ void AddSnapshots(CLI::App& app, Options& options) {
           options.data_dir)
       ->type_name("PATH");
   AddDuration(app, "snapshot-interval", "0",
-              "how often a snapshot of all buffers is taken; 0: only when asked and at the stop",
+              "how often a snapshot of all buffers is taken; 0: only on request and at the stop",
               true, options.snapshot_interval);
 }
 

@@ -36,7 +36,7 @@ struct Options {
   std::string tls_client_ca;  // CAs that sign clients' certificates
   bool insecure = false;      // whether other hosts may connect without TLS
   std::string tokens;         // file of callers (server/access/access.h); all may call if empty
-  std::string socket_group;   // who may connect to unix sockets, as for ListenUnix
+  std::string socket_group;   // group that may use unix sockets, as for ListenUnix
 
   // The servers from which buffers may be imported: host:port, which may contain `*`.
   std::vector<std::string> import_from;
@@ -96,11 +96,11 @@ struct Options {
   // estimate of an operation for each worker of each device, because operations may run one after
   // another on a device that they share, or wait for each other.
   absl::Duration HangLimit(std::size_t device_count) const;
-  // Returns the maximum number of buffers, including drafts. Each takes up to 1.4 KiB of the host's
-  // memory, so all of them take at most a seventh of --host-memory, in addition to --host-memory.
+  // Returns the maximum number of buffers, including drafts. Each takes up to 1.4 KiB of host
+  // memory. Together they take at most another seventh of --host-memory.
   std::uint64_t MaxBuffers() const { return std::max<std::uint64_t>(16, host_memory / (10 << 10)); }
   // Returns the limit on estimates for a strategy that is not the default for its problem. This
-  // limit is lower, because a caller who names such a strategy can hold a worker without need.
+  // limit is lower, because a caller that names such a strategy can hold a worker without need.
   double MaxSlowSeconds() const { return max_operation_seconds / 6; }
   // Returns the part of the host's free memory that remains after messages, clients' regions and a
   // twentieth for the process.

@@ -277,7 +277,7 @@ int Serve(const Options& options, std::vector<std::unique_ptr<Device>> devices) 
   serving = &server;
   ReloadIfServing();
   std::thread(OpenProfileWindows, std::ref(server)).detach();
-  // This thread is created early, because no more threads may be available when the drain begins.
+  // This thread is created early, because it may be impossible to create one when the drain begins.
   const absl::Duration limit = options.drain_delay + options.drain_timeout + kGrace;
   std::promise<void> drain;
   std::thread([&server, limit, drains = drain.get_future()] {

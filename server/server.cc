@@ -218,7 +218,7 @@ absl::Status Server::Listen() {
   if (server_ == nullptr) {
     return MakeError(absl::StatusCode::kInternal, "CANNOT_START", "gRPC could not start");
   }
-  // This thread is created early, because no more threads may be available when the drain begins.
+  // This thread is created early, because it may be impossible to create one when the drain begins.
   shutdown_ = std::async(std::launch::async, [this, begin = begin_shutdown_.get_future()] {
     begin.wait();
     server_->Shutdown();
@@ -253,7 +253,7 @@ absl::Status Server::CheckCredentials() {
         {{"address", open}});
   }
   if (!open.empty() && access.restricted())
-    spdlog::warn("{} has no TLS: anyone who sees the traffic to it can read the tokens", open);
+    spdlog::warn("{} has no TLS: any observer of the traffic to it can read the tokens", open);
   return absl::OkStatus();
 }
 

@@ -276,7 +276,7 @@ class BusyWorkerTest(Case):
     def waiting(self):
         return self.client.device().waiting
 
-    def test_places_of_callers_who_have_left_are_free(self):
+    def test_places_of_callers_that_have_left_are_free(self):
         client, x = self.client, inline(ONE)
         self.assertEqual(client.info().limits.queue_length, self.QUEUE)
         self.hold_worker(client)
@@ -307,7 +307,7 @@ class BusyWorkerTest(Case):
         call.cancel()
         self.assert_eventually(lambda: used() <= before)
 
-    def test_results_of_callers_who_gave_up_leave_nothing(self):
+    def test_results_of_callers_that_gave_up_leave_nothing(self):
         client = self.client
         kept = client.put("kept", ONE)
         for target in (into("gone"), into("kept", replace=True)):
@@ -876,7 +876,7 @@ class UnreadTest(Case):
     def held(self):
         return self.client.budget("host_memory").used
 
-    def test_downloads_that_nobody_reads_end(self):
+    def test_unread_downloads_end(self):
         client = self.client
         calls = self.unread_downloads(self.server)
         self.assertEqual(client.budget("downloads").used, 3)
@@ -897,7 +897,7 @@ class UnreadTest(Case):
         self.assertFalse(outcome_of(lambda: list(unread)).ok)
         self.assertEqual(size + sum(len(message.data) for message in slow), 32 << 20)
 
-    def test_answers_that_nobody_reads_are_bounded(self):
+    def test_unread_responses_are_bounded(self):
         client, server = self.client, self.server
         n = (client.info().limits.max_inline_result_bytes - 4096) // 4
         wide = inline(ONE, view([n], [0]))
@@ -926,7 +926,7 @@ class UnreadTest(Case):
                 self.assert_eventually(lambda: self.held() < 1000, "the calls do not end")
         self.assert_serves(client)
 
-    def test_small_responses_that_nobody_reads_end(self):
+    def test_small_unread_responses_end(self):
         # The memory of a response is charged as long as gRPC holds it, but no longer than the
         # timeout.
         wide = inline(ONE, view([12000], [0]))
@@ -1060,7 +1060,9 @@ class ErrorTest(Case):
                     ("Histogram", "x", dict(x=operand, even=dict(count=1, low=0, high=1))),
                     ("Histogram", "edges", dict(x=good, edges=operand)),
                     ("SearchSorted", "x", dict(x=operand, keys=good)),
-                    ("SearchSorted", "keys", dict(x=good, keys=operand))):
+                    ("SearchSorted", "keys", dict(x=good, keys=operand)),
+                    ("SumByLabel", "x", dict(x=operand, labels=good, length=1)),
+                    ("SumByLabel", "labels", dict(x=good, labels=operand, length=1))):
                 outcome = client.attempt(rpc, **fields)
                 self.assertEqual((outcome.reason, outcome.metadata.get("operand")), (reason, which))
 
@@ -1094,6 +1096,11 @@ class ErrorTest(Case):
             ("BAD_DTYPE", "f32", client.attempt("Histogram", x=good, integers=5)),
             ("BAD_DTYPE", "i64", client.attempt("SearchSorted", x=good, keys=far)),
             ("BAD_SHAPE", "[]", client.attempt("SearchSorted", x=inline(np.float32(1)), keys=good)),
+            ("BAD_OPERATION", "9", client.attempt("SumByLabel", x=good, labels=good, mode=9)),
+            ("BAD_DTYPE", "f32", client.attempt("SumByLabel", x=good, labels=good, length=3)),
+            ("BAD_SHAPE", "[6]", client.attempt("SumByLabel", x=good, labels=far, length=3)),
+            ("BAD_SHAPE", "-2", client.attempt("SumByLabel", x=far, labels=far, length=-2)),
+            ("BAD_INDEX", "-77", client.attempt("SumByLabel", x=far, labels=far, length=3)),
             ("BAD_RANGE", "4711", outcome_of(lambda: client.download("x", offset=4711))),
             ("MISSING_DATA", "24", client.try_upload([eight])),
         ):
@@ -1268,7 +1275,7 @@ class TooManyStreamsTest(Case):
         raw.send(o.frame(o.PING, 0, 0, b"answered"))
         self.assertIsNotNone(raw.find_frame(o.PING, LONG_S), "it has been ended")
 
-    def test_who_acknowledges_no_settings_has_no_more_streams(self):
+    def test_clients_that_ignore_settings_have_no_more_streams(self):
         ended = lambda: self.metric(self.server, "tessera_connections_ended_total")
         before, port = ended(), self.port_of("[::]")
         for i, address in enumerate((self.server.address, f"127.0.0.1:{port}", f"[::1]:{port}"), 1):
@@ -1294,7 +1301,7 @@ class TooManyStreamsTest(Case):
         self.assert_open(opened[0])
         self.assert_open(opened[2])
 
-    def test_who_gives_many_calls_up_is_not_ended(self):
+    def test_clients_that_give_up_many_calls_are_not_ended(self):
         server, raw = self.server, self.raw(self.server)
         server.signal(signal.SIGSTOP)
         for begin in range(1, 1000, 32):
@@ -1343,7 +1350,7 @@ class DrainTest(Case):
 
 
 class SlowDrainTest(Case):
-    def test_a_drain_does_not_wait_for_readers_who_do_not_read(self):
+    def test_a_drain_does_not_wait_for_readers_that_do_not_read(self):
         """The readers of a download, of a response and of an upload's response do not read."""
         # The limit is the stall timeout of a stream in a drain, or --transfer-timeout if that is
         # shorter.
@@ -1364,7 +1371,7 @@ class SlowDrainTest(Case):
         for call in calls:
             self.assertFalse(outcome_of(lambda call=call: list(call)).ok)
 
-    def test_a_drain_waits_for_readers_who_read_slowly(self):
+    def test_a_drain_waits_for_readers_that_read_slowly(self):
         server = self.start("--drain-timeout", "600s")
         unread, slow = self.unread_downloads(server, count=2)
         server.signal()

@@ -207,7 +207,7 @@ class AccessTest(o.FreshCase):
         self.assertIn("tokens would be sent in the clear", said)
         self.assertIn("--insecure", said)
         server = self.serve(line_of("t"), flags=("--listen", "0.0.0.0:0", "--insecure"))
-        self.assertIn("anyone who sees the traffic to it can read the tokens", server.log())
+        self.assertIn("any observer of the traffic to it can read the tokens", server.log())
 
     # --- Tenants ---
 
@@ -272,6 +272,7 @@ class AccessTest(o.FreshCase):
                 bert.attempt("Select", x=operand, mask=operand),
                 bert.attempt("Histogram", x=operand, edges=operand),
                 bert.attempt("SearchSorted", x=operand, keys=operand),
+                bert.attempt("SumByLabel", x=operand, labels=operand, length=1),
                 bert.attempt("Map", operands=[operand], expression=same),
                 bert.attempt("Reduce", op=o.compute.REDUCE_OP_SUM, x=operand),
                 bert.try_upload([dict(name=name, data=b"1234")]),
@@ -288,7 +289,7 @@ class AccessTest(o.FreshCase):
         self.assertEqual(seen("secret", x), seen("nothing", y))
         self.assertEqual(seen("sketch", o.resident("sketch")), seen("nothing", y))
         self.assert_logs(server, " (tenant bert): NOT_FOUND")
-        # The region belongs to bert, who was the first to use it.
+        # The region belongs to bert, the first to use it.
         part = region.range(PIECE.nbytes)
         for end in (anna.shared("DownloadShared", name="secret", target=part),
                     anna.shared("UploadShared", name="new", spec=o.spec_of(PIECE), source=part)):

@@ -24,7 +24,7 @@ from random_requests import BF16, BOOL, BYTES, F16, F32, F64, I8, I32, I64, U8, 
 
 LENGTH = 1 << 16  # The length of the resident arrays.
 # The kinds of the requests at the end, with their numbers, and the number of all requests.
-LATE = {"take": 24, "select": 24, "histogram": 24, "search_sorted": 24}
+LATE = {"take": 24, "select": 24, "histogram": 24, "search_sorted": 24, "sum_by_label": 24}
 COUNT = 288 + sum(LATE.values())
 AT_ONCE = 64
 GOLDEN = pathlib.Path(__file__).with_name("bits.txt")
@@ -33,7 +33,7 @@ SEED = 20261125  # The seed of GOLDEN.
 # hence on every machine. Expressions are included if they need no library function of the device or
 # the host. The bits of NaN are excluded.
 ON_EVERY_DEVICE = ("dot", "add", "map", "reduce", "top_k", "scan", "sort", "bytes", "take",
-                   "select", "histogram", "search_sorted")
+                   "select", "histogram", "search_sorted", "sum_by_label")
 # Reductions of one-byte types that are computed in integers.
 EXACT = ("SUM", "MIN", "MAX", "ARGMIN", "ARGMAX", "ALL", "ANY")
 BOUNDS = {I32: (-(1 << 20), 1 << 20), I64: (-(1 << 20), 1 << 20), U8: (0, 256), I8: (-128, 128),

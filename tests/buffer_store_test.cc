@@ -188,7 +188,7 @@ TEST_F(BufferStoreTest, TakenNames) {
   EXPECT_EQ(store_.Find("a", 0)->buffer->type().bytes(), 8u);
 }
 
-TEST_F(BufferStoreTest, ADraftThatDoesNotReplaceLosesToWhoDid) {
+TEST_F(BufferStoreTest, ADraftThatDoesNotReplaceLosesToOneThatDoes) {
   auto first = *store_.Create(Spec("a", 1));
   Write(*first, 0, 4);
   Make(Replacing(Spec("a", 2)));
@@ -326,7 +326,7 @@ TEST_F(BufferStoreTest, RestoredBuffersAreThereBeforeTheirBytes) {
                                         .create_time = SteadyNow(),
                                         .checksum = 7,
                                         .arrival = arrival});
-  // Everything but the bytes is there.
+  // Everything but the bytes has been restored.
   EXPECT_EQ(store_.Get("a", version)->checksum, 7u);
   EXPECT_TRUE(store_.Get("a", 0)->ready);
   EXPECT_EQ(ErrorReason(store_.Create(Spec("a", 1)).status()), "BUFFER_EXISTS");

@@ -428,7 +428,8 @@ class CliTest(CliCase):
             {"map": {"operands": ["x[0, :3]"], "expression": "f64(a)", "result": "scratch"}},
             {"histogram": {"x": "x", "edges": "step:15"}},
             {"sort": {"x": "x[0]", "values": "scratch", "indices": {"none": True}}},
-            {"search_sorted": {"x": "step:17", "keys": "x[1]"}})
+            {"search_sorted": {"x": "step:17", "keys": "x[1]"}},
+            {"sum_by_label": {"x": "x[0]", "labels": "step:18", "length": 99, "mode": "wrap"}})
         answer = self.json("run", path)
         steps = answer["steps"]
         product = x @ x.T
@@ -450,7 +451,9 @@ class CliTest(CliCase):
         self.assertEqual(steps[14]["data"],
                          np.histogram(x.ravel()[[5, 4, 3]], 2, (-9, 9))[0].tolist())
         self.assertEqual(len(steps[16]["data"]), 2)
-        self.assertEqual(steps[18]["data"], np.searchsorted(np.sort(x[0]), x[1]).tolist())
+        places = np.searchsorted(np.sort(x[0]), x[1])
+        self.assertEqual(steps[18]["data"], places.tolist())
+        self.assertEqual(steps[19]["data"], np.bincount(places, x[0], 99).tolist())
         self.assertTrue(all(step["stats"]["strategy"] for step in steps))
         self.assertGreater(answer["wall_us"], 0)
         self.cli("rm", "sum", "i")
@@ -506,8 +509,13 @@ class CliTest(CliCase):
         x = np.random.default_rng(8).integers(-9, 9, (30, 40)).astype("<f4")
         rows, mask, order = np.array([[3, -1], [0, 29]]), x > 7, np.argsort(x, kind="stable")
         sums = x[::-1].cumsum(0)[::-1] - x
-        some = dict(x=x, y=np.full(40, 2, "<f4"), rows=rows, mask=mask, order=order[:, :3],
-                    far=np.array([0, 30]), edges=np.array([-5, 0, 0.5, 9]),
+        # Rows of whole numbers that are also labels, from 0 to 4.
+        codes = np.abs(x[0]).astype("<i4") % 5
+        by_code, clipped = np.zeros((5, 40), "<f4"), np.zeros((9, 2), "<i8")
+        np.add.at(by_code, codes[:30], x)
+        np.add.at(clipped, np.clip(rows[:, 0], 0, 8), rows)
+        some = dict(x=x, codes=codes, y=np.full(40, 2, "<f4"), rows=rows, mask=mask,
+                    order=order[:, :3], far=np.array([0, 30]), edges=np.array([-5, 0, 0.5, 9]),
                     line=np.arange(-9, 9, 3, "<f4"))
         for name, array in some.items():
             self.put(name, array)
@@ -529,7 +537,9 @@ class CliTest(CliCase):
                 ("histogram x --bins 7 --range -3,8", np.histogram(x, 7, (-3, 8))[0]),
                 ("histogram rows --bins 5", np.array([1, 0, 0, 1, 0])),
                 ("search-sorted line x", np.searchsorted(some["line"], x)),
-                ("search-sorted line x --right", np.searchsorted(some["line"], x, "right"))):
+                ("search-sorted line x --right", np.searchsorted(some["line"], x, "right")),
+                ("sum-by-label rows rows[:,0] --length 9 --mode clip", clipped),
+                ("sum-by-label x codes[:30] --length 5", by_code)):
             answer = self.json(*command.split())
             found = [answer] if len(want) == 1 else [answer.get(n) for n in ("values", "indices")]
             for got, array in zip(found, want):
@@ -577,6 +587,7 @@ class CliTest(CliCase):
             ("BAD_INDEX", "--mode", "take x far --axis 0"), ("BAD_DTYPE", info, "take x x"),
             ("BAD_DTYPE", info, "select x x"), ("BAD_SHAPE", info, "select x[0] mask"),
             ("BAD_DTYPE", info, "histogram x x"), ("BAD_SHAPE", info, "search-sorted x y"),
+            ("BAD_SHAPE", info, "sum-by-label x rows --length 3"),
             ("BAD_BINS", "--bins", "histogram rows"),
             ("BAD_BINS", "--range", "histogram x --bins 3 --range 1,1"),
             ("BAD_EXPRESSION", "--help", "scan sum x --expression a+"),
@@ -879,6 +890,7 @@ class CliTest(CliCase):
                 "topk x --k 1 --out y -o y.npy", "scan mean x", "scan x",
                 "take x", "take x i --mode raise", "select x", "histogram x --range 3",
                 "histogram x e --bins 3", "search-sorted x",
+                "sum-by-label x i", "sum-by-label x --length 3",
                 "search x --queries q --k 3 --metric cosine",
                 "bench order x", "sort x --only both", "bench dot x", "bench reduce magic x",
                 "bench dot x x --repeat 0"):
@@ -1191,6 +1203,7 @@ class BenchTest(CliCase):
                 self.cli("cp", name, name, "--replace", "--dtype", dtype)
             self.put("rows", random.integers(-side, side, 7))
             self.put("all", np.ones((side, side), bool))
+            self.put("labels", random.integers(-5, 5, side))
             self.put("ordered", np.arange(n) // 9)
             self.cli("cp", "ordered", "ordered", "--replace", "--dtype", dtype)
             for operation, arguments, unit, work in (
@@ -1217,7 +1230,9 @@ class BenchTest(CliCase):
                     ("histogram", ("histogram", "x", "--bins", 3, "--range", "-9,9"), "B/s",
                      n * size + 3 * 8),
                     ("search_sorted", ("search-sorted", "ordered", "y"), "B/s",
-                     n * (2 * size + 8))):
+                     n * (2 * size + 8)),
+                    ("sum_by_label", ("sum-by-label", "m", "labels", "--length", 5), "B/s",
+                     side * (8 + side * size) + 5 * side * wide)):
                 with self.subTest(dtype=dtype, operation=operation):
                     report = self.bench(*arguments, "--repeat", 3)
                     self.assertEqual(report["operation"], operation)
@@ -1307,7 +1322,7 @@ class ShardsTest(CliCase):
 
 
 class DraftsTest(CliCase):
-    def test_a_draft_is_seen_and_dropped_and_in_nobodys_way(self):
+    def test_a_draft_is_seen_and_dropped_and_in_no_way(self):
         """An upload of several streams leaves such a draft when its client is killed."""
         x = np.arange(1000.0)
         self.put("x", x)

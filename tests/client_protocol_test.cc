@@ -470,6 +470,7 @@ TEST(RepetitionTest, NotOfOperationsThatStoreTheirResult) {
     expect(client.Select("x", "m", Results::kValues, options).status());
     expect(client.Histogram("x", IntegerBins{1}, options).status());
     expect(client.SearchSorted("x", "k", false, options).status());
+    expect(client.SumByLabel("x", "l", 1, TakeMode::kError, options).status());
     OperationOptions indices;
     indices.indices_target = options.target;
     expect(client.TopK("x", 1, false, {}, indices).status());

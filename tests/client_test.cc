@@ -330,7 +330,7 @@ TEST_F(ClientTest, Programs) {
   std::vector<std::string> reasons;
   for (const v1::StepResult& result : answer->results())
     reasons.push_back(ErrorReason(Client::StatusOf(result)));
-  // No step can use the result of a selection. An error is that of its step and of the steps that
+  // No step can use the result of a selection. An error applies to its step and to the steps that
   // need its result.
   EXPECT_THAT(reasons, ElementsAre("", "", "", "", "BAD_OPERAND", "BAD_INDEX", "STEP_FAILED", "",
                                    "", "BAD_SHAPE"));

@@ -1,4 +1,4 @@
-// A device of which only the description matters. It cannot do anything.
+// A device that has only a description. It cannot do anything.
 #pragma once
 
 #include <cstddef>

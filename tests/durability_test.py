@@ -201,7 +201,7 @@ class DurabilityTest(o.FreshCase):
         self.assertEqual(late.code, "DEADLINE_EXCEEDED")
         calls.pop().cancel()
         streams.pop().cancel()
-        # What needs no bytes of these arrays is done at once.
+        # Calls that need no bytes of these arrays are done at once.
         self.assertEqual(client.names(), ["a", "b", "c", "d", "e"])
         self.assertEqual(client.call("GetBuffer", name="c").buffer.state, READY)
         self.assertEqual(client.dot_of_ones(), 1)
@@ -254,7 +254,7 @@ class DurabilityTest(o.FreshCase):
         for request in requests:
             outcome = client.attempt("Select", **request, timeout=0.1)
             self.assertEqual(outcome.code, "DEADLINE_EXCEEDED")
-        # One that needs nothing from the disk does not wait.
+        # A call that needs nothing from the disk does not wait.
         answers = [client.call("Select", **here)]
         self.assertFalse(any(call.done() for call in (*calls, stored, program, lost)))
         release()
@@ -330,7 +330,7 @@ class DurabilityTest(o.FreshCase):
         self.assertEqual(kept.stat().st_mtime_ns, stamp)
         self.assertFalse(gone.exists())
         client.call("DeleteBuffer", name="b")
-        # Also by a server that has not yet loaded them.
+        # A server that has not loaded them yet also keeps them.
         self.assertEqual(server.stop(), 0)
         client = self.serve().client()
         taken = client.call("Snapshot")
@@ -438,7 +438,7 @@ class DurabilityTest(o.FreshCase):
         self.assertEqual((client.names(), client.download("small")), (["small"], small.tobytes()))
 
     def test_a_folder_that_cannot_be_written_to(self):
-        """It is restored, and snapshots fail. The server is not root, whom no mode restricts."""
+        """It is restored, and snapshots fail. The server is not root, which no mode restricts."""
         server = self.serve()
         server.client().put("x", np.arange(9))
         server.client().call("Snapshot")

@@ -313,10 +313,10 @@ TEST_F(DurableTest, AManifestThatContradictsItselfIsRefused) {
   EXPECT_THAT(message(bad), HasSubstr("two buffers with the version 101"));
   bad = good;
   bad.tenants["another"] = bad.tenants[""];
-  EXPECT_THAT(message(bad), HasSubstr("a file of two tenants"));
+  EXPECT_THAT(message(bad), HasSubstr("two tenants share a file"));
   bad = good;
   bad.next_file = 2;
-  EXPECT_THAT(message(bad), HasSubstr("a file that is still to come"));
+  EXPECT_THAT(message(bad), HasSubstr("a file number that has not been used"));
   for (const std::int64_t dim : {std::int64_t{-1}, std::int64_t{1} << 62}) {
     bad = good;
     bad.files.at(1).type.shape = {.rank = 2, .dims = {dim, 8}};
@@ -461,7 +461,7 @@ TEST_F(DurableTest, ALargeArrayIsFlushedInParts) {
   EXPECT_EQ(flushes - before, 3);
 }
 
-// A file with the number of a new one is what a crash left.
+// A crash left a file with the number of a new one.
 TEST_F(DurableTest, WhatACrashLeftIsReplaced) {
   DataFolder& folder = Open();
   fs::create_directory(path_ / "data" / "arrays");

@@ -244,6 +244,12 @@ TEST_F(EveryFaultTest, Operations) {
       "x { tensor { dtype: DTYPE_F32 shape: 1 data: '\\000\\000\\000\\000' } } keys " + turned +
           into_y,
       {"y"});
+  TryTimed<v1::SumByLabelRequest>(
+      "x " + turned +
+          " labels { tensor { dtype: DTYPE_I32 shape: 1 data: '\\000\\000\\000\\000' } "
+          "view { shape: 64 strides: 0 } } length: 3" +
+          into_y,
+      {"y"});
   TryTimed<v1::TopKRequest>("x " + turned + " k: 3 axis: 0" + into_both, {"y", "z"});
 }
 

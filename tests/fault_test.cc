@@ -491,7 +491,7 @@ TEST_F(FaultTest, AWorkerThatIsBusyForLongIsNotReadyUntilItIsFree) {
 
 // A long operation is no reason to stop serving while it is within its time limit and can be told
 // to stop.
-TEST_F(FaultTest, AnOperationThatTakesLongIsNobodysFault) {
+TEST_F(FaultTest, ALongOperationIsNoFault) {
   StartServer(Impatient, [](Options& options) { options.max_operation_seconds = 3600; });
   auto running = HoldWorker();
   const int asked = device_->Count(Step::kProbe);
@@ -507,7 +507,7 @@ TEST_F(FaultTest, AnOperationThatTakesLongIsNobodysFault) {
 
 // The clock advances while the process is stopped. Interrupted calls and uploads continue
 // afterwards.
-TEST_F(FaultTest, TimeInWhichTheProcessWasStoppedIsNobodysFault) {
+TEST_F(FaultTest, TimeInWhichTheProcessWasStoppedIsNoFault) {
   StartServer([](Options& options) {
     options.watchdog = absl::Seconds(10);
     options.max_operation_seconds = 1;

@@ -58,7 +58,8 @@ def archive(members, method=zipfile.ZIP_STORED):
 
 
 def hostile():
-    """Returns the contents of files that are no files of arrays, in a list for each format."""
+    """Returns the contents of files that are not valid files of arrays, in a list for each
+    format."""
 
     def one(**changes):
         header = {"x": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4], **changes}}

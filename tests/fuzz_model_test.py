@@ -633,7 +633,9 @@ class Fuzzer(r.Requests):
                             values={"none": True}, indices=stored["result"])),
             ("Histogram", dict(x=x, even=dict(count=9, low=-1, high=1), result=stored["result"])),
             ("SearchSorted", dict(x=o.inline(np.zeros(1, np.float32)), keys=x,
-                                  result=stored["result"]))))
+                                  result=stored["result"])),
+            ("SumByLabel", dict(x=x, labels=o.inline(np.zeros(1, np.int64), o.buffers.View(
+                shape=extents[:1], strides=[0])), length=3, result=stored["result"]))))
         outcome = self.client.attempt(rpc, **fields)
         refusals = "BAD_VIEW", "BAD_SHAPE", "BAD_K", "STRATEGY_UNSUPPORTED", "BAD_DTYPE"
         self.expect(outcome, *TOO_MUCH, *refusals, ok=True)
@@ -659,7 +661,8 @@ class Fuzzer(r.Requests):
         "create": 8, "upload": 16, "upload_ranges": 14, "seal": 10, "get": 8, "list": 3,
         "update": 4, "delete": 5, "download": 6, "copy": 12, "dot": 12, "add": 12, "matmul": 12,
         "reduce": 20, "window_sum": 8, "map": 12, "top_k": 10, "scan": 10, "sort": 10, "take": 10,
-        "select": 10, "histogram": 10, "search_sorted": 10, "large": 2, "bare": 1}
+        "select": 10, "histogram": 10, "search_sorted": 10, "sum_by_label": 10,
+        "large": 2, "bare": 1}
 
     def choose_client(self, kind):
         """Chooses the client if there are several. Returns how the next request is described."""

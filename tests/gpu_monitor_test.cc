@@ -140,7 +140,7 @@ TEST_F(GpuMonitorTest, WhatTheDriverDoesNotTellIsLeftOut) {
     EXPECT_THAT(text, Not(HasSubstr(name)));
 }
 
-TEST_F(GpuMonitorTest, HostsWithoutGpuHaveNoFiguresAndAskNobody) {
+TEST_F(GpuMonitorTest, HostsWithoutGpuHaveNoMetrics) {
   const int before = Library().calls;
   const auto server = Serve({"", ""});
   EXPECT_THAT(Scrape(server->server()), Not(HasSubstr("tessera_gpu")));
@@ -155,7 +155,7 @@ TEST_F(GpuMonitorTest, ALibraryThatCannotStartIsLeftAlone) {
   EXPECT_EQ(Library().calls, before + 1);
 }
 
-TEST_F(GpuMonitorTest, ADriverThatDoesNotAnswerKeepsNobodyFromThePage) {
+TEST_F(GpuMonitorTest, AnUnresponsiveDriverDoesNotDelayThePage) {
   const auto server = Serve({"0000:65:00.0"});
   ScrapeWith(server->server(), "tessera_gpu_busy_ratio");
   Library().blocked = true;
@@ -170,7 +170,7 @@ TEST_F(GpuMonitorTest, ADriverThatDoesNotAnswerKeepsNobodyFromThePage) {
 }
 
 // The process can exit, because it does not wait for the hanging thread.
-TEST_F(GpuMonitorTest, ADriverThatDoesNotAnswerKeepsNobodyFromTheEnd) {
+TEST_F(GpuMonitorTest, AnUnresponsiveDriverDoesNotDelayTheEnd) {
   {
     const int before = Library().calls;
     Library().blocked = true;

@@ -63,7 +63,7 @@ class HistogramTest : public testing::TestWithParam<StrategyCase> {
   void SetUp() override { TESSERA_NEED_STRATEGY(HistogramProblem, GetParam()); }
   static Stream& stream() { return TestStream(GetParam().backend); }
 
-  // Calls f(E{}), where E is the type of the elements. Those of BOOL are bytes, 0 or 1.
+  // Calls f(E{}), where E is the type of the elements. Elements of BOOL are bytes, 0 or 1.
   template <class F>
   void ForType(F f) const {
     DispatchElement(GetParam().dtype, [&]<class Own>(Own) {

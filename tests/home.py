@@ -1,4 +1,4 @@
-"""A model of which server is the home of a name, by rendezvous hashing."""
+"""A model that says which server is the home of a name, by rendezvous hashing."""
 
 
 def fnv1a(text):

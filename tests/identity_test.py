@@ -74,7 +74,7 @@ class CertificateTest(IdentityCase):
     def serve_tls(self, *lines):
         return self.serve(*self.tls(), *self.write(*lines))
 
-    def test_a_certificate_says_who_calls(self):
+    def test_a_certificate_identifies_its_caller(self):
         pairs = {name: self.ca.issue(name, names=names)
                  for name, names in (("trainer", "DNS:localhost"),
                                      ("a", "DNS:Trainer.Example.org,DNS:other.example.org"),
@@ -132,7 +132,7 @@ class CertificateTest(IdentityCase):
         self.assertTrue(o.eventually(lambda: caller.attempt("ListBuffers").ok, 10))
         self.assertEqual(caller.names(), ["x"])
 
-    def test_lines_for_certificates_that_nobody_is_asked_for_are_warned_of(self):
+    def test_lines_for_certificates_that_are_never_requested_are_warned_of(self):
         server = self.serve(*self.write("cn:trainer write one"))
         self.assertIn("without --tls-client-ca", server.log())
         self.assert_unknown(Caller(server).attempt("ListBuffers"))
@@ -290,7 +290,7 @@ class UsersTest(IdentityCase):
 
         o.in_threads(4, call)
 
-    def test_users_who_are_too_many_to_be_known_are_nobody(self):
+    def test_users_beyond_the_limit_are_unknown(self):
         first, last = 60000, 60064
         server = self.serve_unix(
             "--socket-group", "*",
@@ -299,7 +299,7 @@ class UsersTest(IdentityCase):
             self.connect_as(user)
         self.assertEqual(self.run_as(first, "ls").returncode, 0)
         self.assertIn("BAD_TOKEN", self.run_as(last, "ls").stderr)
-        said = "more than 64 users with a line have connected"
+        said = "more than 64 users of the token file have connected"
         self.assertTrue(o.eventually(lambda: said in server.log(), 10), server.log())
 
     def test_strangers_take_nothing_from_users_with_a_line(self):

@@ -373,8 +373,8 @@ class Lines {
   const int axis_;
 };
 
-// Device memory between guard bytes that must not change. It is `offset` elements off its
-// alignment.
+// Device memory between guard bytes that must not change. It begins `offset` elements after an
+// aligned address.
 template <class T>
 class DeviceArray {
  public:

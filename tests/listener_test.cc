@@ -247,7 +247,7 @@ TEST_F(TableTest, AConnectionIsEndedOnce) {
   EXPECT_EQ(table.ended(), 2u);
 }
 
-TEST(Sources, AreAddressesNetworksAndNobodyOnThisHost) {
+TEST(Sources, AreAddressesAndNetworksAndEmptyOnThisHost) {
   const auto of = [](const std::string& text) {
     sockaddr_storage peer{};
     if (text.find(':') == text.npos) {
@@ -430,7 +430,7 @@ TEST(BudgetDeathTest, RunningOutOfDescriptorsIsSurvived) {
 
 // --- The end -----------------------------------------------------------------------------------
 
-TEST(Closing, RunningCallsEndWellWhileNobodyCanConnect) {
+TEST(Closing, RunningCallsSucceedWhileNoClientCanConnect) {
   const std::string path = SocketPath("listener_closing");
   Host host({"127.0.0.1:0", "unix:" + path}, 16);
   auto channel = Dial(host.address());

@@ -159,7 +159,7 @@ TEST(LogTest, FailedCallsWithoutALineAreCountedOnce) {
   EXPECT_EQ(written + counted, calls) << text;
 }
 
-TEST(LogTest, CallersWithoutRightsHideNobodysFailures) {
+TEST(LogTest, CallersWithoutRightsHideNoFailures) {
   const std::string text = Logged(false, [] {
     for (int i = 0; i < 100; ++i) {
       LogFailedCall(CallOf("Stranger"), "peer", absl::UnauthenticatedError("no token"));
@@ -184,7 +184,7 @@ TEST(LogTest, ThatThereIsNoBufferIsAnAnswer) {
 }
 
 // Standard error is a full pipe without a reader. Threads that log must not block.
-TEST(LogTest, NobodyWaitsForAReader) {
+TEST(LogTest, NoThreadWaitsForAReader) {
   Pipe pipe;
   SetUpLog("info", false);
   // The first lines fill the pipe, and then the writer blocks.

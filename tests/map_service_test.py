@@ -42,7 +42,7 @@ def maximum(a, b):
     return np.where((a >= b) | (a != a), a, b)
 
 
-# What operations compute of f64 or i64 numbers, before the results are rounded to their type.
+# What operations compute from f64 or i64 numbers, before the results are rounded to their type.
 COMPARISONS = r.COMPARISONS | {"LESS_EQUAL": np.less_equal, "GREATER_EQUAL": np.greater_equal}
 OF_NUMBERS = {**r.BINARY, **COMPARISONS, **r.UNARY, "MINIMUM": minimum, "MAXIMUM": maximum,
               "SIGN": np.sign, "CLIP": lambda a, b, c: minimum(maximum(a, b), c)}

@@ -644,8 +644,8 @@ TEST(MapDevices, SameBits) {
   }
 }
 
-// Coordinates are those of the whole result, for all strategies, also where the axes of an operand
-// are merged, reversed or broadcast, and where the result has other axes.
+// For all strategies, coordinates refer to the whole result, even if the axes of an operand are
+// merged, reversed or broadcast, or the result has other axes.
 TEST_P(MapTest, Coordinates) {
   const std::vector<std::int64_t> values = Iota(4 * 1000);
   DeviceArray<std::int64_t> x(stream(), values, 1);
@@ -727,7 +727,7 @@ TEST_P(MapTest, CoordinatesOfParts) {
   ExpectSame(out.Values(), want, "a share");
 }
 
-// The vectors that Random123 publishes for Philox 4x32-10, of which the first two words are used.
+// The first two words of the vectors that Random123 publishes for Philox 4x32-10.
 TEST_P(MapTest, RandomBitsArePhilox) {
   const std::vector<std::uint64_t> seeds = {0, ~0ull, 0x299f31d0a4093822},
                                    counters = {0, ~0ull, 0x85a308d3243f6a88},

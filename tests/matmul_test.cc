@@ -6,8 +6,10 @@
 #include <optional>
 #include <string_view>
 
+#include "kernels/choose/pace.h"
 #include "kernels/cuda/matmul/hopper/gemm/stream_k.h"
 #include "kernels/problem/matmul.h"
+#include "kernels/run/execute.h"
 #include "tests/kernel_fixture.h"
 
 namespace tessera::test {
@@ -280,6 +282,142 @@ TESSERA_PRODUCT_TEST(MatmulTest, StridedViews) {
             wa.Of(array.data(), dtype), wb.Of(array.data(), dtype), transposes);
     }
   }
+}
+
+// A product of any ranks as np.matmul defines it, from indices of elements. a and b are views of
+// host memory.
+template <class T>
+struct StackModel {
+  Shape shape;
+  std::int64_t k = 0;
+  std::vector<long double> sums, magnitudes;
+
+  StackModel(View a, View b, Transposes t) {
+    const bool rows = a.shape.rank > 1, columns = b.shape.rank > 1;
+    const View left = Matrices(a, 0, t.a && rows), right = Matrices(b, 1, t.b && columns);
+    const std::int64_t m = left.shape[kMaxRank - 2], n = right.shape[kMaxRank - 1];
+    k = left.shape[kMaxRank - 1];
+    const int rank = std::max(a.shape.rank, b.shape.rank);
+    for (int i = kMaxRank - rank; i < kMaxRank - 2; ++i)
+      shape[shape.rank++] = left.shape[i] == 1 ? right.shape[i] : left.shape[i];
+    const std::int64_t stack = shape.elements();
+    for (std::int64_t e = 0; e < stack * m * n; ++e) {
+      std::int64_t place = e / (m * n), at_left = e / n % m * left.strides[kMaxRank - 2],
+                   at_right = e % n * right.strides[kMaxRank - 1];
+      for (int i = shape.rank - 1; i >= 0; --i) {
+        const int axis = kMaxRank - 2 - shape.rank + i;
+        const std::int64_t index = place % shape[i];
+        place /= shape[i];
+        if (left.shape[axis] != 1) at_left += index * At(left.strides, axis);
+        if (right.shape[axis] != 1) at_right += index * At(right.strides, axis);
+      }
+      long double sum = 0, magnitude = 0;
+      for (std::int64_t l = 0; l < k; ++l) {
+        const long double product =
+            static_cast<long double>(
+                Exact(static_cast<const T*>(a.data)[at_left + l * left.strides[kMaxRank - 1]])) *
+            static_cast<long double>(
+                Exact(static_cast<const T*>(b.data)[at_right + l * right.strides[kMaxRank - 2]]));
+        sum += product;
+        magnitude += std::abs(product);
+      }
+      sums.push_back(sum);
+      magnitudes.push_back(magnitude);
+    }
+    if (rows) shape[shape.rank++] = m;
+    if (columns) shape[shape.rank++] = n;
+  }
+
+  // Returns the view with all axes that a view can have. A vector gets an axis of extent 1 before
+  // or after its own.
+  static View Matrices(const View& x, int vector_axis, bool transposed) {
+    View out{.data = x.data, .dtype = x.dtype, .shape = {kMaxRank, {}}, .strides = {}};
+    out.shape.dims.fill(1);
+    const int rank = x.shape.rank, shift = kMaxRank - rank - (rank == 1 ? vector_axis : 0);
+    for (int i = 0; i < rank; ++i) {
+      out.shape[i + shift] = x.shape[i];
+      At(out.strides, i + shift) = At(x.strides, i);
+    }
+    if (transposed) {
+      std::swap(out.shape[kMaxRank - 2], out.shape[kMaxRank - 1]);
+      std::swap(out.strides[kMaxRank - 2], out.strides[kMaxRank - 1]);
+    }
+    return out;
+  }
+};
+
+TESSERA_PRODUCT_TEST(MatmulTest, Stacks) {
+  struct Case {
+    StridedWindow a, b;
+    int transposes = 0;
+  };
+  const Case cases[] = {
+      {{0, {2, 3, 5, 4}, {60, 20, 4, 1}}, {7, {3, 4, 6}, {24, 6, 1}}},
+      {{0, {5, 4}, {4, 1}}, {3, {2, 1, 4, 3}, {12, 12, 3, 1}}},
+      // Both operands repeat their matrices along different axes.
+      {{0, {3, 1, 5, 4}, {20, 20, 4, 1}}, {1, {1, 2, 4, 3}, {24, 12, 3, 1}}},
+      // Vectors.
+      {{0, {4}, {1}}, {0, {3, 4, 5}, {20, 5, 1}}},
+      {{9, {4}, {-2}}, {0, {3, 4, 5}, {20, 5, 1}}},
+      {{0, {3, 5, 4}, {20, 4, 1}}, {8, {4}, {3}}},
+      {{0, {5, 4}, {4, 1}}, {8, {4}, {0}}},
+      {{0, {40}, {1}}, {1, {40}, {2}}},
+      {{0, {40, 1}, {1, 40}}, {1, {40}, {2}}, 3},
+      // Transposed, with pitches, reversed, with steps, repeated.
+      {{0, {3, 4, 5}, {20, 5, 1}}, {0, {3, 6, 4}, {24, 4, 1}}, 3},
+      {{400, {3, 5, 4}, {-100, 7, 1}}, {0, {3, 4, 6}, {31, 1, 5}}},
+      {{0, {3, 5, 4}, {1, 12, 3}}, {0, {3, 4, 6}, {24, -6, -1}}},
+      {{0, {50, 5, 4}, {0, 8, 2}}, {0, {50, 4, 6}, {24, 6, 1}}},
+      {{0, {2, 3, 5, 4}, {0, 40, 8, 2}}, {0, {2, 1, 4, 6}, {24, 0, 6, 1}}},
+      {{0, {2, 2, 3, 5, 4}, {60, 120, 20, 4, 1}}, {0, {2, 2, 3, 4, 2}, {48, 24, 8, 2, 1}}},
+      // Stacks that are one product.
+      {{0, {6, 5, 4}, {20, 4, 1}}, {0, {4, 6}, {6, 1}}},
+      {{0, {6, 5, 1, 4}, {40, 8, 9, 1}}, {0, {4, 6}, {6, 1}}},
+      {{0, {6, 4, 5}, {5, 30, 1}}, {0, {4, 6}, {6, 1}}, 1},
+      {{0, {1, 4}, {4, 1}}, {0, {3, 6, 4}, {24, 4, 1}}, 2},
+      {{0, {1, 4}, {4, 1}}, {0, {3, 4, 6}, {6, 18, 1}}},
+      // Several tiles, odd distances between matrices, and many products.
+      {{0, {3, 35, 40}, {1403, 40, 1}}, {5, {3, 40, 33}, {1321, 33, 1}}},
+      {{0, {2, 130, 17}, {2210, 17, 1}}, {1, {2, 17, 131}, {2227, 131, 1}}},
+      {{0, {2000, 2, 2}, {2, 2, 1}}, {0, {2000, 2, 2}, {2, 1, 2}}},
+      // Nothing to multiply, or to add.
+      {{0, {0, 3, 4}, {12, 4, 1}}, {0, {4, 5}, {5, 1}}},
+      {{0, {2, 3, 0}, {0, 0, 1}}, {0, {2, 0, 4}, {0, 4, 1}}},
+      {{0, {2, 0, 4}, {0, 4, 1}}, {0, {2, 4, 3}, {12, 3, 1}}},
+      {{0, {0}, {1}}, {0, {3, 0, 2}, {0, 2, 1}}},
+  };
+  const std::vector<T> values = NormalVector<T>(5000, 4);
+  DeviceArray<T> array(stream(), values, 1);
+  const auto [dtype, out_dtype] = std::pair(GetParam().row.dtype, GetParam().out_dtype);
+  int computed = 0;
+  for (const Case& one : cases) {
+    SCOPED_TRACE(absl::StrCat("case ", &one - cases));
+    const Transposes t(one.transposes);
+    const StackModel<T> model(one.a.Of(values.data(), dtype), one.b.Of(values.data(), dtype), t);
+    const View a = one.a.Of(array.data(), dtype), b = one.b.Of(array.data(), dtype);
+    const ArrayType type = Get(MatmulType(a, b, t.a, t.b, out_dtype));
+    ASSERT_EQ(ToString(type.shape), ToString(model.shape));
+    DeviceArray<O> c(stream(), type.shape.elements());
+    const auto stats =
+        RunMatmul(stream(), a, b, t.a, t.b, out_dtype, c.data(), {.strategy = row().name});
+    if (row().refuses != nullptr && ErrorReason(stats.status()) == "STRATEGY_UNSUPPORTED") continue;
+    ASSERT_TRUE(stats.ok()) << stats.status();
+    ++computed;
+    EXPECT_EQ(stats->flops, static_cast<std::uint64_t>(2 * type.shape.elements() * model.k));
+    const std::vector<O> got = c.Values();
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      if constexpr (std::is_integral_v<T>) {
+        ASSERT_EQ(got[i], static_cast<O>(static_cast<std::int64_t>(model.sums[i]))) << i;
+      } else {
+        const double want = static_cast<double>(model.sums[i]);
+        ASSERT_NEAR(static_cast<double>(Exact(got[i])), want,
+                    stats->roundoff * static_cast<double>(model.magnitudes[i]) +
+                        UnitRoundoff(out_dtype) * std::abs(want) + 0x1p-24)
+            << i;
+      }
+    }
+  }
+  EXPECT_GE(computed, 4);
 }
 
 class MatmulOfFloatsTest : public MatmulTest {};
@@ -821,13 +959,73 @@ TEST(MatmulPieces, TilesOfTooManyStepsStayWhole) {
   EXPECT_EQ(whole.rounds, 3);
 }
 
+// A strategy that takes one product, and whose request is cancelled by the second of them.
+TEST(MatmulStacks, CancellationStopsBetweenProducts) {
+  static std::atomic<bool> stop;
+  static int launches;
+  static void* scratch;
+  stop = false;
+  launches = 0;
+  constexpr Strategy<MatmulProblem> kStopping = {
+      .name = "stopping", .launch = [](const MatmulProblem& p, Stream& stream) {
+        EXPECT_EQ(p.stack, 1);
+        EXPECT_EQ(static_cast<const float*>(p.a) - static_cast<const float*>(p.b), 3 * launches);
+        void* const memory = stream.Scratch(1000);
+        EXPECT_EQ(memory, launches == 0 ? memory : scratch) << "the products share it";
+        scratch = memory;
+        stop = ++launches == 2;
+      }};
+  Stream& stream = TestStream(Backend::kCpu);
+  float values[100];
+  MatmulProblem problem{.m = 1, .n = 1, .k = 1, .a = values, .lda = 1, .b = values, .ldb = 1};
+  problem.stack = 5;
+  problem.stack_rank = 1;
+  problem.stack_axes[0] = {5, 3, 0};
+  problem.c = values;
+  stream.WatchStop(&stop);
+  LaunchOn(stream, problem, kStopping);
+  stream.WatchStop(nullptr);
+  EXPECT_EQ(launches, 2);
+}
+
+// What a stack costs, and how it is checked, depends on all its products.
+TEST(MatmulStacks, CostsAndScratchMemory) {
+  Stream& stream = TestStream(Backend::kCpu);
+  // The matrices have steps, so they are copied, but none of them twice.
+  const StridedWindow repeated{0, {1000, 4, 3}, {0, 8, 2}}, matrices{0, {1000, 3, 5}, {15, 5, 1}};
+  const View a = repeated.Of(nullptr, DType::kF32), b = matrices.Of(nullptr, DType::kF32);
+  Pace pace(stream.device().info());
+  const auto check = [&](std::string_view strategy) {
+    return Get(RunMatmul(stream, a, b, false, false, DType::kF32, nullptr,
+                         {.strategy = strategy, .check_only = true, .pace = &pace}));
+  };
+  const Stats stats = check("cpu_naive");
+  EXPECT_EQ(stats.scratch_bytes, 4 * 3 * sizeof(float));
+  EXPECT_EQ(stats.flops, 2 * 1000 * 4 * 5 * 3u);
+  EXPECT_GT(stats.estimate_seconds, 1000 * 10e-9);
+  EXPECT_EQ(
+      ErrorReason(
+          RunMatmul(
+              stream, a, b, false, false, DType::kF32, nullptr,
+              {.strategy = "cpu_naive", .check_only = true, .pace = &pace, .max_seconds = 1e-6})
+              .status()),
+      "OPERATION_TOO_LONG");
+}
+
 TEST(MatmulErrors, OperandsThatDoNotFit) {
   const View a = WholeView({DType::kF32, MakeShape({3, 4})}, nullptr);
   const View b = WholeView({DType::kF32, MakeShape({5, 6})}, nullptr);
   const View vector = WholeView({DType::kF32, MakeShape({4})}, nullptr);
   const View doubles = WholeView({DType::kF64, MakeShape({4, 3})}, nullptr);
   EXPECT_EQ(ErrorReason(MatmulType(a, b, false, false, DType::kF32).status()), "BAD_SHAPE");
-  EXPECT_EQ(ErrorReason(MatmulType(a, vector, false, false, DType::kF32).status()), "BAD_SHAPE");
+  EXPECT_EQ(ErrorReason(MatmulType(vector, a, false, false, DType::kF32).status()), "BAD_SHAPE");
+  const View number = WholeView({DType::kF32, MakeShape({})}, nullptr);
+  EXPECT_THAT(MatmulType(a, number, false, false, DType::kF32).status().message(),
+              testing::HasSubstr("both must have rank 1 or more"));
+  const View three = WholeView({DType::kF32, MakeShape({3, 4, 4})}, nullptr);
+  const View two = WholeView({DType::kF32, MakeShape({2, 4, 4})}, nullptr);
+  EXPECT_THAT(MatmulType(three, two, false, false, DType::kF32).status().message(),
+              testing::HasSubstr("the leading extents 3 and 2 must agree"));
   EXPECT_EQ(ErrorReason(MatmulType(a, doubles, false, false, DType::kF32).status()), "BAD_DTYPE");
   for (DType dtype : kAllDTypes) {
     const View x = WholeView({dtype, MakeShape({3, 4})}, nullptr);

@@ -7,7 +7,7 @@ namespace {
 
 // The limit on scratch memory decides the strategy. The free part of that limit and free device
 // memory have no influence.
-TEST(Memory, TheLimitOfScratchMemoryChoosesTheRowAndItsUseDoesNot) {
+TEST(Memory, TheLimitOfScratchMemoryChoosesTheStrategyAndItsUseDoesNot) {
   TESSERA_NEED_DEVICE(Backend::kCuda);
   constexpr std::int64_t kSide = 4096;
   Stream& stream = TestStream(Backend::kCuda);

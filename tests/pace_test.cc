@@ -88,6 +88,7 @@ TEST(PaceTest, RefusesBeforeMemoryIsTouched) {
   refused(SelectSpec{.count = kHuge}, {x, mask}, "cpu_parallel");
   refused(HistogramSpec{.bins = 5}, {x}, "cpu_parallel");
   refused(SearchSortedSpec(), {x, half}, "cpu_parallel");
+  refused(SumByLabelSpec{.length = 9}, {half, places}, "cpu_parallel");
   refused(MatmulSpec(), {square, square}, "cpu_cache_tiled");
   // The product of matrices without columns is known, but not what the expression makes of it.
   const View tall = Broadcast(&l.one, DType::kF32, {1 << 30, 0}),
@@ -120,7 +121,7 @@ TEST(PaceTest, ResultsWithoutElementsTakeNoTimeAndNoMemory) {
   check(MatmulSpec(), {of(DType::kF32, {0, kHuge}), of(DType::kF32, {kHuge, 4})});
 }
 
-TEST(PaceTest, SlowRowsHaveALimitOfTheirOwn) {
+TEST(PaceTest, SlowStrategiesHaveASeparateLimit) {
   Paced l;
   const View a = Broadcast(&l.one, DType::kF32, {12000, 12000});
   l.options.strategy = "cpu_naive";
@@ -239,6 +240,11 @@ TEST(PaceTest, FiguresStayFigures) {
                                    {.kind = BinKind::kIntegers, .n = 0, .bins = kMostBins}});
   ExpectFigures<SearchSortedProblem>(
       {{}, {.length = kMost, .n = kMost}, {.length = kMost, .n = 1}, {.length = 0, .n = 1000003}});
+  ExpectFigures<SumByLabelProblem>(
+      {{},
+       {.n = kMost, .length = 1},
+       {.n = 1, .inner = kMost, .length = 1},
+       {.dtype = DType::kI32, .label_dtype = DType::kI32, .n = 1000003, .inner = 7, .length = 5}});
   ExpectFigures<ReduceAxesProblem>({{},
                                     {.outer = kMost, .length = 1, .inner = 1},
                                     {.outer = 1, .length = kMost, .inner = 1},
@@ -308,7 +314,7 @@ TEST(PaceTest, CoresThatSortNothingDoNotHelp) {
     return pace.Estimate(StrategyNamed<SortProblem>("cpu_radix"), {.rows = rows, .n = n});
   };
   EXPECT_GT(estimate(4, 1 << 18), 3.9 * estimate(1, 1 << 18));
-  // With more rows, each core sorts rows of its own.
+  // With more rows, each core sorts whole rows.
   EXPECT_LT(estimate(64, 1 << 17), 2.1 * estimate(1, 1 << 17));
   EXPECT_GT(estimate(65, 1 << 17), 1.9 * estimate(64, 1 << 17));
 }
@@ -351,7 +357,7 @@ class LearningTest : public testing::Test {
   Pace pace_{Info(Backend::kCpu)};
 };
 
-TEST_F(LearningTest, LearnsWhatARowTakes) {
+TEST_F(LearningTest, LearnsTheTimeOfAStrategy) {
   const DotProblem p = {.n = 1 << 24};
   const double cold = Estimate(p);
   // The time of a first call is accepted, because there is no other information.

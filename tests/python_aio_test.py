@@ -168,7 +168,7 @@ class AioTest(o.Case, unittest.IsolatedAsyncioTestCase):
         gc.collect()
         self.assertEqual(said, [])
 
-    async def test_a_region_that_nobody_waits_for_is_closed(self):
+    async def test_an_abandoned_region_is_closed(self):
         made = []
 
         class Region:

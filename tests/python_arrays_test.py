@@ -820,6 +820,42 @@ class ArraysTest(python_outsider.Case):
         self.assertRaises(ValueError, np.bincount, x * x, [1])
         self.check(np.bincount(x * x, [1, 2]), np.array([0.0, 3]), 0)
 
+    def test_sums_by_label(self):
+        for dtype, n in itertools.product(self.TYPES, (0, 1, 9, 3000)):
+            rows = self.typed(2 * n, dtype).reshape(n, 2)
+            x, labels = self.t.put(rows), RNG.integers(-7, 7, n)
+            here = self.t.put(labels.astype("i1"))
+            for mode, at, length in (("raise", labels, 7), ("wrap", labels % 5, 5),
+                                     ("clip", np.clip(labels, 0, 3), 4)):
+                with self.subTest(dtype=dtype, n=n, mode=mode):
+                    want = np.zeros((length, 2), "f8" if rows.dtype.kind == "f" else "i8")
+                    with np.errstate(invalid="ignore"):
+                        np.add.at(want, at, rows)
+                    want = want.astype(dtype) if rows.dtype.kind == "f" else want
+                    tolerance = max(np.finfo(dtype).eps, 1e-13) if want.dtype.kind == "f" else 0
+                    for given in (labels, here):
+                        self.check(ts.sum_by_label(x, given, length, mode), want, tolerance)
+        # Labels that the same program computes, and rows that are a view or a number each.
+        a = np.arange(12.0).reshape(3, 4)
+        x = self.t.put(a)
+        by_column = ts.sum_by_label(x.T[::-1], (x[0] > 1) * 1, 2)
+        self.check(by_column, [a.T[2:].sum(0), a.T[:2].sum(0)], 0)
+        self.check(ts.sum_by_label(x[1], x[0].astype("i4"), 6), [4, 5, 6, 7, 0, 0], 0)
+        weights = RNG.random(5000)
+        places = RNG.integers(0, 2000, 5000)
+        self.check(np.bincount(self.t.put(places), weights), np.bincount(places, weights), 1e-14)
+        for error, call in (
+                (ts.BadShape, lambda: ts.sum_by_label(x, [0, 1], 2)),
+                (ts.BadShape, lambda: ts.sum_by_label(x, [[0, 1, 0]], 2)),
+                (ts.BadShape, lambda: ts.sum_by_label(x, [0, 1, 0], -1)),
+                (ts.BadIndex, lambda: ts.sum_by_label(x, [0, 2, 0], 2)),
+                (ts.BadIndex, lambda: ts.sum_by_label(x, [0, 0, 0], 0, "clip")),
+                (ts.BadIndex, lambda: ts.sum_by_label(x, x[:, 0].astype("i4"), 2).numpy()),
+                (ts.BadDtype, lambda: ts.sum_by_label(x, [0.5, 1, 0], 2)),
+                (ValueError, lambda: ts.sum_by_label(x, [0, 1, 0], 2, "error")),
+                (TypeError, lambda: ts.sum_by_label(a, [0, 1, 0], 2))):
+            self.assertRaises(error, call)
+
     def test_positions_in_sorted_arrays(self):
         for dtype, n in itertools.product(self.TYPES, (0, 1, 40, 3000)):
             sorted_ = np.sort(self.typed(n, dtype))

@@ -38,7 +38,7 @@ class FilesTest(python_outsider.Case):
         return path
 
     def same(self, array, want):
-        """Compares the bytes, because NumPy has no bf16, with which the client reads |V2."""
+        """Compares the bytes, because the client reads |V2 as bf16, which NumPy lacks."""
         raw = self.t._run(self.t._core.fetch(array._source, array._view, None, None))
         self.assertEqual((raw.shape, raw.tobytes()), (want.shape, want.tobytes()))
         self.assertEqual(raw.dtype, ts.bfloat16 if want.dtype == "V2" else want.dtype)
@@ -171,7 +171,8 @@ class FilesTest(python_outsider.Case):
         with self.assertRaisesRegex(ts.BadFile, "CRC-32"):
             self.t.load(self.file("bad.npz", data), prefix="")
         self.assertEqual(self.names(), [])
-        path = self.folder / "giant.safetensors"  # A header of 4 GiB, which is there.
+        path = self.folder / "giant.safetensors"  # A header of 4 GiB, all of which the file
+                                                  # contains.
         with open(path, "wb") as file:
             file.write(struct.pack("<Q", 1 << 32))
             file.truncate((1 << 32) + 8)

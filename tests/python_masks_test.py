@@ -370,6 +370,37 @@ class ProductsTest(Case):
         half = (x @ y + b).astype("f2")
         self.check(half, ((x @ y).save().numpy() + bias).astype("f2"))
 
+    def test_stacks(self):
+        shapes = (((3, 1, 5, 4), (2, 4, 6)), ((4,), (3, 4, 5)), ((3, 5, 4), (4,)), ((5, 4), (4,)),
+                  ((2, 5, 4), (4, 6)), ((5, 4), (2, 4, 6)), ((2, 5, 0), (2, 0, 3)))
+        whole = lambda *shape: RNG.integers(-9, 9, shape)  # noqa: E731
+        for dtype in ("f2", "f4", "f8", "i4"):
+            for shapes_of in shapes:
+                a, b = (whole(*shape).astype(dtype) for shape in shapes_of)
+                x, y = self.t.put(a), self.t.put(b)
+                for call in (lambda p, q: p @ q + 1,
+                             lambda p, q: (q.T if q.ndim == 1 else q.swapaxes(-1, -2))
+                             @ (p if p.ndim == 1 else p.swapaxes(-1, -2)),
+                             lambda p, q: p[..., ::-1] @ (q if q.ndim == 1 else q[..., ::2])):
+                    try:
+                        want = call(a, b)
+                    except ValueError:  # The vector is on the wrong side.
+                        self.assertRaises(ts.BadShape, call, x, y)
+                        continue
+                    with self.calls() as calls:
+                        got = call(x, y).numpy()
+                    self.assertEqual(calls, ["Matmul"])
+                    self.assertEqual(got.dtype, want.dtype)
+                    np.testing.assert_array_equal(got, want)
+        a, b = whole(3, 5, 4).astype("f4"), whole(3, 6, 4).astype("f4")
+        x, y = self.t.put(a), self.t.put(b)
+        for text in ("bij,bkj->bik", "bij,bkj->kib", "bij,bkj->bk", "bij,ckj->bcik"):
+            e = np.einsum(text, x, y)
+            with self.subTest(text):
+                self.assertEqual(e.explain().count(": matmul("), 1, e.explain())
+                self.check(e, np.einsum(text, a, b))
+        self.assertRaises(ts.BadShape, lambda: x @ y[:2].swapaxes(1, 2))
+
     def test_the_bits_of_a_product_and_a_map(self):
         for dtype in ("f2", "f4", "f8", "i4"):
             a = RNG.integers(-9, 9, (33, 65)).astype(dtype)

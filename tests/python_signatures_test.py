@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares with NumPy every NumPy function and ufunc that the Python client has: each argument of
 its signature by name and by position, in every type, at the ends of the integer types. A call that
-is not supported is refused with an alternative. No argument has another meaning than in NumPy.
+is not supported is refused with an alternative. No argument has a different meaning than in NumPy.
 """
 
 import inspect

@@ -29,7 +29,7 @@ class TlsTest(o.Case):
         with ts.connect(server.address, **options) as t:
             return float((t.put(np.arange(4.0)) * 2).sum())
 
-    def test_who_is_trusted(self):
+    def test_trusted_servers(self):
         self.assertEqual(self.total(self.server, tls_ca=str(self.ca.cert)), 12)
         port = self.server.address.split(":")[1]
         array = np.random.default_rng(1).random(1 << 20)
@@ -48,7 +48,7 @@ class TlsTest(o.Case):
         self.assertEqual(
             self.total(server, tls_ca=str(self.ca.cert), tls_server_name="gpu.example"), 12)
 
-    def test_who_is_let_in(self):
+    def test_admitted_clients(self):
         trust = {"tls_ca": str(self.ca.cert)}
         self.assertEqual(self.total(self.strict, **trust, **self.mine), 12)
         pair = map(str, self.foreign.issue("stranger"))

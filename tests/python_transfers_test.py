@@ -584,12 +584,12 @@ class ProgressTest(unittest.TestCase):
             self.assertEqual((told, first.done, first.moved), ([7], 7, 100))
             first.tell = lambda done: told.append(-done)  # As with several streams.
             now[0] = 200.0
-            second = first.anew(6)
+            second = first.restarted(6)
             first.add(10)
             self.assertEqual((told, second.done, second.moved), ([7], 6, 200))
             now[0] = 300.0
             second.add(1)
-            third = second.anew(second.done)
+            third = second.restarted(second.done)
             second.add(1)
             third.add(2)
             self.assertEqual((told, third.done, third.moved), ([7, 7, 9], 9, 300))

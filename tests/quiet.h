@@ -30,8 +30,8 @@ inline std::optional<std::map<std::string, std::string>> Sleeps() {
   return sleeps;
 }
 
-// Returns when all other threads sleep: what has been set off so far, and does not wait for a time,
-// has then happened.
+// Returns when all other threads sleep. By then, everything that was triggered and does not wait
+// for a time has happened.
 inline void AwaitQuiet() {
   for (auto before = Sleeps();; absl::SleepFor(absl::Milliseconds(1))) {
     auto now = Sleeps();

@@ -24,7 +24,8 @@ SIZES = {F32: 4, F64: 8, F16: 2, BF16: 2, I32: 4, I64: 8, BOOL: 1, U8: 1, I8: 1}
 STEPS = {
     "Dot": "dot", "Reduce": "reduce", "Matmul": "matmul", "Add": "add", "WindowSum": "window_sum",
     "Map": "map", "TopK": "top_k", "Scan": "scan", "Sort": "sort", "Take": "take",
-    "Select": "select", "Histogram": "histogram", "SearchSorted": "search_sorted"}
+    "Select": "select", "Histogram": "histogram", "SearchSorted": "search_sorted",
+    "SumByLabel": "sum_by_label"}
 # The reasons of each status code. All other reasons have INVALID_ARGUMENT.
 REASONS = {
     "NOT_FOUND": "BUFFER_NOT_FOUND REGION_NOT_FOUND",
@@ -443,7 +444,7 @@ class Requests:
 
     KINDS = (
         "dot", "add", "matmul", "reduce", "window_sum", "map", "top_k", "scan", "sort", "take",
-        "select", "histogram", "search_sorted",
+        "select", "histogram", "search_sorted", "sum_by_label",
     )
     FAULTS = (None,) * 12 + ("view", "view", "view", "dtype", "shape")
     UNARY_FUNCTIONS = ("ABS", "NEGATE", "SQRT")
@@ -747,8 +748,20 @@ class Requests:
         m, n, k = self.extent(), self.extent(), self.extent()
         ta, tb = rng.random() < 0.3, rng.random() < 0.3
         out = rng.choice((0, 0, 0, dtype, *DTYPES))
-        a = self.operand(dtype, shape=(k, m) if ta else (m, k), special=False)
-        b = self.operand(dtype, shape=(n, k) if tb else (k, n), special=False)
+        stack = [rng.choice((0, 1, 2, 3)) for _ in range(rng.choice((0, 0, 1, 2)))]
+
+        def shape_of(matrix):
+            if rng.random() < 0.1:
+                return (k,)
+            leading = (rng.choice((extent, extent, 1)) for extent in stack[rng.randrange(3):])
+            return *leading, *matrix
+
+        shape_a = shape_of((k, m) if ta else (m, k))
+        shape_b = shape_of((n, k) if tb else (k, n))
+        rows, columns = (m,) * (len(shape_a) > 1), (n,) * (len(shape_b) > 1)
+        shape = (*np.broadcast_shapes(shape_a[:-2], shape_b[:-2]), *rows, *columns)
+        a = self.operand(dtype, shape=shape_a, special=False)
+        b = self.operand(dtype, shape=shape_b, special=False)
         if fault == "view":
             a = self.bad_operand(dtype)
             reasons = (*a.reasons, "BAD_SHAPE", "BAD_DTYPE")
@@ -756,7 +769,7 @@ class Requests:
             array = self.array(F64 if dtype != F64 else F32, b.array.shape)
             b, reasons = self.seen(array, shape=array.shape), ("BAD_DTYPE",)
         elif fault == "shape":
-            array = self.array(dtype, rng.choice(((k + 1, k + 1), (k,), (1, k, n))))
+            array = self.array(dtype, rng.choice(((k + 1, k + 1), (k + 1,), (1, k + 1, k + 1), ())))
             b, reasons = self.seen(array, shape=array.shape), ("BAD_SHAPE",)
         result = out or dtype
         if dtype == I64:
@@ -766,25 +779,27 @@ class Requests:
         fields = dict(a=a.message, b=b.message, transpose_a=ta, transpose_b=tb, out_dtype=out)
         operands, bias = [a, b], None
         if not reasons and rng.random() < 0.3:
-            shape = rng.choice(((), (n,), (m, 1), (m, n)))
-            bias = self.operand(result, shape=shape, special=False)
+            biased = rng.choice(((), columns, (*rows, *(1 for _ in columns)), shape))
+            bias = self.operand(result, shape=biased, special=False)
             operands.append(bias)
             fields["expression"] = Expression(result, 0, 1, ("ADD", 0, 1)).message()
             fields["with"] = [bias.message]
 
         def judge(response, stored):
             x, y = wide(a.array, dtype), wide(b.array, dtype)
-            x, y = x.T if ta else x, y.T if tb else y
+            x = x.swapaxes(-2, -1) if ta and rows else x if rows else x[None]
+            y = y.swapaxes(-2, -1) if tb and columns else y if columns else y[:, None]
             with np.errstate(all="ignore"):
                 # Computed row by row, because the library behind @ may treat NaN and infinity
                 # differently.
-                terms = x[:, :, None] * y[None, :, :]
-                product, sizes = terms.sum(axis=1), np.abs(terms).sum(axis=1)
+                terms = x[..., :, :, None] * y[..., None, :, :]
+                product = terms.sum(axis=-2).reshape(shape)
+                sizes = np.abs(terms).sum(axis=-2).reshape(shape)
                 expected = product if bias is None else product + wide(bias.array, result)
             rounded = 0 if bias is None else product
             check_near(stored, expected, sizes, result, response.stats.roundoff, rounded, k)
 
-        return Case("matmul", "Matmul", fields, dtype, reasons, operands, (result, (m, n)), judge)
+        return Case("matmul", "Matmul", fields, dtype, reasons, operands, (result, shape), judge)
 
     def window_sum(self):
         rng, fault, reasons = self.rng, self.fault(), ()
@@ -1146,6 +1161,48 @@ class Requests:
         result = None if reasons else (I64, np.shape(keys.array))
         fields = dict(x=x.message, keys=keys.message, right=right)
         return Case("search_sorted", "SearchSorted", fields, dtype, reasons, (x, keys), result,
+                    judge)
+
+    def sum_by_label(self):
+        rng, fault = self.rng, self.fault()
+        dtype, mode = self.dtype(*BYTES), rng.choice(("raise", "raise", "wrap", "clip"))
+        x = self.bad_operand(dtype) if fault == "view" else self.operand(dtype, rng.randint(1, 3))
+        kind = rng.choice(INTEGERS if fault != "dtype" else (F32, F16, BOOL, U8, I8))
+        length = rng.choice((1, 2, 3, 100, rng.randrange(2000)))
+        shape, reasons = (2,) if x.reasons else x.array.shape[:1], x.reasons
+        if fault == "shape":
+            shape, reasons = rng.choice((((shape[0] + 1,), ("BAD_SHAPE",)), ((), ("BAD_SHAPE",)),
+                                         (shape, ("BAD_SHAPE",))))
+            length = -1 if len(shape) == 1 and shape == x.array.shape[:1] else length
+        count = math.prod(shape)
+        array = np.array([rng.randrange(-length, length) if length > 0 else 0
+                          for _ in range(count)], np.int64)
+        if rng.random() < 0.1:
+            array = array + rng.choice((0, length, -length - 1, 2**30))
+        labels = self.seen(narrow(array.reshape(shape), kind), shape=shape)
+        fields = dict(x=x.message, labels=labels.message, length=length,
+                      mode=1 + ("raise", "wrap", "clip").index(mode))
+        if fault == "dtype":
+            reasons = (*reasons, "BAD_DTYPE")
+        if fault == "view":
+            reasons = (*reasons, "BAD_SHAPE", "BAD_INDEX")
+        if not reasons and x.array.size:
+            outside = mode == "raise" and ((array < -length) | (array >= length)).any()
+            reasons = ("BAD_INDEX",) if outside or not length else ()
+        of = I64 if dtype in (*INTEGERS, *BYTES) else dtype
+
+        def judge(response, stored):
+            rows = wide(x.array, dtype)
+            at = array % max(length, 1) if mode != "clip" else np.clip(array, 0, length - 1)
+            want, sizes = (np.zeros((length, *rows.shape[1:]), rows.dtype) for _ in range(2))
+            if rows.size:
+                with np.errstate(all="ignore"):
+                    np.add.at(want, at, rows)
+                    np.add.at(sizes, at, abs(rows))
+            check_near(stored, want, sizes, of, response.stats.roundoff)
+
+        result = None if reasons else (of, (length, *x.array.shape[1:]))
+        return Case("sum_by_label", "SumByLabel", fields, dtype, reasons, (x, labels), result,
                     judge)
 
     # --- Sending a case ---

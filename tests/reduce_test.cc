@@ -416,7 +416,7 @@ class ReduceAxesTest : public StrategyTest<ReduceAxesProblem> {
     DispatchDType(type.dtype, run);
   }
 
-  // Checks the array of these elements, which is `offset` elements off any alignment.
+  // Checks the array of these elements, which begins `offset` elements after an aligned address.
   template <class T>
   void CheckArray(const std::vector<std::int64_t>& shape, const std::vector<T>& values, ReduceOp op,
                   const std::vector<int>& axes, std::size_t offset = 0) {

@@ -122,7 +122,7 @@ class Running {
   bool all_ = true, any_ = false;
 };
 
-// Elements whose folds stay in the range of their types. Those of integers wrap.
+// Elements whose folds stay in the range of their types. Folds of integers wrap.
 template <class T>
 std::vector<T> Factors(ReduceOp op, std::int64_t n, std::uint64_t seed) {
   if (op != ReduceOp::kProduct && !std::is_integral_v<T>) return NormalVector<T>(n, seed);
@@ -199,7 +199,7 @@ class ScanTest : public StrategyTest<ScanProblem> {
     }
   }
 
-  // Checks an array [outer, length, inner] without gaps, `offset` elements off any alignment.
+  // Checks [outer, length, inner] without gaps, `offset` elements after an aligned address.
   template <class T>
   void CheckArray(const std::vector<T>& host, std::int64_t outer, std::int64_t length,
                   std::int64_t inner, const How& how, std::size_t offset = 0, Launch launch = {}) {
@@ -317,7 +317,7 @@ TESSERA_TYPED_TEST(ScanTest, Long) {
   CheckShape<T>(40, 8200, 3, NextHow());
 }
 
-// All elements of an array without elements, and of lines without elements.
+// Scans of an array without elements, and of lines without elements.
 TESSERA_TYPED_TEST(ScanTest, EmptyArrays) {
   DeviceArray<T> nothing(stream(), 0);
   for (const View& x : {nothing.view({0}), nothing.view({3, 0}), nothing.view({0, 3})})

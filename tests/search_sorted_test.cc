@@ -45,7 +45,7 @@ class SearchSortedTest : public testing::TestWithParam<StrategyCase> {
     return StrategyOf<SearchSortedProblem>(GetParam());
   }
 
-  // Calls f(T{}), where T is the type of the elements. Those of BOOL are bytes, 0 or 1.
+  // Calls f(T{}), where T is the type of the elements. Elements of BOOL are bytes, 0 or 1.
   template <class F>
   void ForType(F f) const {
     DispatchElement(GetParam().dtype, [&]<class Own>(Own) {

@@ -65,7 +65,7 @@ class SharedClientTest : public ::testing::Test {
     ASSERT_TRUE(buffer.ok()) << buffer.status();
     EXPECT_TRUE(Get(client_, "new") == data);
   }
-  // Cancels a download while the server is copying into the client's slot. The copy goes on until
+  // Cancels a download while the server is copying into the client's slot. The copy continues until
   // the device is opened.
   void GiveUpDownload(const std::string& name, std::size_t size) {
     device_->Close(FakeDevice::Step::kCopyToHost);

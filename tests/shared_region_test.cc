@@ -167,7 +167,7 @@ TEST_F(SharedRegionTest, MemoryAndCountAreBounded) {
   EXPECT_EQ(ErrorMetadata(many)["limit"], "3");
 }
 
-TEST_F(SharedRegionTest, AUserWhoSharesHasHalf) {
+TEST_F(SharedRegionTest, AUserThatSharesHasHalf) {
   const File nine(9 * kPage), eight(8 * kPage), another(kPage), third(kPage);
   EXPECT_EQ(ErrorReason(regions_.Add(nine.descriptor(), 7).status()), "SHARED_MEMORY_EXHAUSTED");
   const auto first = regions_.Add(eight.descriptor(), 7);

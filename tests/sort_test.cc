@@ -21,7 +21,7 @@ How NextHow() {
   return {next % 2 != 0, next % 3 != 1, next % 3 != 2};
 }
 
-// The memory of an array that must not be asked for.
+// Memory for an array that must not be requested.
 constexpr auto kRefuse = []() -> absl::StatusOr<void*> { return absl::InternalError("unwanted"); };
 
 class SortTest : public StrategyTest<SortProblem> {
@@ -81,7 +81,7 @@ class SortTest : public StrategyTest<SortProblem> {
                  how.indices ? &places : nullptr);
   }
 
-  // Checks rows without gaps, `offset` elements off any alignment.
+  // Checks rows without gaps, `offset` elements after an aligned address.
   template <class T>
   void CheckArray(const std::vector<T>& host, std::int64_t rows, std::int64_t n, const How& how,
                   std::size_t offset = 0, Launch launch = {}) {
@@ -223,7 +223,7 @@ class SortLargeTest : public SortTest {
   static bool Sorts(const SortProblem& problem) {
     return Refusal(strategy(), problem).empty() && !TooSlow(problem);
   }
-  // Sorts rows without gaps. What the problem does not want is null.
+  // Sorts rows without gaps. Results that the problem does not want are null.
   static void Run(const SortProblem& p, const Memory& x, const Memory* values,
                   const Memory* indices) {
     const auto output = [](const Memory* memory) {
@@ -372,7 +372,7 @@ TEST(SortOnTheCpu, CopiesOnlyWhatIsWanted) {
   EXPECT_GT(bytes.seconds, 1.2 * places.seconds);
 }
 
-// The memory of a CPU strategy is that of the cores of this host, without unwanted indices.
+// A CPU strategy needs memory for each core of this host, but not for unwanted indices.
 TEST(SortOnTheCpu, LittleMemoryIsEnough) {
   const Limited limited(Backend::kCpu, std::uint64_t{2} << 20);
   const std::vector<float> host = MakeValues<float>(Values::kNormal, 100'000, 8);

@@ -287,6 +287,7 @@ TEST_P(StreamTest, ResultsAreAskedForOnceAndWhenEverythingHasBeenChecked) {
         tessera::Run(SelectSpec{.count = 2}, stream, {places, mask}, {give, give}, bad).ok());
     EXPECT_FALSE(tessera::Run(HistogramSpec{.bins = 2}, stream, {vector}, {give}, bad).ok());
     EXPECT_FALSE(tessera::Run(SearchSortedSpec{}, stream, {vector, vector}, {give}, bad).ok());
+    EXPECT_FALSE(tessera::Run(SumByLabelSpec{2}, stream, {places, places}, {give}, bad).ok());
     EXPECT_FALSE(RunMatmul(stream, matrix, matrix, false, false, DType::kF32, give, bad).ok());
     EXPECT_FALSE(RunReduceAxes(stream, matrix, ReduceOp::kSum, {1}, give, bad).ok());
   }
@@ -406,6 +407,16 @@ TEST_F(StopTest, EveryCpuRowLooksAtTheFlag) {
       SearchSortedProblem{
           .length = 1, .n = kN, .x = ones_.data(), .keys = ones_.data(), .out = places.data()},
       [&] { return places.back() == -1; });
+  for (std::int64_t inner : {1, 64})
+    ForRows(SumByLabelProblem{.label_dtype = DType::kI32,
+                              .n = kN / inner,
+                              .inner = inner,
+                              .length = kN / inner,
+                              .x = ones_.data(),
+                              .labels = zeros.data(),
+                              .out = out_.data(),
+                              .result = &scalar},
+            nothing_written);
   std::vector<std::int64_t> indices(16, -1);
   ForRows(
       TopKProblem{.rows = 4,

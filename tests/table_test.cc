@@ -262,6 +262,8 @@ TEST(TableTest, ModelsAreThoseOfTheFile) {
   // These problems are too small for the memory of cpu_radix to depend on the number of cores.
   AppendModels<SortProblem>({.rows = 1, .n = 100003}, "1x100003", lines);
   AppendModels<SortProblem>({.wants_indices = false, .rows = 16, .n = 4000}, "16x4000", lines);
+  AppendModels<SumByLabelProblem>({.n = 100003, .inner = 3, .length = 1024}, "100003x3 to 1024",
+                                  lines);
   // The other operations have one line each.
   const std::string others = absl::StrJoin(lines, "\n");
   ForEachOperation([&]<class Problem>() {
@@ -318,6 +320,18 @@ TEST(ChoiceTest, OnTheCpu) {
           Chosen<HistogramProblem>({.dtype = dtype}, cpu),
           Chosen<SearchSortedProblem>({.dtype = dtype}, cpu)})
       EXPECT_EQ(chosen, "cpu_parallel");
+  const Described eight_cores(Backend::kCpu, 0, 8);
+  for (DType dtype : kArrayDTypes) {
+    const SumByLabelProblem narrow{.dtype = dtype, .n = 9, .inner = 31, .length = 9};
+    EXPECT_EQ(Chosen(narrow, cpu), "cpu_serial");
+    EXPECT_EQ(Chosen(narrow, eight_cores), "cpu_parallel");
+    SumByLabelProblem other = narrow;
+    other.inner = 32;
+    EXPECT_EQ(Chosen(other, cpu), "cpu_parallel");
+    other = narrow;
+    other.length = 10;
+    EXPECT_EQ(Chosen(other, cpu), "cpu_parallel");
+  }
 }
 
 #ifdef TESSERA_WITH_CUDA

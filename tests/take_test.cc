@@ -44,7 +44,7 @@ struct How {
   bool along = false;
 };
 
-// What Take has to return: the elements, or the position of the first bad index.
+// The expected outcome of Take: the elements, or the position of the first bad index.
 template <class U>
 struct Wanted {
   std::vector<std::int64_t> shape;
@@ -373,7 +373,7 @@ TESSERA_STRATEGIES(
     TakeLargeTest, [](const auto& strategy, DType) { return strategy.backend == Backend::kCuda; },
     std::array{DType::kU8, DType::kF32});
 
-// An x that is copied first takes the time of the copy, however few indices there are.
+// If x is copied first, the time includes the whole copy, even for few indices.
 TEST(TakeTimes, CopiesCount) {
   const OperationSpec spec = TakeSpec{};
   const View places = WholeView({DType::kI64, MakeShape({1})}, nullptr);

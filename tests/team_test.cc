@@ -721,7 +721,7 @@ TEST_P(TeamProductTest, InfinitiesStayInTheirTiles) {
   Compare(c, random);
 }
 
-// Products by ozaki_f64, whose GPUs tell each other whether their rows fit integers.
+// These products use ozaki_f64, whose GPUs tell each other whether their rows fit integers.
 class TeamIntegersTest : public TeamTest {
  protected:
   static constexpr std::int64_t kM = 4096, kN = 2048, kK = 600;

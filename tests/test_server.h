@@ -239,7 +239,7 @@ inline std::uint64_t Charged(std::uint64_t bytes) {
   return device->AllocationBytes(static_cast<std::size_t>(bytes));
 }
 
-// Returns the code that goes with a reason. Reasons that are not listed have INVALID_ARGUMENT.
+// Returns the code of a reason. Reasons that are not listed have INVALID_ARGUMENT.
 inline grpc::StatusCode CodeOf(const std::string& reason) {
   static const std::map<std::string, grpc::StatusCode> codes = {
       {"BAD_CHECKSUM", grpc::StatusCode::DATA_LOSS},

@@ -262,7 +262,7 @@ class TlsTest(o.FreshCase):
         start = ("--listen", "127.0.0.1:0", "--tls-cert", self.cert, "--tls-key", self.key)
         self.assertIn("cut off or damaged", o.refused(*start))
 
-    def test_who_acknowledges_no_settings_has_no_more_streams(self):
+    def test_clients_that_ignore_settings_have_no_more_streams(self):
         headers = o.request_headers("/tessera.v1.ComputeService/Dot")
         calls = [o.frame(o.HEADERS, o.END_HEADERS, 2 * i + 1, headers) for i in range(1024)]
         for pair in (None, self.client_pair):

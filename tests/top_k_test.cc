@@ -34,7 +34,7 @@ class TopKTest : public StrategyTest<TopKProblem> {
     ExpectSorted(host, x, first, axis, k, !smallest, &got, &places);
   }
 
-  // Checks rows without gaps, `offset` elements off any alignment.
+  // Checks rows without gaps, `offset` elements after an aligned address.
   template <class T>
   void CheckRows(const std::vector<T>& host, std::int64_t rows, std::int64_t k, bool smallest,
                  std::size_t offset = 0, Launch launch = {}) {

@@ -416,7 +416,7 @@ class SpansTest(TracesCase):
         self.assertEqual({json.loads(line)["traceId"] for line in lines}, {ID})
         self.assertEqual(len(lines), metrics(server)["written"])
 
-    def test_a_pipe_that_nobody_reads(self):
+    def test_an_unread_pipe(self):
         pipe = self.folder / "pipe"
         os.mkfifo(pipe)
         server = self.serve(file=pipe)

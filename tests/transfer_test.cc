@@ -466,7 +466,7 @@ TEST_F(LittleHostMemory, ADownloadNeedsItsSlots) {
 
 // --- Downloads in progress ----------------------------------------------------------------------
 
-TEST_F(TransferTest, AReaderWhoStopsHoldsAFewChunks) {
+TEST_F(TransferTest, AReaderThatStopsHoldsAFewChunks) {
   const std::string bytes = Random(10 * kSlot);
   Put("x", bytes);
   // Wait until the responses of Put have been freed.
@@ -522,7 +522,7 @@ TEST_F(TransferTest, NoMemoryForASlotEndsADownload) {
   for (auto& other : others) (void)other->Finish();
 }
 
-TEST_F(TransferTest, ReadersWhoLeaveLeaveNothing) {
+TEST_F(TransferTest, ReadersThatLeaveLeaveNothing) {
   const std::string bytes = Random(8 * kSlot);
   Put("x", bytes);
   for (int round = 0; round < 30; ++round) {

@@ -22,11 +22,11 @@ namespace {
 
 using std::string_view_literals::operator""sv;
 
-// The most bytes of a header or a zip file's directory. A tensor takes about 100 bytes of it.
+// The maximum size of a header or a zip directory. A tensor takes about 100 bytes of it.
 constexpr std::uint64_t kMaxHeader = 16 << 20;
 // The key of a safetensors header that names no tensor.
 constexpr const char* kMetadata = "__metadata__";
-// What the 32-bit sizes of a zip file are if 64-bit sizes follow.
+// The value of a 32-bit size in a zip file if a 64-bit size follows.
 constexpr std::uint64_t kIn64Bits = 0xffffffff;
 
 std::string EndingOf(const std::filesystem::path& path) {
@@ -77,7 +77,7 @@ class File {
  private:
   std::string path_;
   std::uint64_t size_ = 0;
-  std::vector<NpyFile> bytes_;  // one, which holds the file as a vector of bytes
+  std::vector<NpyFile> bytes_;  // one element: the file as a vector of bytes
 };
 
 // https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT
@@ -86,7 +86,8 @@ std::vector<ArrayInFile> FindMembers(const File& file) {
   const std::uint64_t tail_bytes = std::min(file.size(), kEnd + 0xffff);  // it may have a comment
   const std::string tail = file.Read(file.size() - tail_bytes, tail_bytes);
   const std::size_t end = tail.rfind("PK\5\6"sv);
-  if (end == tail.npos || tail.size() - end < kEnd) file.Refuse("it is truncated, or no .npz file");
+  if (end == tail.npos || tail.size() - end < kEnd)
+    file.Refuse("it is truncated or not a .npz file");
   std::uint64_t entries = Number(tail, end + 10, 2);
   std::uint64_t directory_bytes = Number(tail, end + 12, 4);
   std::uint64_t directory_begin = Number(tail, end + 16, 4);
@@ -168,7 +169,7 @@ nlohmann::json ParseTensorHeader(const File& file, const std::string& text) {
     if (event == nlohmann::json::parse_event_t::object_start) keys[level + 1].clear();
     if (event == nlohmann::json::parse_event_t::key &&
         !keys[level].insert(value.get<std::string>()).second)
-      file.Refuse("a key of its header is there twice");
+      file.Refuse("its header repeats a key");
     return true;
   };
   nlohmann::json header = nlohmann::json::parse(text, check, /*allow_exceptions=*/false);
@@ -350,7 +351,8 @@ std::uint64_t SaveBuffers(Session& session, std::vector<std::string> names,
   for (const std::string& name : names) {
     const std::string key = absl::StartsWith(name, prefix) ? name.substr(prefix.size()) : name;
     if (key.empty() || !keys.insert(key).second)
-      ThrowBadOption("two arrays would have the name '" + key + "', or one would have none");
+      ThrowBadOption(key.empty() ? "one of the arrays would have no name"
+                                 : "two arrays would have the name '" + key + "'");
     if (key == kMetadata) ThrowBadOption("a file cannot hold an array named " + key);
     arrays.emplace_back(key, OrThrow(session.client.GetBuffer(name)).buffer());
   }

@@ -30,7 +30,7 @@ std::vector<ArrayInFile> FindArrays(const std::string& path, const std::string& 
                                     const std::string& prefix);
 
 // Downloads buffers into a file of named arrays, whose names are those of the buffers without the
-// prefix. If `names` is empty, they are all buffers with the prefix. Returns the size of all
+// prefix. If `names` is empty, downloads all buffers with the prefix. Returns the size of all
 // elements in bytes.
 std::uint64_t SaveBuffers(Session& session, std::vector<std::string> names,
                           const std::string& prefix, const std::string& path,

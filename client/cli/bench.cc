@@ -59,10 +59,9 @@ class Bench {
     for (const Input& x : inputs_)
       if (seen.insert(x.text).second) problem_.operand_bytes += x.bytes();
     if (flags_.Is("take")) problem_.operand_bytes = TakenBytes();
-    if (const Input& a = inputs_.front();
-        flags_.Is("matmul") && a.shape.size() == 2 && inputs_[1].shape.size() == 2) {
-      problem_.operations = 2 * static_cast<double>(a.elements()) * static_cast<double>(Columns());
-      problem_.unit = IsInteger(a.dtype) ? "OP/s" : "FLOP/s";
+    if (flags_.Is("matmul")) {
+      problem_.operations = ProductOperations();
+      problem_.unit = IsInteger(inputs_.front().dtype) ? "OP/s" : "FLOP/s";
     }
     const std::vector<v1::Strategy> list =
         OrThrow(session_.client.ListStrategies(problem_.operation));
@@ -134,6 +133,9 @@ class Bench {
                           flags_.axis ? absl::StrCat(" along ", *flags_.axis) : "");
     } else if (flags_.Is("histogram") && texts.size() == 1) {
       what = absl::StrCat(" with ", flags_.bins, " bins");
+    } else if (flags_.Is("sum-by-label")) {
+      return absl::StrCat("sum-by-label of ", types[0], " by ", types[1], " to ", flags_.length,
+                          " rows");
     } else if (flags_.Is("take")) {
       return absl::StrCat("take of ", types[0], " at ", types[1],
                           flags_.axis ? absl::StrCat(" along ", *flags_.axis) : "");
@@ -141,8 +143,21 @@ class Bench {
     return absl::StrCat(name, what, " of ", absl::StrJoin(texts, " and "), ", ", inputs_[0].type());
   }
 
-  // Returns the number of columns of the product. REQUIRES: the second operand is a matrix.
-  std::int64_t Columns() const { return inputs_[1].shape[flags_.transpose_b ? 0 : 1]; }
+  bool AreMatrices() const { return inputs_[0].shape.size() == 2 && inputs_[1].shape.size() == 2; }
+  // Returns the number of columns of the product. REQUIRES: the second operand has rank 2 or more.
+  std::int64_t Columns() const {
+    const auto& shape = inputs_[1].shape;
+    return shape[shape.size() - (flags_.transpose_b ? 2 : 1)];
+  }
+  // Each element of the first operand is multiplied by a row of each matrix that it meets.
+  double ProductOperations() const {
+    const auto &a = inputs_[0].shape, &b = inputs_[1].shape;
+    double operations = 2 * static_cast<double>(inputs_[0].elements());
+    if (b.size() > 1) operations *= static_cast<double>(Columns());
+    for (std::size_t i = 3; i <= b.size(); ++i)
+      if (i > a.size() || a[a.size() - i] == 1) operations *= static_cast<double>(b[b.size() - i]);
+    return operations;
+  }
 
   // Returns the bytes of the indices and of the elements that a take reads.
   std::uint64_t TakenBytes() const {
@@ -207,7 +222,7 @@ class Bench {
     if (IsInteger(x.dtype) || flags_.Is("add") || flags_.Is("map") || flags_.GivesTwo() ||
         flags_.Is("take") || flags_.Is("histogram") || flags_.Is("search-sorted"))
       return ConstantScale(0);
-    if (flags_.Is("dot"))
+    if (flags_.Is("dot") || (flags_.Is("matmul") && !AreMatrices()))
       return ConstantScale(Norms(x.operand, {}).front() * Norms(operands_[1], {}).front());
     if (flags_.Is("matmul")) {
       BenchValues rows = Norms(x.operand, {flags_.transpose_a ? 0 : 1});
@@ -227,7 +242,7 @@ class Bench {
     }
     // The sum of the magnitudes in a window is at most the largest magnitude times the number of
     // elements in the window, which is limited by the window's width and by the array's size. In a
-    // scan, it is limited by the array's size.
+    // scan and in the sums by label, it is limited by the array's size.
     long double largest = 0;
     for (ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
       if (x.elements() == 0) break;

@@ -161,8 +161,9 @@ void List(Session& session, const std::string& prefix) {
   session.document["buffers"] = ListJson(buffers);
   if (session.json) return;
   if (buffers.empty()) {
-    std::cerr << (prefix.empty() ? "no buffers"
-                                 : "no buffers begin with '" + Printable(prefix) + "'")
+    std::cerr << (prefix.empty()
+                      ? "no buffers"
+                      : "there are no buffers with the prefix '" + Printable(prefix) + "'")
               << '\n';
     return;
   }
@@ -243,12 +244,12 @@ void AddBuffers(CLI::App& app, Command& chosen) {
   const auto [put, put_flags] = AddCommand(app, chosen, "put", "Upload the arrays of a file", Put);
   auto* file = put->add_option("file", put_flags->file,
                                "A .npy, .npz or .safetensors file, or a folder of such files.\n"
-                               "A buffer has the file's name without its ending; then come a / "
+                               "A buffer has the file's name without its ending, followed by / "
                                "and the array's\nname if the file has named arrays")
                    ->type_name("FILE");
   put->add_option("--name", put_flags->name, "Name to use instead of the file's")
       ->type_name("BUFFER");
-  put->add_option("--prefix", put_flags->prefix, "What all names begin with, such as model/")
+  put->add_option("--prefix", put_flags->prefix, "Prefix of all names, such as model/")
       ->type_name("TEXT");
   put_flags->AddLife(*put);
   put_flags->AddWhere(*put, "Device for the buffer; default: the server's first device");
@@ -277,7 +278,7 @@ void AddBuffers(CLI::App& app, Command& chosen) {
   auto* names =
       get->add_option("names", get_flags->names, "Names of the buffers")->type_name("BUFFER");
   get->add_option("--prefix", get_flags->prefix,
-                  "All buffers whose names begin with this; the file has the rest of the names")
+                  "Prefix of the buffers to download; their names in the file are without it")
       ->type_name("BUFFER")
       ->excludes(names);
   get->add_option("-o,--output", get_flags->file,

@@ -1,5 +1,5 @@
-// dot, reduce, matmul, add, window-sum, map, topk, scan, sort, take, select,
-// histogram and search-sorted.
+// dot, reduce, matmul, add, window-sum, map, topk, scan, sort, take, select, histogram,
+// search-sorted and sum-by-label.
 #include "client/cli/operations.h"
 
 #include <iostream>
@@ -120,16 +120,19 @@ void AddOfSort(CLI::App& command, ProblemFlags& flags) {
   command.add_flag("--descending", flags.descending, "Put the largest elements first");
 }
 
+void AddMode(CLI::App& command, ProblemFlags& flags, const char* description) {
+  command.add_option("--mode", flags.mode, description)
+      ->check(CLI::IsMember(NamesOf(kAllTakeModes)));
+}
+
 void AddOfTake(CLI::App& command, ProblemFlags& flags) {
   flags.operands.resize(2);
   AddOperand(command, "x", flags.operands[0], "The operand");
   AddOperand(command, "indices", flags.operands[1], "The indices, of type i32 or i64");
   command.add_option("--axis", flags.axis, "The axis; default: all elements, as a vector");
-  command
-      .add_option("--mode", flags.mode,
-                  "What an index means that is out of range: an error, the index modulo the "
-                  "extent, or the first or last element; default: error")
-      ->check(CLI::IsMember(NamesOf(kAllTakeModes)));
+  AddMode(command, flags,
+          "How to treat an index out of range: as an error, as the index modulo the extent, or the "
+          "first or last element; default: error");
   command.add_flag("--along", flags.along,
                    "Take one element for each index, at the index's position on the other axes");
 }
@@ -171,9 +174,22 @@ Bins BinsOf(const ProblemFlags& flags, Operands x) {
 void AddOfSearchSorted(CLI::App& command, ProblemFlags& flags) {
   flags.operands.resize(2);
   AddOperand(command, "x", flags.operands[0], "The sorted vector");
-  AddOperand(command, "keys", flags.operands[1], "What is looked up, of the same type");
+  AddOperand(command, "keys", flags.operands[1], "The keys to look up, of the same type");
   command.add_flag("--right", flags.right,
                    "Return positions after the elements that are equal to a key, not before them");
+}
+
+void AddOfSumByLabel(CLI::App& command, ProblemFlags& flags) {
+  flags.operands.resize(2);
+  AddOperand(command, "x", flags.operands[0], "The rows, along the first axis");
+  AddOperand(command, "labels", flags.operands[1],
+             "The label of each row, from 0 on: a vector of type i32 or i64");
+  command.add_option("--length", flags.length, "The number of sums: the labels are below it")
+      ->required()
+      ->check(Fits<std::int64_t>());
+  AddMode(command, flags,
+          "What a label means that is out of range: an error, the label modulo the length, or the "
+          "first or last label; default: error");
 }
 
 const OperationCommand kOperations[] = {
@@ -186,7 +202,7 @@ const OperationCommand kOperations[] = {
        return AsStep(client.Reduce(Parse(kAllReduceOps, flags.op), x[0], flags.axes,
                                    flags.keep_dims && !flags.FoldsAll(), options));
      }},
-    {"matmul", "Product of two matrices", AddOfMatmul,
+    {"matmul", "Product of two matrices or of two stacks of them", AddOfMatmul,
      [](Client& client, const ProblemFlags& flags, Operands x, const OperationOptions& options) {
        return AsStep(client.Matmul(x[0], x[1], flags.transpose_a, flags.transpose_b,
                                    DTypeOf(flags.out_dtype), options));
@@ -218,8 +234,7 @@ const OperationCommand kOperations[] = {
      [](Client& client, const ProblemFlags& flags, Operands x, const OperationOptions& options) {
        return AsStep(client.Sort(x[0], flags.axis, flags.descending, flags.Wanted(), options));
      }},
-    {"take", "Elements, or slices along an axis, at the positions that another array has",
-     AddOfTake,
+    {"take", "Elements, or slices along an axis, at the positions in another array", AddOfTake,
      [](Client& client, const ProblemFlags& flags, Operands x, const OperationOptions& options) {
        return AsStep(client.Take(x[0], x[1], flags.axis, Parse(kAllTakeModes, flags.mode),
                                  flags.along, options));
@@ -236,6 +251,11 @@ const OperationCommand kOperations[] = {
      AddOfSearchSorted,
      [](Client& client, const ProblemFlags& flags, Operands x, const OperationOptions& options) {
        return AsStep(client.SearchSorted(x[0], x[1], flags.right, options));
+     }},
+    {"sum-by-label", "The sums of rows that have the same label", AddOfSumByLabel,
+     [](Client& client, const ProblemFlags& flags, Operands x, const OperationOptions& options) {
+       return AsStep(
+           client.SumByLabel(x[0], x[1], flags.length, Parse(kAllTakeModes, flags.mode), options));
      }},
 };
 

@@ -37,6 +37,7 @@ struct ProblemFlags {
   std::string mode = "error";
   bool along = false;
   bool right = false;
+  std::int64_t length = 0;
   std::int64_t bins = 0;
   std::vector<double> range;  // the outer edges of even bins, or empty
   std::string expression;

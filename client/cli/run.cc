@@ -73,7 +73,7 @@ void Expand(Session& session, const std::string& operation, Json& request) {
       value = absl::StartsWith(name, Absl(prefix)) ? name : absl::StrCat(Absl(prefix), name);
     };
   };
-  texts({"a", "b", "x", "mask", "edges", "keys"}, operand);
+  texts({"a", "b", "x", "mask", "edges", "keys", "labels"}, operand);
   if (operation == "take") texts({"indices"}, operand);
   for (const char* name : {"operands", "with"}) {
     if (!request.contains(name) || !request[name].is_array()) continue;

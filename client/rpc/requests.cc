@@ -79,6 +79,7 @@ Request NewRequest(const OperationOptions& options, const Operand& first, const 
   }
   if constexpr (requires { request.along(); }) *request.mutable_indices() = ToMessage(*second);
   if constexpr (requires { request.keys(); }) *request.mutable_keys() = ToMessage(*second);
+  if constexpr (requires { request.labels(); }) *request.mutable_labels() = ToMessage(*second);
   if constexpr (requires { request.mask(); }) *request.mutable_mask() = ToMessage(*second);
   SetOptions(options, request);
   return request;

@@ -253,7 +253,7 @@ def latency_plot(summaries, caption):
         points = " ".join(f"{px(ms)},{y}" for ms in found)
         out.append(pages.text(left - 14, y + 4, name, 'text-anchor="end" fill="#222"'))
         out.append(f'<polyline points="{points}" fill="none" stroke="#999" stroke-width="2"/>')
-        # Of quantiles with the same value, the last one is on top.
+        # If several quantiles have the same value, the last one is on top.
         out += [dot(px(ms), y, color) for ms, color in zip(found, pages.COLORS)]
     return pages.svg(bottom + 40, out)
 

@@ -16,6 +16,7 @@
 #include "kernels/expression/expression.h"
 #include "kernels/expression/map_cost.h"
 #include "kernels/problem/matmul.h"
+#include "kernels/run/execute.h"
 #include "kernels/same_bits/batch.h"
 #include "kernels/same_bits/convert.h"
 
@@ -145,7 +146,7 @@ void Problems::AddStrategies(Case& out, const Problem& like,
                               .launch = [this, like, place, strategy] {
                                 Problem p = like;
                                 place(p);
-                                strategy->launch(p, rig_.stream());
+                                LaunchOn(rig_.stream(), p, *strategy);
                               }});
   }
 }
@@ -255,22 +256,27 @@ Case Problems::Batch(bool dot, std::int64_t count, std::int64_t n) {
 Case Problems::Matmul(const MatmulProblem& p, std::int64_t a_off, std::int64_t b_off) {
   std::string size =
       p.m == p.n && p.n == p.k ? absl::StrCat(p.m) : absl::StrCat(p.m, "x", p.n, "x", p.k);
+  if (p.stack > 1) size = absl::StrCat(p.stack, "x", p.m, "x", p.n, "x", p.k);
   absl::StrAppend(&size, p.transpose_a ? " a^T" : "", p.transpose_b ? " b^T" : "");
   if (p.lda != (p.transpose_a ? p.m : p.k)) absl::StrAppend(&size, " lda ", p.lda);
   if (p.ldb != (p.transpose_b ? p.k : p.n)) absl::StrAppend(&size, " ldb ", p.ldb);
   absl::StrAppend(&size, Off(a_off, p.dtype), Off(b_off, p.dtype));
-  const std::size_t out_bytes = Bytes(p.dtype, p.m * p.n);
-  Case out =
-      Make("matmul", p.dtype, std::move(size), Bytes(p.dtype, p.m * p.k + p.k * p.n), out_bytes,
-           2.0 * static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k));
+  const std::size_t out_bytes = Bytes(p.dtype, p.stack * p.m * p.n);
+  Case out = Make(p.stack > 1 ? "matmul_stack" : "matmul", p.dtype, std::move(size),
+                  Bytes(p.dtype, p.stack * (p.m * p.k + p.k * p.n)), out_bytes,
+                  2.0 * static_cast<double>(p.stack * p.m * p.n) * static_cast<double>(p.k));
   const auto last = std::make_shared<MatmulProblem>();
   const auto place = [this, a_off, b_off, out_bytes, last](MatmulProblem& q) {
-    q.a = Place(q.dtype, (q.transpose_a ? q.k : q.m) * q.lda, a_off);
-    q.b = Place(q.dtype, (q.transpose_b ? q.n : q.k) * q.ldb, b_off);
+    q.a = Place(q.dtype, q.stack * (q.transpose_a ? q.k : q.m) * q.lda, a_off);
+    q.b = Place(q.dtype, q.stack * (q.transpose_b ? q.n : q.k) * q.ldb, b_off);
     q.c = rig_.Output(out_bytes);
     *last = q;
   };
-  AddStrategies<MatmulProblem>(out, p, place);
+  // Launching a kernel for each of many products takes too long.
+  constexpr std::int64_t kFewProducts = 64;
+  using Wanted = bool (*)(const Strategy<MatmulProblem>&);
+  const Wanted takes_stacks = [](const Strategy<MatmulProblem>& s) { return s.stacks; };
+  AddStrategies<MatmulProblem>(out, p, place, p.stack > kFewProducts ? takes_stacks : nullptr);
   if (is_random_) {
     const MatmulFeatures features = FeaturesOf(*last);
     out.features.assign(features.begin(), features.end());
@@ -279,7 +285,7 @@ Case Problems::Matmul(const MatmulProblem& p, std::int64_t a_off, std::int64_t b
   out.error = [this, last] { return LargestError(rig_, *last); };
   if constexpr (kWithCuda) {
     // Adds the vendor's best call for f32 operands that are rounded to TF32.
-    if (p.dtype == DType::kF32)
+    if (p.dtype == DType::kF32 && p.stack == 1)
       AddPeer(out, "cublaslt_tf32", [this, p, place] {
         MatmulProblem q = p;
         place(q);
@@ -299,6 +305,15 @@ Case Problems::Matmul(DType dtype, std::int64_t m, std::int64_t n, std::int64_t 
              absl::StartsWith(c.name, "tensor_");
     });
   return out;
+}
+
+Case Problems::Stack(DType dtype, std::int64_t products, std::int64_t m, std::int64_t n,
+                     std::int64_t k) {
+  MatmulProblem p{.dtype = dtype, .out_dtype = dtype, .m = m, .n = n, .k = k, .lda = k, .ldb = n};
+  p.stack = products;
+  p.stack_rank = 1;
+  p.stack_axes[0] = {products, m * k, k * n};
+  return Matmul(p);
 }
 
 Case Problems::Add(DType dtype, std::int64_t n) {
@@ -393,6 +408,17 @@ Case Problems::Sort(DType dtype, std::int64_t rows, std::int64_t n, bool indices
   return out;
 }
 
+Memory Problems::RandomIndices(std::int64_t n, std::int64_t length) {
+  std::vector<std::int64_t> indices(static_cast<std::size_t>(n));
+  std::mt19937_64 random(1);
+  for (std::int64_t& index : indices)
+    index = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(length));
+  const std::size_t bytes = indices.size() * sizeof(std::int64_t);
+  Memory memory = OrDie(Allocate(rig_.device(), bytes));
+  Check(CopyToDevice(rig_.stream(), memory.data(), indices.data(), bytes));
+  return memory;
+}
+
 // Takes a quarter of the rows, in random order. The indices are always in the same memory, which is
 // smaller than the rows. Copying the bytes that are taken is the ceiling.
 Case Problems::Take(DType dtype, std::int64_t rows, std::int64_t row) {
@@ -404,15 +430,7 @@ Case Problems::Take(DType dtype, std::int64_t rows, std::int64_t row) {
   const TakeProblem like{
       .dtype = dtype, .length = rows, .inner = row, .count = count, .strides = {0, row, 1}};
   AddStrategies<TakeProblem>(out, like, [this, moved, memory](TakeProblem& p) {
-    if (memory->data() == nullptr) {
-      std::vector<std::int64_t> indices(static_cast<std::size_t>(p.count));
-      std::mt19937_64 random(1);
-      for (std::int64_t& index : indices)
-        index = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(p.length));
-      *memory = OrDie(Allocate(rig_.device(), indices.size() * sizeof(std::int64_t)));
-      Check(CopyToDevice(rig_.stream(), memory->data(), indices.data(),
-                         indices.size() * sizeof(std::int64_t)));
-    }
+    if (memory->data() == nullptr) *memory = RandomIndices(p.count, p.length);
     p.x = Place(p.dtype, p.length * p.inner);
     p.indices = memory->data();
     p.out = rig_.Output(moved);
@@ -492,6 +510,24 @@ Case Problems::SearchSorted(DType dtype, std::int64_t n, std::int64_t length) {
         p.keys = Place(p.dtype, p.n);
         p.out = static_cast<std::int64_t*>(rig_.Output(out_bytes));
       });
+  return out;
+}
+
+// Sums rows with random labels, which are always in the same memory.
+Case Problems::SumByLabel(DType dtype, std::int64_t n, std::int64_t inner, std::int64_t length) {
+  const std::size_t out_bytes = Bytes(ResultDType(ReduceOp::kSum, dtype), length * inner);
+  Case out = Make("sum_by_label", dtype, absl::StrCat(n, "x", inner, "_to_", length),
+                  Bytes(dtype, n * inner) + Bytes(DType::kI64, n), out_bytes, 0);
+  const auto memory = std::make_shared<Memory>();
+  AddStrategies<SumByLabelProblem>(out, {.dtype = dtype, .n = n, .inner = inner, .length = length},
+                                   [this, memory, out_bytes](SumByLabelProblem& p) {
+                                     if (memory->data() == nullptr)
+                                       *memory = RandomIndices(p.n, p.length);
+                                     p.x = Place(p.dtype, p.elements());
+                                     p.labels = memory->data();
+                                     p.out = rig_.Output(out_bytes);
+                                     p.result = rig_.stream().result();
+                                   });
   return out;
 }
 
@@ -585,6 +621,7 @@ std::vector<Case> Problems::All(int max_exponent) {
     AddSelects(all, dtype);
     AddHistograms(all, dtype);
     AddSearches(all, dtype);
+    AddSumsByLabel(all, dtype);
     AddMatrices(all, dtype);
   }
   AddCeilings(all);
@@ -734,6 +771,16 @@ void Problems::AddHistograms(std::vector<Case>& all, DType dtype) {
   }
 }
 
+void Problems::AddSumsByLabel(std::vector<Case>& all, DType dtype) {
+  for (int exponent : {20, rig_.gpu() ? 28 : 24}) {
+    const std::int64_t n = std::int64_t{1} << exponent;
+    all.push_back(SumByLabel(dtype, n, 1, 1 << 16));
+    if (dtype != DType::kF32) continue;
+    for (std::int64_t length : {1, 1024, 1 << 20}) all.push_back(SumByLabel(dtype, n, 1, length));
+    all.push_back(SumByLabel(dtype, n / 128, 128, 1024));
+  }
+}
+
 void Problems::AddSearches(std::vector<Case>& all, DType dtype) {
   for (int exponent : {20, rig_.gpu() ? 24 : 22}) {
     const std::int64_t n = std::int64_t{1} << exponent;
@@ -765,6 +812,14 @@ void Problems::AddMatrices(std::vector<Case>& all, DType dtype) {
     for (bool dot : {false, true})
       for (std::int64_t count : {64, 1000, 10000}) all.push_back(Batch(dot, count, 4096));
   }
+  const std::array<std::int64_t, 4> stacks[] = {{1024, 64, 64, 64},     {256, 512, 512, 64},
+                                                {64, 1024, 1024, 1024}, {4096, 16, 16, 16},
+                                                {100'000, 4, 4, 4},     {32, 2048, 128, 2048},
+                                                {10'000, 32, 32, 32},   {1024, 128, 128, 128},
+                                                {4096, 1, 128, 128}};
+  for (const auto& [products, m, n, k] : stacks)
+    if (SizeOf(dtype) >= 2 && !IsInteger(dtype) && (gpu || products * m * n * k <= 1 << 30))
+      all.push_back(Stack(dtype, products, m, n, k));
   if (!gpu) return;
   // In 8192 x 1 x 8192, the large operand is contiguous along k.
   const std::vector<std::array<std::int64_t, 3>> shapes = {

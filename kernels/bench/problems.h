@@ -25,7 +25,7 @@ struct Candidate {
 
 struct Case {
   std::string operation, dtype;
-  std::string size;  // of a random problem, also its transposes, pitches and byte offsets
+  std::string size;  // for a random problem, with its transposes, pitches and byte offsets
   // What the problem requires if each input is read once and each output is written once.
   double bytes = 0, flops = 0;
   bool lone = false;            // whether the device is idle before each launch (Rig::kIdle)
@@ -75,6 +75,7 @@ class Problems {
   Case Batch(bool dot, std::int64_t count, std::int64_t n);
   Case Matmul(const MatmulProblem& p, std::int64_t a_off = 0, std::int64_t b_off = 0);
   Case Matmul(DType dtype, std::int64_t m, std::int64_t n, std::int64_t k);
+  Case Stack(DType dtype, std::int64_t products, std::int64_t m, std::int64_t n, std::int64_t k);
   Case Add(DType dtype, std::int64_t n);
   Case Map(DType dtype, std::int64_t n, const Expression& expression);
   Case MappedReduce(DType dtype, std::int64_t n, const Expression& expression);
@@ -83,7 +84,10 @@ class Problems {
   Case Scan(DType dtype, std::int64_t outer, std::int64_t length, std::int64_t inner);
   Case Sort(DType dtype, std::int64_t rows, std::int64_t n, bool indices);
   Case Take(DType dtype, std::int64_t rows, std::int64_t row);
+  // Returns n random I64 in [0, length), in the device's memory.
+  Memory RandomIndices(std::int64_t n, std::int64_t length);
   Case SearchSorted(DType dtype, std::int64_t n, std::int64_t length);
+  Case SumByLabel(DType dtype, std::int64_t n, std::int64_t inner, std::int64_t length);
   Case Histogram(DType dtype, std::int64_t n, std::int64_t bins, bool one_bin);
   Case Select(DType dtype, std::int64_t n, std::int64_t one_in, bool indices);
   void AddVectors(std::vector<Case>& all, DType dtype, int exponent, int top);
@@ -93,6 +97,7 @@ class Problems {
   void AddTakes(std::vector<Case>& all, DType dtype);
   void AddSearches(std::vector<Case>& all, DType dtype);
   void AddHistograms(std::vector<Case>& all, DType dtype);
+  void AddSumsByLabel(std::vector<Case>& all, DType dtype);
   void AddSelects(std::vector<Case>& all, DType dtype);
   void AddMatrices(std::vector<Case>& all, DType dtype);
   void AddCeilings(std::vector<Case>& all);

@@ -30,6 +30,8 @@ constexpr Rates kCudaRates = {36e9, 160e9, 50e9, 1e-9, 3e-9};
 // Seconds per step of a product along k. A step loads from shared memory or the L1 cache, and the
 // next step waits for that load.
 constexpr double kCudaMatmulStep = 70e-9;
+// Seconds per product of a stack whose products are launched one after another.
+constexpr double kCpuCall = 50e-9, kCudaLaunch = 4e-6;
 // The bytes per second that one thread reads when there are too few threads to fill the device. The
 // thread has a few loads in flight at a time, and each load takes about 0.6 us.
 constexpr double kCudaThread = 20e6;
@@ -144,7 +146,7 @@ Scaled<ReduceAxesProblem> ScaleDown(ReduceAxesProblem p) {
 }
 template <>
 Scaled<MatmulProblem> ScaleDown(MatmulProblem p) {
-  const double scale = Halve({&p.m, &p.n, &p.k}, kMostProducts);
+  const double scale = Halve({&p.stack, &p.m, &p.n, &p.k}, kMostProducts);
   return {p, scale};
 }
 // The time of some strategies grows with n * radius, and the time of others with n. The radius is
@@ -187,6 +189,11 @@ Scaled<SearchSortedProblem> ScaleDown(SearchSortedProblem p) {
   return {p, scale};
 }
 template <>
+Scaled<SumByLabelProblem> ScaleDown(SumByLabelProblem p) {
+  const double scale = Halve({&p.n, &p.inner}, kMostElements);
+  return {p, scale};
+}
+template <>
 Scaled<SelectProblem> ScaleDown(SelectProblem p) {
   const double scale = Halve({&p.n}, kMostElements);
   p.count = static_cast<std::int64_t>(static_cast<double>(p.count) / scale);
@@ -208,9 +215,17 @@ double LeastBytes(const ReduceAxesProblem& p) {
 }
 double LeastBytes(const MatmulProblem& p) {
   const auto m = static_cast<double>(p.m), n = static_cast<double>(p.n),
-             k = static_cast<double>(p.k);
-  return (m + n) * k * static_cast<double>(SizeOf(p.dtype)) +
-         m * n * static_cast<double>(SizeOf(p.out_dtype));
+             k = static_cast<double>(p.k), products = static_cast<double>(p.stack);
+  // The numbers of different matrices in a stack.
+  double left = 1, right = 1;
+  for (int i = 0; i < p.stack_rank; ++i) {
+    const StackAxis& axis = p.stack_axes[i];
+    if (axis.stride_a != 0) left *= static_cast<double>(axis.extent);
+    if (axis.stride_b != 0) right *= static_cast<double>(axis.extent);
+  }
+  return (m * std::min(left, products) + n * std::min(right, products)) * k *
+             static_cast<double>(SizeOf(p.dtype)) +
+         products * m * n * static_cast<double>(SizeOf(p.out_dtype));
 }
 double LeastBytes(const WindowSumProblem& p) {
   return static_cast<double>(p.n) *
@@ -252,6 +267,12 @@ double LeastBytes(const HistogramProblem& p) {
 double LeastBytes(const SearchSortedProblem& p) {
   const auto size = static_cast<double>(SizeOf(p.dtype)), n = static_cast<double>(p.n);
   return n * (size + sizeof(std::int64_t)) + std::min(n, static_cast<double>(p.length)) * size;
+}
+double LeastBytes(const SumByLabelProblem& p) {
+  return static_cast<double>(p.elements()) * static_cast<double>(SizeOf(p.dtype)) +
+         static_cast<double>(p.n) * static_cast<double>(SizeOf(p.label_dtype)) +
+         static_cast<double>(p.length) * static_cast<double>(p.inner) *
+             static_cast<double>(SizeOf(ResultDType(ReduceOp::kSum, p.dtype)));
 }
 double LeastBytes(const SelectProblem& p) {
   return static_cast<double>(p.n) +
@@ -309,12 +330,16 @@ template <class Problem>
 Pace::Model Pace::ModelOf(const Strategy<Problem>& strategy, const Problem& problem,
                           double units) const {
   const auto [p, scale] = ScaleDown(problem);
-  const Cost cost = strategy.cost(p);
+  const Cost cost = CostOf(strategy, p);
   const auto bytes = static_cast<double>(cost.bytes), depth = static_cast<double>(cost.depth);
   const double least = LeastBytes(p);
   const bool cpu = backend_ == Backend::kCpu;
   const Rates& rates = cpu ? kCpuRates : kCudaRates;
   Model model;
+  if constexpr (std::is_same_v<Problem, MatmulProblem>) {
+    if (p.stack != 1 && !strategy.stacks)
+      model.latency = static_cast<double>(p.stack) * (cpu ? kCpuCall : kCudaLaunch);
+  }
   model.memory = least / (rates.memory * (cpu ? std::min(units, kMemoryThreads) : units)) +
                  std::max(0.0, bytes - least) / (rates.cached * units);
   model.work = static_cast<double>(cost.flops) / (rates.flops * units) +
@@ -340,7 +365,7 @@ Pace::Model Pace::ModelOf(const Strategy<Problem>& strategy, const Problem& prob
     }
   } else {
     constexpr bool kMatmul = std::is_same_v<Problem, MatmulProblem>;
-    model.latency = depth * (kMatmul ? kCudaMatmulStep : rates.step);
+    model.latency += depth * (kMatmul ? kCudaMatmulStep : rates.step);
     if (p.launch.block_size != 0 || p.launch.grid_size != 0) {
       const double most = kCudaBlocks * units;
       const double blocks =

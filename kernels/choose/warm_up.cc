@@ -37,7 +37,7 @@ struct Arena {
   Memory bits;            // random bits
   Memory indices;         // random positions of rows
   std::int64_t rows = 0;  // from which Take takes some
-  Memory mask;            // a random one of each two adjacent elements is true
+  Memory mask;            // of every two adjacent elements, a random one is true
 };
 
 template <class Problem>
@@ -130,12 +130,22 @@ HistogramProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bo
 }
 template <>
 SearchSortedProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
-  // Zeros are in order, and random keys are not found among them.
+  // Zeros are sorted, but random keys would not be found among them.
   SearchSortedProblem p = ReferenceProblem<SearchSortedProblem>(s.elements);
   p.dtype = dtype;
   p.x = arena.a.data();
   p.keys = arena.bits.data();
   p.out = static_cast<std::int64_t*>(arena.out.data());
+  return p;
+}
+template <>
+SumByLabelProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
+  SumByLabelProblem p = ReferenceProblem<SumByLabelProblem>(s.elements);
+  p.dtype = dtype;
+  p.mode = TakeMode::kWrap;  // random bits become random labels
+  p.x = arena.a.data();
+  p.labels = arena.bits.data();
+  p.out = arena.out.data();
   return p;
 }
 

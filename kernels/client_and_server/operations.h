@@ -1,4 +1,4 @@
-// The operations of the protocol, once for the client and the server.
+// Defines the operations of the protocol once, for the client and the server.
 #pragma once
 
 namespace tessera {
@@ -20,7 +20,8 @@ namespace tessera {
   METHOD(Take, take)                         \
   METHOD(Select, select)                     \
   METHOD(Histogram, histogram)               \
-  METHOD(SearchSorted, search_sorted)
+  METHOD(SearchSorted, search_sorted)        \
+  METHOD(SumByLabel, sum_by_label)
 #define TESSERA_NOT_LISTED(Operation, name)
 #define TESSERA_OPERATION_METHODS(X) TESSERA_OPERATION_LIST(X, TESSERA_NOT_LISTED)
 #define TESSERA_OPERATIONS(X) TESSERA_OPERATION_LIST(X, X)

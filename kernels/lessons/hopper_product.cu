@@ -15,13 +15,13 @@
 //   counts its bytes on a barrier. No thread computes addresses, and no element passes through a
 //   register.
 // - wgmma: one instruction, issued by four warps, multiplies 64 x 16 by 16 x 256 elements, which it
-//   reads from shared memory itself, while the warps go on. Over half of the registers hold sums.
+//   reads from shared memory itself, while the warps continue. Most of the registers hold sums.
 // - Warps with different work: a producer fetches, and two groups of four warps multiply. The ring
 //   of stages between them has a barrier for "full" and one for "empty" in each stage, and the
 //   producer runs ahead by up to kStages steps, into the next tile as well.
 // - Persistent blocks: there is one block per SM, and each computes tile after tile. While a tile
 //   is being stored, the operands of the next one are on their way.
-// - Clusters: two blocks compute tiles that lie one below the other, so they need the same columns
+// - Clusters: two blocks compute tiles that are one below the other, so they need the same columns
 //   of b. Each fetches half of them for both (multicast), which halves the traffic for b.
 //
 // The service's strategy `tensor_bf16` (kernels/cuda/matmul/hopper/gemm) does this for any
@@ -228,7 +228,7 @@ __device__ void Fetch(const CUtensorMap& a, const CUtensorMap& b, Place place, i
 // --- 5. The consumers ---
 
 // Computes a consumer's 64 rows of the tile. After a step has been issued, waits for the previous
-// one and gives its stage back. `thread` is the calling thread's index in its consumer.
+// one and releases its stage. `thread` is the calling thread's index in its consumer.
 __device__ void MultiplySteps(float (&d)[128], int k, int consumer, int thread, Ring& ring) {
   int last = 0;
   for (int first = 0; first < k; first += kDepth, ring.Next()) {

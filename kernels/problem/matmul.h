@@ -72,6 +72,43 @@ TESSERA_HD A MultiplyAdd(V a, V b, A sum) {
   }
 }
 
+// --- Stacks ---
+
+// The distances from a and b to the operands of one product of a stack, in elements.
+struct StackOffsets {
+  std::int64_t a = 0;
+  std::int64_t b = 0;
+};
+
+// Returns the offsets of product i, which is from 0 to p.stack - 1. Axes of extent 1 are allowed.
+TESSERA_HD inline StackOffsets ProductOffsets(const MatmulProblem& p, std::int64_t i) {
+  StackOffsets at;
+  for (int axis = p.stack_rank - 1; axis >= 0; --axis) {
+    const StackAxis& along = p.stack_axes[axis];
+    // The outermost index needs no division.
+    const std::int64_t outer = axis == 0 ? 0 : i / along.extent;
+    const std::int64_t index = i - outer * along.extent;
+    at.a += index * along.stride_a;
+    at.b += index * along.stride_b;
+    i = outer;
+  }
+  return at;
+}
+
+// Returns product i of a stack as a problem with one product.
+inline MatmulProblem ProductOf(const MatmulProblem& p, std::int64_t i) {
+  const StackOffsets at = ProductOffsets(p, i);
+  MatmulProblem product = p;
+  product.stack = 1;
+  product.stack_rank = 0;
+  const auto size = static_cast<std::int64_t>(SizeOf(p.dtype));
+  product.a = static_cast<const char*>(p.a) + at.a * size;
+  product.b = static_cast<const char*>(p.b) + at.b * size;
+  product.c =
+      static_cast<char*>(p.c) + i * p.m * p.n * static_cast<std::int64_t>(SizeOf(p.out_dtype));
+  return product;
+}
+
 // --- Cost models ---
 
 // The unit roundoff of MatmulAcc.

@@ -1,5 +1,5 @@
-// The order of SearchSorted, which is that of Sort, a search in it, and what it costs, defined once
-// for the host and the device.
+// Defines the order of SearchSorted (that of Sort), the search and its cost, once for the host and
+// the device.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What Select costs, defined once for the host and the device.
+// Defines the cost of Select, once for the host and the device.
 #pragma once
 
 #include <algorithm>

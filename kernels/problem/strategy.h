@@ -4,11 +4,13 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #include "kernels/base/dtype.h"
 #include "kernels/base/launch.h"
@@ -101,11 +103,11 @@ struct ReduceAxesProblem {
   std::int64_t inner = 0;
   const void* x = nullptr;
   void* out = nullptr;
-  // If above 0: the value of outer in the whole problem, of which this problem is a share. The
-  // share gives the same bits as the whole problem.
+  // If above 0: this problem is a share of a problem with this value of outer. The share gives the
+  // same bits as the whole problem.
   std::int64_t outer_of_all = 0;
-  // If above 0: the value of inner in the whole problem, of which this problem is a share; outer is
-  // 1. It is also the distance between rows of x, in elements.
+  // If above 0: this problem is a share of a problem with this value of inner; outer is 1. It is
+  // also the distance between rows of x, in elements.
   std::int64_t inner_of_all = 0;
   // Whether the stream has already run another share of the same problem. If so, left_range covers
   // both shares.
@@ -113,10 +115,24 @@ struct ReduceAxesProblem {
   Launch launch;
 };
 
+inline constexpr int kMaxStackRank = kMaxRank - 2;
+
+// An axis of a stack of products. Strides count elements and may be 0, which repeats the operand,
+// or negative.
+struct StackAxis {
+  std::int64_t extent = 1;
+  std::int64_t stride_a = 0;
+  std::int64_t stride_b = 0;
+};
+
 // c[m, n] = op(a) * op(b), with c row-major without gaps and extents above 0. a is [m, k] with row
 // pitch lda >= k, or [k, m] with lda >= m when transpose_a; b is [k, n] or [n, k] in the same way.
 // Pitches count elements. IsMatmulPair in kernels/problem/matmul.h defines which types c may have
 // for which operand types.
+//
+// A stack is many such products with the same extents, pitches and transposes. The address of
+// product i is c + i * m * n for the result; ProductOffsets in kernels/problem/matmul.h returns the
+// distances from a and b to its operands.
 struct MatmulProblem {
   static constexpr std::string_view kOperation = "matmul";
   DType dtype = DType::kF32;
@@ -129,6 +145,10 @@ struct MatmulProblem {
   std::int64_t ldb = 0;
   bool transpose_b = false;
   void* c = nullptr;
+  std::int64_t stack = 1;  // the number of products: the product of the axes' extents
+  int stack_rank = 0;
+  // Outermost first. Adjacent axes are merged where both operands allow it.
+  StackAxis stack_axes[kMaxStackRank]{};
   Launch launch;
 };
 
@@ -252,7 +272,7 @@ struct TakeProblem {
   const void* indices = nullptr;
   void* out = nullptr;
   // In mode kError, result->index becomes the position of the first index that is out of range, or
-  // -1. What is written for such an index is not defined.
+  // -1. The result for such an index is undefined.
   Scalar* result = nullptr;
   Launch launch;
 
@@ -309,6 +329,28 @@ struct SearchSortedProblem {
   const void* keys = nullptr;
   std::int64_t* out = nullptr;
   Launch launch;
+};
+
+// out[j, c] = the sum of x[i, c] over all i with labels[i] == j, for the arrays x[n, inner] and
+// out[length, inner]. out has the type ResultDType(kSum, dtype). kernels/problem/sum_by_label.h
+// defines the order of the additions.
+struct SumByLabelProblem {
+  static constexpr std::string_view kOperation = "sum_by_label";
+  DType dtype = DType::kF32;
+  DType label_dtype = DType::kI64;  // I32 or I64
+  TakeMode mode = TakeMode::kError;
+  std::int64_t n = 0;
+  std::int64_t inner = 1;
+  std::int64_t length = 0;  // > 0 if x has elements
+  const void* x = nullptr;
+  const void* labels = nullptr;
+  void* out = nullptr;
+  // In mode kError, result->index becomes the position of the first label that is out of range, or
+  // -1. If there is such a label, what is written is not defined.
+  Scalar* result = nullptr;
+  Launch launch;
+
+  constexpr std::int64_t elements() const { return n * inner; }
 };
 
 // Calls f.operator()<Problem>() for the problem of each operation.
@@ -408,12 +450,46 @@ struct Strategy {
   // For Dot and Reduce: whether the strategy reads operands in place even if they are not
   // contiguous. For Reduce, it then also accepts operands that a map computes.
   bool reads_views = false;
+  // For Matmul: whether launch computes a whole stack. `refuses` and `scratch` then receive the
+  // stack. Otherwise all functions are called for one product at a time. roundoff and cost always
+  // describe one product.
+  bool stacks = false;
 };
+
+// Returns one product that stands for every product of a stack. Its addresses are those of the
+// least aligned operands and result in the stack, which need not belong together.
+inline MatmulProblem LeastAlignedProduct(const MatmulProblem& p) {
+  MatmulProblem product = p;
+  product.stack = 1;
+  product.stack_rank = 0;
+  const auto move = [&](std::uintptr_t address, std::int64_t elements, DType dtype) {
+    const std::uintptr_t moved = address + static_cast<std::uintptr_t>(elements) * SizeOf(dtype);
+    return std::countr_zero(moved) < std::countr_zero(address) ? moved : address;
+  };
+  auto a = reinterpret_cast<std::uintptr_t>(p.a), b = reinterpret_cast<std::uintptr_t>(p.b);
+  for (int i = 0; i < p.stack_rank; ++i) {
+    const StackAxis& axis = p.stack_axes[i];
+    if (axis.extent <= 1) continue;
+    a = move(a, axis.stride_a, p.dtype);
+    b = move(b, axis.stride_b, p.dtype);
+  }
+  auto c = reinterpret_cast<std::uintptr_t>(p.c);
+  if (p.stack > 1) c = move(c, p.m * p.n, p.out_dtype);
+  product.a = reinterpret_cast<const void*>(a);
+  product.b = reinterpret_cast<const void*>(b);
+  product.c = reinterpret_cast<void*>(c);
+  return product;
+}
 
 // Returns why the strategy does not accept the problem, or an empty string if it does.
 template <class Problem>
 std::string Refusal(const Strategy<Problem>& strategy, const Problem& problem) {
-  return strategy.refuses == nullptr ? "" : strategy.refuses(problem);
+  if (strategy.refuses == nullptr) return "";
+  if constexpr (std::is_same_v<Problem, MatmulProblem>) {
+    if (problem.stack != 1 && !strategy.stacks)
+      return strategy.refuses(LeastAlignedProduct(problem));
+  }
+  return strategy.refuses(problem);
 }
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// What an index of Take means, and what Take costs, defined once for the host and the device.
+// Defines what an index of Take means and the cost of Take, once for the host and the device.
 #pragma once
 
 #include <algorithm>

@@ -70,7 +70,7 @@ BlockLayout LayOut(ProgramPlan& program) {
   return layout;
 }
 
-std::uint64_t MostScratch(const ProgramPlan& program, std::uint64_t beside, const Stream& stream) {
+std::uint64_t MostScratch(const ProgramPlan& program, std::uint64_t taken, const Stream& stream) {
   // The most that is lost between blocks of scratch memory, which begin at multiples of the
   // alignment.
   constexpr std::uint64_t kGaps = 16 * kBlockAlignment;
@@ -85,9 +85,9 @@ std::uint64_t MostScratch(const ProgramPlan& program, std::uint64_t beside, cons
             ? step.outcome.stats.scratch_bytes
             : ProductTopKScratch(SelectionOf(program, step), *step.selection, stream.device());
     if (bytes == 0 || bytes > limit) continue;
-    std::uint64_t all = beside;
+    std::uint64_t all = taken;
     AddTo(&all, bytes + kGaps);
-    if (all <= limit) most = std::max(most, all - beside);
+    if (all <= limit) most = std::max(most, all - taken);
   }
   return most;
 }

@@ -119,12 +119,12 @@ struct BlockLayout {
   std::uint64_t end = 0;
   int response_arrays = 0;
 };
-// Pass 4. Places everything in the block. Copies of one array share a place.
+// Pass 4. Places everything in the block. Copies of the same array are stored once.
 BlockLayout LayOut(ProgramPlan& program);
-// Returns the largest amount of scratch memory that a step needs. `beside`: the bytes of the
+// Returns the largest amount of scratch memory that a step needs. `taken`: the bytes of the
 // stream's budget that are already taken. A step that would exceed the budget's limit does not
 // count, because it will fail anyway.
-std::uint64_t MostScratch(const ProgramPlan& program, std::uint64_t beside, const Stream& stream);
+std::uint64_t MostScratch(const ProgramPlan& program, std::uint64_t taken, const Stream& stream);
 // Sets the addresses of results in program.block.
 void PlaceResults(ProgramPlan& program);
 

@@ -23,6 +23,7 @@
 #include "kernels/compute.h"
 #include "kernels/device/guard.h"
 #include "kernels/device/profiler_range.h"
+#include "kernels/problem/matmul.h"
 #include "kernels/team/share_out.h"
 
 namespace tessera {
@@ -92,7 +93,8 @@ absl::StatusOr<const Strategy<Problem>*> Find(std::string_view name, const Probl
                                               const Device& device) {
   if (!std::is_same_v<Problem, MapProblem> && !std::is_same_v<Problem, TakeProblem> &&
       !std::is_same_v<Problem, SelectProblem> && !std::is_same_v<Problem, HistogramProblem> &&
-      !std::is_same_v<Problem, SearchSortedProblem>) {
+      !std::is_same_v<Problem, SearchSortedProblem> &&
+      !std::is_same_v<Problem, SumByLabelProblem>) {
     RETURN_IF_ERROR(CheckComputed(Problem::kOperation, problem.dtype));
   }
   const Strategy<Problem>* found = nullptr;
@@ -214,7 +216,9 @@ template <class Problem>
 bool IsTrivial(const Problem&) {
   return false;
 }
-inline bool IsTrivial(const MatmulProblem& p) { return p.m == 0 || p.n == 0 || p.k == 0; }
+inline bool IsTrivial(const MatmulProblem& p) {
+  return p.stack == 0 || p.m == 0 || p.n == 0 || p.k == 0;
+}
 inline bool IsTrivial(const MapProblem& p) { return p.n == 0; }
 inline bool IsTrivial(const TopKProblem& p) { return p.rows == 0; }
 inline bool IsTrivial(const ScanProblem& p) { return p.elements() == 0; }
@@ -223,14 +227,21 @@ inline bool IsTrivial(const TakeProblem& p) { return p.elements() == 0; }
 inline bool IsTrivial(const SelectProblem& p) { return p.count == 0; }
 inline bool IsTrivial(const HistogramProblem& p) { return p.bins == 0; }
 inline bool IsTrivial(const SearchSortedProblem& p) { return p.n == 0; }
+inline bool IsTrivial(const SumByLabelProblem& p) { return p.elements() == 0; }
 inline bool IsTrivial(const ReduceAxesProblem& p) { return p.outer == 0 || p.inner == 0; }
 
 // Writes the result of a trivial problem.
 template <class Problem>
 void Settle(const Problem&, Stream&) {}
 inline void Settle(const MatmulProblem& p, Stream& stream) {
-  if (p.m > 0 && p.n > 0)
-    stream.Zero(p.c, static_cast<std::size_t>(p.m * p.n) * SizeOf(p.out_dtype));
+  if (p.stack > 0 && p.m > 0 && p.n > 0)
+    stream.Zero(p.c, static_cast<std::size_t>(p.stack * p.m * p.n) * SizeOf(p.out_dtype));
+}
+inline void Settle(const SumByLabelProblem& p, Stream& stream) {
+  const std::int64_t sums = p.length * p.inner;
+  if (sums > 0)
+    stream.Zero(p.out,
+                static_cast<std::size_t>(sums) * SizeOf(ResultDType(ReduceOp::kSum, p.dtype)));
 }
 
 // Throws DeviceError.
@@ -238,6 +249,17 @@ template <class Problem>
 void LaunchOn(Stream& stream, const Problem& problem, const Strategy<Problem>& strategy) {
   const ProfilerRange range(strategy.name);
   strategy.launch(problem, stream);
+}
+// Launches one product after another if the strategy does not take a whole stack.
+inline void LaunchOn(Stream& stream, const MatmulProblem& problem,
+                     const Strategy<MatmulProblem>& strategy) {
+  const ProfilerRange range(strategy.name);
+  if (problem.stack == 1 || strategy.stacks) return strategy.launch(problem, stream);
+  const ScratchMark mark = stream.MarkScratch();
+  for (std::int64_t i = 0; i < problem.stack && !stream.stopped(); ++i) {
+    strategy.launch(ProductOf(problem, i), stream);
+    stream.RewindScratch(mark);
+  }
 }
 // Copies the view's elements to out in row-major order. Throws DeviceError.
 inline void GatherOn(Stream& stream, const View& view, void* out) {
@@ -286,7 +308,7 @@ class Work {
   // needs in addition.
   virtual std::uint64_t CopyBytes(const Stream&, const Chosen&) const { return 0; }
   virtual std::uint64_t LaunchBytes(const Problem& problem, const Chosen& strategy) const {
-    return strategy.scratch == nullptr ? 0 : strategy.scratch(problem);
+    return LaunchScratch(strategy, problem);
   }
   // Returns the maximum scratch memory of a share, which is `part` of the problem. If the strategy
   // launches all shares itself, `part` is the whole problem.
@@ -412,7 +434,7 @@ absl::StatusOr<const Strategy<Problem>*> WithinLimit(const Strategy<Problem>* st
 // Returns what the strategy's own models say about a problem.
 template <class Problem>
 Stats StatsOf(const Strategy<Problem>& strategy, const Problem& problem) {
-  const Cost cost = strategy.cost(problem);
+  const Cost cost = CostOf(strategy, problem);
   return {.strategy = strategy.name,
           .bytes = cost.bytes,
           .flops = cost.flops,

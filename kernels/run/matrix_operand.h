@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/problem/strategy.h"
@@ -10,17 +11,19 @@ namespace tessera {
 
 // A matrix as strategies need it: with rows or columns that have no gaps inside, and any pitch.
 struct MatrixOperand {
-  View view;
   std::int64_t pitch = 0;
   bool transpose = false;
   bool gather = false;
 };
 
+// Returns the matrices of the last two axes.
 inline MatrixOperand MakeMatrixOperand(const View& view, bool transpose) {
-  const std::int64_t rows = view.shape[0], columns = view.shape[1];
-  const std::int64_t row_stride = view.strides[0], column_stride = view.strides[1];
+  const int last = view.shape.rank - 1;
+  const std::int64_t rows = view.shape[last - 1], columns = view.shape[last];
+  const std::int64_t row_stride = view.strides[static_cast<std::size_t>(last) - 1],
+                     column_stride = view.strides[static_cast<std::size_t>(last)];
   const std::int64_t least_pitch = std::max<std::int64_t>(1, columns);
-  MatrixOperand operand{view, least_pitch, transpose, false};
+  MatrixOperand operand{least_pitch, transpose, false};
   if ((columns <= 1 || column_stride == 1) && (rows <= 1 || row_stride >= least_pitch)) {
     if (rows > 1) operand.pitch = row_stride;
   } else if ((rows <= 1 || row_stride == 1) &&

@@ -159,7 +159,7 @@ double LeastBytes(const Spec&, absl::Span<const View> x) {
     bytes += static_cast<double>(view.elements()) * static_cast<double>(SizeOf(view.dtype));
   return bytes;
 }
-// A Take reads no more of x than the result has, unless x has to be copied first.
+// A Take reads at most as many bytes of x as it writes, unless x has to be copied first.
 double LeastBytes(const TakeSpec& spec, absl::Span<const View> x) {
   const absl::StatusOr<ResultType> type = TypeOf(spec, x);
   return LeastBytes(AddSpec(), x[0].contiguous() ? x.subspan(1) : x) +
@@ -172,7 +172,7 @@ double LeastBytes(const HistogramSpec& spec, absl::Span<const View> x) {
   return LeastBytes(AddSpec(), x) + 2.0 * sizeof(std::int64_t) * static_cast<double>(bins);
 }
 
-// A Select reads no more of x than the elements that its mask selects.
+// A Select reads only the elements of x that its mask selects.
 double LeastBytes(const SelectSpec&, absl::Span<const View> x) {
   return LeastBytes(AddSpec(), x.subspan(1));
 }
@@ -193,6 +193,12 @@ double More(const SortSpec& spec, absl::Span<const View> x, const Speed& speed) 
   const double map = spec.expression.has_value() ? MapMicroseconds(*spec.expression, x, speed) : 0;
   return map + static_cast<double>(x[0].elements()) * kFlops / speed.flops;
 }
+double More(const SumByLabelSpec& spec, absl::Span<const View> x, const Speed& speed) {
+  constexpr double kFlops = 20;  // per label, to sort it
+  const double rows = static_cast<double>(x[1].elements());
+  const double columns = static_cast<double>(x[0].elements()) / std::max(1.0, rows);
+  return columns * static_cast<double>(spec.length) * 2 / speed.bytes + rows * kFlops / speed.flops;
+}
 double More(const SearchSortedSpec&, absl::Span<const View> x, const Speed& speed) {
   const double keys = static_cast<double>(x[1].elements());
   const double steps = 1 + std::log2(1 + static_cast<double>(x[0].elements()));
@@ -202,13 +208,13 @@ double More(const MapSpec& spec, absl::Span<const View> x, const Speed& speed) {
   return MapMicroseconds(spec.expression, x, speed);
 }
 double More(const MatmulSpec& spec, absl::Span<const View> x, const Speed& speed) {
-  const Shape &a = x[0].shape, &b = x[1].shape;
-  if (a.rank != 2 || b.rank != 2) return 0;
-  const auto m = static_cast<double>(a[spec.transpose_a ? 1 : 0]);
-  const auto n = static_cast<double>(b[spec.transpose_b ? 0 : 1]);
-  const auto k = static_cast<double>(a[spec.transpose_a ? 0 : 1]);
+  const absl::StatusOr<ArrayType> product =
+      MatmulType(x[0], x[1], spec.transpose_a, spec.transpose_b, OutDType(spec, x[0]));
+  if (!product.ok()) return 0;
+  const Shape& a = x[0].shape;
+  const auto k = static_cast<double>(a[a.rank - (spec.transpose_a && a.rank > 1 ? 2 : 1)]);
   const double flops = spec.expression.has_value() ? FlopsOf(*spec.expression) : 0;
-  return m * n * (2 * k + 8 + flops) / speed.flops;
+  return static_cast<double>(product->shape.elements()) * (2 * k + 8 + flops) / speed.flops;
 }
 double More(const TopKSpec& spec, absl::Span<const View> x, const Speed& speed) {
   const absl::StatusOr<ArrayType> type = TopKType(x[0], spec.k, spec.axis);

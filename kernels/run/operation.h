@@ -105,6 +105,12 @@ struct SpecOf<SearchSortedProblem> {
   bool right = false;
 };
 
+template <>
+struct SpecOf<SumByLabelProblem> {
+  std::int64_t length = 0;
+  TakeMode mode = TakeMode::kError;
+};
+
 #define TESSERA_SPEC(Operation, name) using Operation##Spec = SpecOf<Operation##Problem>;
 TESSERA_OPERATION_METHODS(TESSERA_SPEC)
 #undef TESSERA_SPEC
@@ -126,7 +132,7 @@ struct ResultType {
   bool scalar = false;
   bool is_index = false;  // the number is a Scalar's index
   // The arrays' length depends on the operands' elements, and has not been counted. The types in
-  // `arrays` have the largest length that is possible.
+  // `arrays` have the largest possible length.
   bool uncounted = false;
   absl::InlinedVector<ArrayType, 1> arrays;
 };

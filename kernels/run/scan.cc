@@ -19,7 +19,7 @@
 namespace tessera {
 namespace {
 
-// What is scanned, if it is not x itself.
+// The array that is scanned, if it is not x itself.
 struct ScannedMap {
   Expression tests;  // for ALL and ANY
   std::unique_ptr<StagedMap> staged;

@@ -11,6 +11,7 @@
 #include "kernels/compute.h"
 #include "kernels/run/axes.h"
 #include "kernels/run/execute.h"
+#include "kernels/run/indices.h"
 #include "kernels/run/operation.h"
 
 namespace tessera {
@@ -81,49 +82,11 @@ absl::Status CheckAlong(const View& x, const View& indices, std::optional<int> a
       {{"x", ToString(x.shape)}, {"indices", ToString(indices.shape)}});
 }
 
-absl::Status EmptyAxis() {
-  return Invalid("BAD_INDEX", "indices[0] is out of range: the axis has no elements",
-                 {{"position", "0"}, {"length", "0"}});
-}
-
-// Returns the address of an element. REQUIRES: the view has more than `position` elements.
-const void* AddressOf(const View& view, std::int64_t position) {
-  std::int64_t offset = 0;
-  for (int i = view.shape.rank - 1; i >= 0; --i) {
-    offset += position % view.shape[i] * view.strides[static_cast<std::size_t>(i)];
-    position /= view.shape[i];
-  }
-  return static_cast<const char*>(view.data) +
-         offset * static_cast<std::int64_t>(SizeOf(view.dtype));
-}
-
-// Reads the index at this position, and returns its error.
-absl::Status BadIndex(Stream& stream, const View& indices, std::int64_t position,
-                      std::int64_t length) {
-  std::int64_t value = 0;
-  std::int32_t narrow = 0;
-  const bool wide = indices.dtype == DType::kI64;
-  RETURN_IF_ERROR(CopyToHost(stream, wide ? static_cast<void*>(&value) : &narrow,
-                             AddressOf(indices, position), SizeOf(indices.dtype)));
-  if (!wide) value = narrow;
-  return Invalid("BAD_INDEX",
-                 absl::StrCat("indices[", position, "] is ", value, "; the axis has ", length,
-                              " elements, so ", -length, " to ", length - 1, " are allowed"),
-                 {{"position", absl::StrCat(position)},
-                  {"value", absl::StrCat(value)},
-                  {"length", absl::StrCat(length)}});
-}
-
 }  // namespace
 
 absl::StatusOr<ResultType> TypeOf(const TakeSpec& spec, absl::Span<const View> operands) {
   const View &x = operands[0], &indices = operands[1];
-  if (indices.dtype != DType::kI32 && indices.dtype != DType::kI64) {
-    return OfOperand("indices", Invalid("BAD_DTYPE",
-                                        absl::StrCat("indices are of type i32 or i64, not ",
-                                                     Absl(Name(indices.dtype))),
-                                        {{"dtype", std::string(Name(indices.dtype))}}));
-  }
+  RETURN_IF_ERROR(CheckIndexType("indices", indices));
   if (spec.axis.has_value()) RETURN_IF_ERROR(FoldedAxes(x.shape, {*spec.axis}).status());
   const std::optional<int> axis = AxisOf(spec, x);
   if (spec.along) RETURN_IF_ERROR(CheckAlong(x, indices, axis));
@@ -136,7 +99,7 @@ absl::StatusOr<ResultType> TypeOf(const TakeSpec& spec, absl::Span<const View> o
   if (axis.has_value() && !spec.along) append(x.shape, *axis + 1, x.shape.rank);
   ASSIGN_OR_RETURN(const ArrayType type, MakeArrayType(x.dtype, shape));
   const std::int64_t length = axis.has_value() ? x.shape[*axis] : x.elements();
-  if (length == 0 && type.shape.elements() > 0) return EmptyAxis();
+  if (length == 0 && type.shape.elements() > 0) return EmptyAxis("indices");
   return ResultType{.arrays = {type}};
 }
 
@@ -158,7 +121,7 @@ absl::StatusOr<ScalarResult> Run(const TakeSpec& spec, const Arguments& with) {
   ASSIGN_OR_RETURN(const Stats stats, Execute<TakeProblem>(stream, problem, options, place,
                                                            WholeLaunch<TakeProblem>(operands)));
   if (checks && !options.check_only && problem.result->index >= 0)
-    return BadIndex(stream, indices, problem.result->index, problem.length);
+    return BadIndex("indices", stream, indices, problem.result->index, problem.length);
   return ScalarResult{.stats = stats};
 }
 

@@ -1,5 +1,5 @@
-// The bin that an element belongs to, defined once for the host and the device, and what a
-// Histogram costs.
+// Defines the bin that an element belongs to and the cost of a Histogram, once for the host and the
+// device.
 //
 // A bin contains its lower edge, and the last bin contains its upper edge as well:
 //
@@ -114,8 +114,8 @@ struct EvenBins {
   }
 };
 
-// Bins with edges in memory, to which elements are compared as C: double or std::int64_t. If edges
-// are almost even, the first guess is the bin.
+// Bins with edges in memory. They are compared with elements as C: double or std::int64_t. If edges
+// are almost even, the first guess is right.
 template <class E, class C>
 struct EdgeBins {
   const C* edges;

@@ -83,7 +83,7 @@ constexpr Tree MakeTree(std::int64_t n, std::int64_t size, std::int64_t rows) {
 // distances that are powers of two, these chunks would use the same memory channels at the same
 // time. The longest arrays, which several GPUs share, have more chunks. Each GPU runs its chunks in
 // rounds, with one chunk for each block that its SMs hold. The last round takes as long as the
-// others, however few chunks are left for it (docs/notebook.md, "Chunks of the longest arrays").
+// others, even if few chunks are left for it (docs/notebook.md, "Chunks of the longest arrays").
 constexpr std::int64_t TreeRows(std::int64_t n, std::int64_t size) {
   const std::int64_t total = TreeTotalRows(n, size);
   if (total <= 8) return 8;

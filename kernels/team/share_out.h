@@ -79,9 +79,10 @@ Division DivisionOf(const Problem&, const Strategy<Problem>&, const Team&) {
 
 // Whether the rows of a product are shared out, so that each device multiplies the rows of a that
 // it holds. This depends only on the operands, so the strategy and the bits are the same for any
-// number of devices.
+// number of devices. A stack is computed by one device.
 inline bool SharesRows(const MatmulProblem& p, Backend backend, const Team& team) {
-  if (p.a == nullptr || p.b == nullptr || p.transpose_a || !IsIn(team, p.a)) return false;
+  if (p.stack != 1 || p.a == nullptr || p.b == nullptr || p.transpose_a || !IsIn(team, p.a))
+    return false;
   return backend == Backend::kCpu ||
          static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k) >=
              kLeastSharedProduct;
@@ -231,7 +232,7 @@ inline Division DivisionOf(const SortProblem& p, const Strategy<SortProblem>&, c
   return {p.x, p.n * static_cast<std::int64_t>(SizeOf(p.dtype)), p.rows};
 }
 
-// Indices may select any element, so the memory that holds x says nothing about who should read it.
+// Indices may select any element, so the location of x does not say which device should read it.
 inline Division DivisionOf(const TakeProblem&, const Strategy<TakeProblem>&, const Team&) {
   return {};
 }
@@ -249,6 +250,12 @@ inline Division DivisionOf(const HistogramProblem&, const Strategy<HistogramProb
 
 // Keys may be anywhere in x.
 inline Division DivisionOf(const SearchSortedProblem&, const Strategy<SearchSortedProblem>&,
+                           const Team&) {
+  return {};
+}
+
+// Equal labels may be anywhere in x, and the sums of several devices would have to be added up.
+inline Division DivisionOf(const SumByLabelProblem&, const Strategy<SumByLabelProblem>&,
                            const Team&) {
   return {};
 }

@@ -90,8 +90,8 @@ class Access {
   // not say what is wrong, and PERMISSION_DENIED / ROLE_TOO_SMALL.
   absl::StatusOr<Caller> Admit(std::string_view method, const grpc::ServerContext& context) const;
 
-  // Whether a user of this host has a line or is the user that the server runs as. Without a file,
-  // true for every user.
+  // Whether a line of the file admits a user of this host, or the server runs as this user. Without
+  // a file, true for every user.
   bool KnowsUser(uid_t user) const;
   // Whether a user has a line.
   bool NamesUser(uid_t user) const;

@@ -21,8 +21,8 @@ struct ArrivalWait;
 // The arrival of one array's bytes. Thread safe.
 class Arrival {
  public:
-  // ask: called when a call begins to wait, so that the array comes before those for which no call
-  // waits. It must take no lock under which a buffer is looked up.
+  // ask: called when a call begins to wait, so that the array is loaded before those for which no
+  // call waits. It must take no lock under which a buffer is looked up.
   explicit Arrival(std::function<void()> ask) : ask_(std::move(ask)) {}
 
   // Whether the bytes are in the buffer or will never be.
@@ -43,7 +43,7 @@ class Arrival {
   std::vector<std::shared_ptr<ArrivalWait>> waits_;
 };
 
-// What one call waits for before it uses the buffers that it has found.
+// The arrivals that one call waits for before it uses the buffers that it has found.
 class Awaited {
  public:
   using Next = absl::AnyInvocable<void(const absl::Status&)>;

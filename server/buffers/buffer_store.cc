@@ -595,7 +595,7 @@ void BufferStore::SkipVersions(std::uint64_t last) {
 
 namespace {
 
-// Returns OK if the buffer's bytes have arrived, or once `awaited` says so.
+// Returns OK if the buffer's bytes have arrived or `awaited` waits for them.
 absl::Status AwaitBytes(const Buffer& buffer, Awaited* awaited) {
   const std::shared_ptr<Arrival>& arrival = buffer.arrival();
   if (arrival == nullptr) return absl::OkStatus();

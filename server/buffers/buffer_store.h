@@ -58,7 +58,7 @@ class Buffer {
   std::optional<std::uint32_t> checksum() const { return checksum_; }
   // The buffer that owns the memory, which is another one if this one is a link.
   const Buffer& owner() const { return origin_ != nullptr ? *origin_ : *this; }
-  // How the bytes arrive, if the buffer is one of an earlier server; otherwise null.
+  // The arrival of the bytes if the buffer is one of an earlier server; otherwise null.
   const std::shared_ptr<Arrival>& arrival() const { return owner().arrival_; }
 
  private:
@@ -78,8 +78,8 @@ class Buffer {
   const absl::Time create_time_;
   std::optional<std::uint32_t> checksum_;
   std::shared_ptr<Arrival> arrival_;
-  // Members are destroyed in reverse order, so the memory is freed before its charges end, first
-  // those of this store and then those of all stores.
+  // Members are destroyed in reverse order: first the memory is freed, then the charges of this
+  // store end, and then the charges of all stores.
   Charge count_;
   std::vector<Charge> bytes_;  // one per shard
   Charge own_count_;
@@ -277,13 +277,13 @@ class BufferStore {
     std::shared_ptr<Arrival> arrival;
     std::shared_ptr<const Buffer> origin;  // the owner of the memory, for a link
   };
-  // Adds a READY buffer whose bytes are still to be written, after which its arrival ends. If there
-  // is no memory for the buffer, its arrival ends with the errors of Create. Called only before
-  // there are calls.
+  // Adds a READY buffer whose bytes are still to be written; its arrival ends after that. If there
+  // is no memory for the buffer, its arrival ends with the errors of Create. Called only before the
+  // first call arrives.
   std::shared_ptr<const Buffer> Restore(const Restored& restored);
   // The greatest version that the store has given out.
   std::uint64_t last_version();
-  // Makes the store give out only versions that are greater.
+  // From now on, the store gives out only versions above `last`.
   void SkipVersions(std::uint64_t last);
 
   // Returns a READY buffer; version 0 means any version. If its bytes are still to arrive, the

@@ -116,8 +116,8 @@ class UnaryCall {
 // that it does not admit.
 UnaryExchange::Admit AdmitTo(const CallParts& parts, std::string_view method);
 
-// The thread that handles a unary call: immediately the queue's or, if the call may allocate or
-// free buffer memory or call the operating system, one of the chores'.
+// The thread that handles a unary call: the queue's, immediately, or one of the chores' if the call
+// may allocate or free buffer memory or call the operating system.
 enum class Thread { kQueue, kChores };
 
 // Serves a unary call. body(caller, request, response) fills the response and returns a status. The

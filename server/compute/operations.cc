@@ -73,7 +73,7 @@ absl::StatusOr<ExpressionNode> ToNode(const v1::Expression::Node& node, int inde
     case v1::Expression::Node::VALUE_NOT_SET:
       break;
   }
-  // Of arguments beyond the maximum, one is kept, so that the node is refused.
+  // One argument beyond the maximum is kept, so that the node is refused.
   const int arguments = std::min(node.args_size(), kMostArguments + 1);
   out.args.assign(node.args().begin(), node.args().begin() + arguments);
   return out;
@@ -168,7 +168,7 @@ absl::Status Read(const v1::ScanRequest& request, ScanSpec& spec) {
   return SetExpression(request, spec.expression);
 }
 
-// Checks that the two results of a request have two places.
+// Checks that the two results of a request go to different buffers.
 template <class Request>
 absl::Status CheckApart(const Request& request) {
   const bool same = request.values().has_buffer() && request.indices().has_buffer() &&
@@ -201,19 +201,26 @@ absl::Status Read(const v1::SelectRequest& request, SelectSpec& spec) {
   return ReadWanted(request, spec);
 }
 
+absl::Status SetMode(v1::TakeMode mode, TakeMode& spec) {
+  // TakeMode is narrower, so the cast could turn an unknown value into a known one.
+  if (!v1::TakeMode_IsValid(mode)) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_OPERATION",
+                     absl::StrCat("there is no mode ", static_cast<int>(mode), " of take"),
+                     {{"field", "mode"}, {"value", absl::StrCat(static_cast<int>(mode))}});
+  }
+  if (mode != v1::TAKE_MODE_UNSPECIFIED) spec = static_cast<TakeMode>(mode);
+  return absl::OkStatus();
+}
+
 absl::Status Read(const v1::TakeRequest& request, TakeSpec& spec) {
   if (request.has_axis()) spec.axis = request.axis();
-  // TakeMode is narrower, so the cast could turn an unknown value into a known one.
-  if (!v1::TakeMode_IsValid(request.mode())) {
-    return MakeError(
-        absl::StatusCode::kInvalidArgument, "BAD_OPERATION",
-        absl::StrCat("there is no mode ", static_cast<int>(request.mode()), " of take"),
-        {{"field", "mode"}, {"value", absl::StrCat(static_cast<int>(request.mode()))}});
-  }
-  if (request.mode() != v1::TAKE_MODE_UNSPECIFIED)
-    spec.mode = static_cast<TakeMode>(request.mode());
   spec.along = request.along();
-  return absl::OkStatus();
+  return SetMode(request.mode(), spec.mode);
+}
+
+absl::Status Read(const v1::SumByLabelRequest& request, SumByLabelSpec& spec) {
+  spec.length = request.length();
+  return SetMode(request.mode(), spec.mode);
 }
 
 absl::Status Read(const v1::HistogramRequest& request, HistogramSpec& spec) {
@@ -264,6 +271,7 @@ absl::StatusOr<Operation> Make(const Request& request) {
   if constexpr (requires { request.x(); }) operands = {{"x", &request.x()}};
   if constexpr (requires { request.along(); }) operands.push_back({"indices", &request.indices()});
   if constexpr (requires { request.mask(); }) operands.push_back({"mask", &request.mask()});
+  if constexpr (requires { request.labels(); }) operands.push_back({"labels", &request.labels()});
   if constexpr (requires { request.keys(); }) operands.push_back({"keys", &request.keys()});
   if constexpr (requires { request.edges(); })
     if (request.has_edges()) operands.push_back({"edges", &request.edges()});
@@ -308,7 +316,7 @@ absl::StatusOr<Operation> MakeOperation(const v1::Step& step) {
 
 namespace {
 
-// A request with too many operands or nodes is refused before anything is made of it.
+// A request with too many operands or nodes is refused before it is converted.
 template <class Request>
 OperationSize SizeOfRequest(const Request& request) {
   OperationSize size;
@@ -390,8 +398,8 @@ absl::Status CheckInline(const ArrayType& type, std::uint64_t before) {
   if (bytes <= kMaxInlineResult - before) return absl::OkStatus();
   return MakeError(
       absl::StatusCode::kInvalidArgument, "RESULT_TOO_LARGE",
-      before == 0 ? "the result is too large for a response; ask for it in result.buffer"
-                  : "the results do not fit in one response; ask for some of them in result.buffer",
+      before == 0 ? "the result is too large for a response; store it in result.buffer"
+                  : "the results do not fit in one response; store some of them in result.buffer",
       {{"size", absl::StrCat(before + bytes)}, {"limit", absl::StrCat(kMaxInlineResult)}});
 }
 

@@ -265,7 +265,7 @@ absl::Status ProgramRun::CountStep(std::size_t index, Stream& stream) {
   PlannedStep& step = program_.steps[index];
   RETURN_IF_ERROR(CountResults(step.spec, stream, step.views, step.options));
   ASSIGN_OR_RETURN(step.result, TypeOf(step.spec, step.views));
-  std::uint64_t in_answer = 0;  // the longest results that are possible have been added before
+  std::uint64_t in_answer = 0;  // the largest possible results have been added before
   const absl::Status opened = OpenResults(index, stream.device(), &in_answer);
   if (!opened.ok()) steps_[index].drafts = {};
   return opened;
@@ -309,8 +309,8 @@ void ProgramRun::FetchBuffers(Stream& stream) {
 }
 
 std::uint64_t ProgramRun::answer_memory() const {
-  // Of a result's objects and their encoded form; an array has a copy in each, and one that has
-  // come from the device.
+  // The memory of a result's objects and of their encoded form. An array has a copy in each of
+  // them, and a third copy that came from the device.
   constexpr std::uint64_t kObjects = 256, kStats = 512, kError = 1024;
   std::uint64_t bytes = layout_.response_end;
   for (const PlannedStep& step : program_.steps) {

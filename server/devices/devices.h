@@ -1,4 +1,4 @@
-// The server's devices, with what runs their work: workers, streams, scratch budgets, estimates and
+// The server's devices, and what their work needs: workers, streams, scratch budgets, estimates and
 // probes.
 #pragma once
 

@@ -153,14 +153,14 @@ Json ToJson(const Manifest& manifest) {
   return json;
 }
 
-// These throw Json::exception unless the value is an integer, or one that is not negative.
+// These throw Json::exception unless the value is an integer; Number also if it is negative.
 std::int64_t Integer(const Json& json) { return json.get_ref<const Json::number_integer_t&>(); }
 std::uint64_t Number(const Json& json) { return json.get_ref<const Json::number_unsigned_t&>(); }
 absl::Time Time(const Json& json) { return absl::FromUnixMicros(Integer(json)); }
 
 // Throws Json::exception if the text does not have the structure that ToJson gives it.
 absl::StatusOr<Manifest> FromJson(const Json& json) {
-  if (json.at("format") != kFormat) return Lost("it is of another version of the program");
+  if (json.at("format") != kFormat) return Lost("it was written by another version of the program");
   Manifest manifest;
   manifest.time = Time(json.at("time"));
   manifest.next_file = Number(json.at("next_file"));
@@ -174,13 +174,14 @@ absl::StatusOr<Manifest> FromJson(const Json& json) {
     std::vector<std::int64_t> shape;
     for (const Json& dim : one.at("shape")) shape.push_back(Integer(dim));
     ASSIGN_OR_RETURN(file.type, MakeArrayType(info->dtype, shape));
-    if (file.number >= manifest.next_file) return Lost("it names a file that is still to come");
+    if (file.number >= manifest.next_file)
+      return Lost("it names a file number that has not been used");
     manifest.files.emplace(file.number, std::move(file));
   }
   std::map<std::uint64_t, std::string> owners;  // the tenants of the files
   for (const Json& one : json.at("tenants")) {
     const std::string tenant_name = one.at("tenant");
-    if (manifest.tenants.contains(tenant_name)) return Lost("it has a tenant twice");
+    if (manifest.tenants.contains(tenant_name)) return Lost("two entries have the same tenant");
     Manifest::OfTenant& tenant = manifest.tenants[tenant_name];
     tenant.last_version = Number(one.at("last_version"));
     std::set<std::string> names;
@@ -194,7 +195,7 @@ absl::StatusOr<Manifest> FromJson(const Json& json) {
       if (buffer.contains("expires")) entry.expire_time = Time(buffer.at("expires"));
       if (!manifest.files.contains(entry.file)) return Lost("it names a file without a type");
       if (owners.emplace(entry.file, tenant_name).first->second != tenant_name)
-        return Lost("it has a file of two tenants");
+        return Lost("two tenants share a file");
       if (!names.insert(entry.name).second)
         return Lost(absl::StrCat("it has two buffers with the name ", entry.name));
       if (!versions.insert(entry.version).second)
@@ -207,7 +208,7 @@ absl::StatusOr<Manifest> FromJson(const Json& json) {
 
 absl::StatusOr<Manifest> Parse(const std::string& text) {
   try {
-    // What is deeper than any value of ToJson is left out, because dump() is recursive.
+    // Values that are nested deeper than any of ToJson's are left out: dump() is recursive.
     constexpr int kDeepest = 8;
     const Json json = Json::parse(
         text, [](int depth, Json::parse_event_t, const Json&) { return depth <= kDeepest; });
@@ -238,8 +239,8 @@ absl::StatusOr<std::unique_ptr<DataFolder>> DataFolder::Open(const std::string& 
     const OpenFile parent(openat(opened.get(), "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (parent.is_open() && fsync(parent.get()) != 0) return BadFolder(path, std::strerror(errno));
   }
-  // NFS keeps other hosts from a locked file, but not from a locked folder. A folder that cannot be
-  // written to has only the folder's lock, so that it can be restored.
+  // On NFS, locks on files exclude other hosts, but locks on folders do not. A read-only folder has
+  // only the lock on the folder, so that a server can still restore it.
   folder->lock_ =
       OpenFile(openat(opened.get(), kLock, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!folder->lock_.is_open() && errno != EROFS && errno != EACCES)
@@ -317,7 +318,7 @@ absl::StatusOr<DataFolder::Writer> DataFolder::Create(const ArrayFile& file) {
   if (!arrays.is_open()) return NotWritten(kArrays);
   Writer writer;
   writer.path_ = PathOf(file.number);
-  // A file that exists is one that no manifest names.
+  // If the file exists, no manifest names it.
   writer.file_ = OpenFile(openat(arrays.get(), FileName(file.number).c_str(),
                                  O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
   const std::string header = HeaderOf(file);  // without the checksum, which Finish adds

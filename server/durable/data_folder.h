@@ -27,7 +27,7 @@ struct ArrayFile {
   std::uint32_t checksum = 0;  // CRC-32C of the array's bytes
 };
 
-// What a snapshot holds. All times are those of the wall clock.
+// What a snapshot holds. All times are by the wall clock.
 struct Manifest {
   struct Entry {
     std::string name;
@@ -78,9 +78,9 @@ class DataFolder {
   // cause} if it cannot be used.
   static absl::StatusOr<std::unique_ptr<DataFolder>> Open(const std::string& path);
 
-  // Returns an empty manifest, whose time is absl::Time(), if the folder has none and no arrays.
-  // Returns BAD_DATA_DIR if the manifest cannot be read, is missing, is damaged, or is of a later
-  // version of the program.
+  // Returns an empty manifest, whose time is absl::Time(), if the folder has neither a manifest nor
+  // arrays. Returns BAD_DATA_DIR if the manifest cannot be read, is missing, is damaged, or is of a
+  // later version of the program.
   absl::StatusOr<Manifest> ReadManifest() const;
   // Replaces the manifest in one step. After an error, *replaced says whether later servers may
   // find the new one.
@@ -117,8 +117,8 @@ class DataFolder {
   };
   absl::StatusOr<Reader> Read(const ArrayFile& file) const;
 
-  // Removes the arrays that neither `manifest`, which is in effect, nor `needed` has. Removes
-  // nothing while an earlier manifest may be back after a failure of the host.
+  // Removes the arrays that are neither in `manifest`, which is in effect, nor in `needed`. Removes
+  // nothing while a failure of the host could bring back an earlier manifest.
   void RemoveOthers(const Manifest& manifest, const std::set<std::uint64_t>& needed);
 
  private:
@@ -129,7 +129,7 @@ class DataFolder {
 
   const std::string path_;
   OpenFile folder_, lock_;
-  bool settled_ = false;  // whether the manifest that the folder has is on the disk
+  bool settled_ = false;  // whether the folder's manifest is on the disk
 };
 
 }  // namespace tessera

@@ -243,7 +243,7 @@ absl::StatusOr<Snapshots::Taken> Snapshots::TakeNow(Tenant* only) {
     std::erase_if(infos, [](const BufferInfo& info) { return !info.ready; });
     held.push_back({tenant, std::move(infos), store.last_version()});
   }
-  // A device that was lost before the lists were made may be missing from them.
+  // The lists may lack the buffers of a device that was lost before they were made.
   for (const std::unique_ptr<Device>& device : devices_.list()) {
     if (!device->lost()) continue;
     const std::string cause = absl::StrCat("device ", device->info().name, " is lost");
@@ -253,8 +253,8 @@ absl::StatusOr<Snapshots::Taken> Snapshots::TakeNow(Tenant* only) {
                      {{"cause", cause}});
   }
 
-  // Removes the files that this snapshot has written if it fails, whose numbers are not used again,
-  // and those that are no longer needed if it succeeds.
+  // If this snapshot fails, removes the files that it has written; their numbers are not used
+  // again. If it succeeds, removes the files that are no longer needed.
   const absl::Cleanup tidy = [&] {
     manifest_.next_file = next.next_file;
     folder_->RemoveOthers(manifest_, Needed());

@@ -1,8 +1,8 @@
 // Arrays that outlive the server: snapshots of the tenants' buffers in --data-dir, and the buffers
 // of an earlier server, which are restored from there. docs/durability.md says what is promised.
 //
-// READY buffers never change, so a snapshot is a list of buffers, which it holds until their bytes
-// are in files. Buffers whose version is already in a file are not written again.
+// READY buffers never change, so a snapshot is a list of buffers. It keeps them alive until their
+// bytes are in files. Buffers whose version is already in a file are not written again.
 #pragma once
 
 #include <atomic>
@@ -49,7 +49,7 @@ class Snapshots {
     std::uint64_t written_bytes = 0;
   };
   // Takes a snapshot of one tenant's buffers, or of all tenants' if it is null, after the snapshots
-  // that have begun earlier. What the manifest holds of other tenants stays. Returns the errors of
+  // that have begun earlier. The manifest keeps its entries of other tenants. Returns the errors of
   // DataFolder, or SNAPSHOT_FAILED if a device is lost, because the manifest would then lose the
   // buffers of that device.
   absl::StatusOr<Taken> Take(Tenant* only);
@@ -57,7 +57,7 @@ class Snapshots {
   absl::Status Submit(absl::AnyInvocable<void()> work, std::size_t share) {
     return thread_.Submit(std::move(work), share);
   }
-  // To be called regularly, by one thread: begins a snapshot of all tenants if it is time.
+  // To be called regularly, by one thread: begins a snapshot of all tenants if one is due.
   void Tick(absl::Time now);
 
   struct Figures {

@@ -480,7 +480,7 @@ Listener::Acceptor& Listener::AcceptorFor(int fd) {
   }
   if (!std::exchange(told_of_users_, true)) {
     spdlog::warn(
-        "more than {} users with a line have connected: further users are treated as unknown",
+        "more than {} users of the token file have connected: further users are treated as unknown",
         users_.size());
   }
   return *acceptor_;

@@ -63,7 +63,7 @@ bool WorthRetrying(const std::string& reason, const Figures& metadata) {
     std::uint64_t value = 0;
     return it != metadata.end() && absl::SimpleAtoi(it->second, &value) ? value : 0;
   };
-  // Without figures, memory ran out in the middle of a call, which may have done its work.
+  // If there are no figures, memory ran out during the call, which may have had an effect.
   return metadata.contains("total") && figure("requested") <= figure("total");
 }
 

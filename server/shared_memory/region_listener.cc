@@ -30,8 +30,8 @@ using Clock = std::chrono::steady_clock;
 // How long a client may take to send its packet after it has connected.
 constexpr std::chrono::seconds kHandshake{5};
 
-// Values in place of a user's number. kOwner is a user that need not leave connections to others,
-// such as the server's own user. kStranger stands for all users that the server does not know.
+// Values that replace a user's number. kOwner is a user that may take all connections, such as the
+// server's own user. kStranger stands for all users that the server does not know.
 constexpr std::int64_t kOwner = -1, kStranger = -2;
 
 // How long to leave connections waiting when none can be accepted.

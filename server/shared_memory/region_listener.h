@@ -36,9 +36,9 @@ class RegionListener {
     bool sees_all = true;               // as for ToGrpc, for every client
   };
 
-  // Listens at a path. `socket_group` says who may connect, as for ListenUnix. `max_connections` is
-  // the limit above which new connections are closed. The regions and the chores must outlive the
-  // listener. Returns UNAVAILABLE / CANNOT_LISTEN {address} if it cannot listen.
+  // Listens at a path. `socket_group` is the group that may connect, as for ListenUnix. Connections
+  // above `max_connections` are closed. The regions and the chores must outlive the listener.
+  // Returns UNAVAILABLE / CANNOT_LISTEN {address} if it cannot listen.
   static absl::StatusOr<std::unique_ptr<RegionListener>> Open(const std::string& path,
                                                               const std::string& socket_group,
                                                               std::size_t max_connections,

@@ -81,8 +81,8 @@ absl::Status UploadCall::CheckPause(absl::Time now) const {
 
 void UploadCall::PassOn() {
   message_.Clear();
-  // This is checked here as well, because a client that keeps sending messages without data may
-  // always have one in hand.
+  // This is checked here as well, because there may always be a message in hand if a client keeps
+  // sending messages without data.
   if (const absl::Status status = CheckPause(SteadyNow()); !status.ok()) return End(status);
   bool read = false;
   {

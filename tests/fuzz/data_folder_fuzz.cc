@@ -65,7 +65,7 @@ class Target {
       return;
     }
     if (!manifest->files.empty()) CheckArray(manifest->files.begin()->second, array);
-    // What is written is read back as the same.
+    // A manifest that is written is read back unchanged.
     bool replaced = false;
     Require(folder_->WriteManifest(*manifest, &replaced).ok(), "a manifest is not written");
     const std::string written = ManifestText();

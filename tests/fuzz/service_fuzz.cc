@@ -116,7 +116,7 @@ class Service {
     const bool asked = with_tokens_ && method->file()->package() == "tessera.v1";
     Require((status.error_code() == grpc::StatusCode::UNAUTHENTICATED) ==
                 (asked && caller == std::size(kTokens) - 1),
-            path + ": it is not for callers who are not known, and for others");
+            path + ": unknown callers must be refused, and known callers admitted");
   }
 
   // Checks that the error is one that a request can cause, which is an error of the request or a

@@ -23,7 +23,7 @@ def read_table(text):
             top = row.split("/")[0] + "/"
             others = [n if n.startswith(TOPS) else top + n for n in allowed.split()]
             if row in rows or not rows.keys() >= set(others):
-                sys.exit(f"includes.txt: {row} is there twice, or names a row that is not above it")
+                sys.exit(f"includes.txt: {row} occurs twice, or names a row that is not above it")
             rows[row] = {row, *others}
     return rows
 

@@ -538,7 +538,7 @@ class Core:
             missing = [(part.begin, part.end) for part in state.missing]
             left = [part for part in (_first_missing(missing, part) for part in left) if part]
             told = len(data) - sum(end - begin for begin, end in left)
-            tally = tally.anew(told)
+            tally = tally.restarted(told)
             if told > stored:
                 stored = told
                 retry.progress()
@@ -723,7 +723,7 @@ class Core:
                 several = False
                 rest = [(at + stream.done, to) for (at, to), stream in zip(parts, streams)]
                 left = [part for part in rest + left[len(parts) :] if part[0] < part[1]]
-                tally = tally.anew(done)
+                tally = tally.restarted(done)
         view = view._replace(offset=view.offset - begin)
         if into is None:
             return _plan.on_host(flat, view)

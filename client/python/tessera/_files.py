@@ -43,7 +43,8 @@ from .wire._errors import BadFile, Unsupported
 Path = Union[str, "os.PathLike[str]"]
 
 _MAX_NPY_HEADER = 1 << 20
-_MAX_HEADER = 16 << 20  # Of a .safetensors file; the header of a tensor has about 100 bytes.
+_MAX_HEADER = 16 << 20  # The maximum size of a .safetensors header, which has about 100 bytes per
+                        # tensor.
 _TYPES: Dict[str, "np.dtype[Any]"] = {
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
@@ -104,7 +105,7 @@ def _npz(path: Path, data: memoryview) -> _Arrays:
         for info in sorted(archive.infolist(), key=lambda one: one.header_offset):
             at, packed = info.header_offset, info.compress_size
             if at < end or data[at : at + 4] != b"PK\3\4":
-                raise ValueError(f"its members overlap, or {info.filename!r} is not where it says")
+                raise ValueError(f"its members overlap, or {info.filename!r} is at a wrong offset")
             begin = at + 30 + sum(struct.unpack_from("<HH", data, at + 26))
             end = begin + packed
             if end > len(data):
@@ -177,7 +178,7 @@ def _safetensors(data: memoryview, only: Optional[Collection[str]]) -> _Arrays:
     for key, one in header.items():
         offsets = one["data_offsets"]
         if len(offsets) != 2 or not all(map(_is_size, [*offsets, *one["shape"]])):
-            raise ValueError(f"the shape or the offsets of {key!r} are no natural numbers")
+            raise ValueError(f"the shape or the offsets of {key!r} are not natural numbers")
         if type(one["dtype"]) is not str:
             raise ValueError(f"the type of {key!r} is not a string")
     body, end = data[8 + size :], 0

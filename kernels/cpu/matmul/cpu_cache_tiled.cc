@@ -22,8 +22,8 @@
 //
 // The register tile is chosen at run time, as large as the processor's registers allow: 12 x 32
 // floats with AVX-512 (24 of 32 registers for the sums), 6 x 16 with AVX2 (12 of 16), and 4 x 8
-// otherwise. The blocks of c are divided among the cores, which share nothing else, so no core
-// waits for another.
+// otherwise. The blocks of c, and of all results of a stack, are divided among the cores, which
+// share nothing else, so no core waits for another.
 //
 // Cost at M = N = K = 1024 (f32): 2^31 flops; a is loaded 4 times and b 11 times, 60 MiB; 44 blocks
 // to divide among the cores.
@@ -180,13 +180,15 @@ void Run(const MatmulProblem& p, Stream& stream) {
   using Acc = MatmulAcc<T, O>;
   using A = typename ArithmeticOf<Acc>::type;
   static const Tile<A> tile = BestTile<A>();
-  const Operand<T> a = {static_cast<const T*>(p.a), p.transpose_a ? 1 : p.lda,
-                        p.transpose_a ? p.lda : 1};
-  const Operand<T> b = {static_cast<const T*>(p.b), p.transpose_b ? p.ldb : 1,
-                        p.transpose_b ? 1 : p.ldb};
-  auto* c = static_cast<O*>(p.c);
 
-  const auto compute_block = [&](std::int64_t row, std::int64_t column, A* workspace) {
+  const auto compute_block = [&](std::int64_t product, std::int64_t row, std::int64_t column,
+                                 A* workspace) {
+    const StackOffsets at = ProductOffsets(p, product);
+    const Operand<T> a = {static_cast<const T*>(p.a) + at.a, p.transpose_a ? 1 : p.lda,
+                          p.transpose_a ? p.lda : 1};
+    const Operand<T> b = {static_cast<const T*>(p.b) + at.b, p.transpose_b ? p.ldb : 1,
+                          p.transpose_b ? 1 : p.ldb};
+    auto* c = static_cast<O*>(p.c) + product * p.m * p.n;
     A* a_panels = workspace;
     A* b_panels = a_panels + kPanelsA;
     A* sums = b_panels + kPanelsB;
@@ -210,9 +212,10 @@ void Run(const MatmulProblem& p, Stream& stream) {
   };
 
   const std::int64_t column_blocks = (p.n + kBlockColumns - 1) / kBlockColumns;
-  const std::int64_t blocks = (p.m + kBlockRows - 1) / kBlockRows * column_blocks;
-  const double work =
-      static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
+  const std::int64_t blocks_each = (p.m + kBlockRows - 1) / kBlockRows * column_blocks;
+  const std::int64_t blocks = p.stack * blocks_each;
+  const double work = static_cast<double>(p.stack) * static_cast<double>(p.m) *
+                      static_cast<double>(p.n) * static_cast<double>(p.k);
   const int cores = stream.device().info().multiprocessors;
   const int workers = static_cast<int>(
       std::min({static_cast<double>(blocks), static_cast<double>(cores), 1 + work / kWorkerWork}));
@@ -222,9 +225,11 @@ void Run(const MatmulProblem& p, Stream& stream) {
   std::atomic<std::int64_t> next{0};
 #pragma omp parallel for schedule(static, 1) if (workers > 1)
   for (int worker = 0; worker < workers; ++worker) {
-    for (std::int64_t block = next++; block < blocks && !stream.stopped(); block = next++)
-      compute_block(block / column_blocks * kBlockRows, block % column_blocks * kBlockColumns,
-                    workspaces + worker * kWorkspace);
+    for (std::int64_t at = next++; at < blocks && !stream.stopped(); at = next++) {
+      const std::int64_t block = at % blocks_each;
+      compute_block(at / blocks_each, block / column_blocks * kBlockRows,
+                    block % column_blocks * kBlockColumns, workspaces + worker * kWorkspace);
+    }
   }
 }
 
@@ -254,6 +259,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulCpuCacheTiled = {
           DispatchMatmul(p, [&](auto t, auto o) { Run<decltype(t), decltype(o)>(p, stream); });
         },
     .shared = {.launch = LaunchRows<kMatmulCpuCacheTiled>},
+    .stacks = true,
 };
 
 }  // namespace tessera

@@ -5,12 +5,15 @@
 // slabs accumulate into c. A call cannot be stopped, so a long product is also computed in slabs of
 // rows or columns of c. The number of slabs depends only on the extents. The library may use
 // different code for a slab than for the whole product, with different roundings.
+//
+// The library computes a small product on one core, so the small products of a stack are divided
+// among the cores.
 #include <cblas.h>
 
 #include <algorithm>
 
 #include "kernels/device/device.h"
-#include "kernels/problem/strategy.h"
+#include "kernels/problem/matmul.h"
 
 namespace tessera {
 namespace {
@@ -23,6 +26,13 @@ constexpr double kLong = 0x1p33, kSlabWork = 0x1p31;
 // The number of rows or columns in a slab is a multiple of this, which is several register tiles on
 // any processor.
 constexpr std::int64_t kSlabUnit = 64;
+// The maximum number of multiply-adds of a product that the library computes on one core, and those
+// for which it is worth waking the other cores.
+constexpr double kOneCore = 0x1p18, kManyCores = 0x1p19;
+
+double WorkOf(const MatmulProblem& p) {
+  return static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
+}
 
 int Int(std::int64_t extent) { return static_cast<int>(extent); }
 
@@ -42,8 +52,7 @@ struct Slabs {
 
 Slabs SlabsOf(const MatmulProblem& p) {
   Slabs slabs;
-  const double work =
-      static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
+  const double work = WorkOf(p);
   if (work <= kLong) return slabs;
   const std::int64_t extent = std::max(p.m, p.n);
   const auto part = static_cast<std::int64_t>(static_cast<double>(extent) * (kSlabWork / work));
@@ -57,10 +66,6 @@ void Run(const MatmulProblem& p, const Stream& stream) {
   const auto* a = static_cast<const T*>(p.a);
   const auto* b = static_cast<const T*>(p.b);
   auto* c = static_cast<T*>(p.c);
-  if (std::max({p.lda, p.ldb, p.n}) > std::int64_t{INT32_MAX}) {
-    throw DeviceError(DeviceError::Kind::kFailed, "cblas_gemm",
-                      "the row pitch is above 2^31 - 1 elements");
-  }
   const auto ta = p.transpose_a ? CblasTrans : CblasNoTrans;
   const auto tb = p.transpose_b ? CblasTrans : CblasNoTrans;
   const Slabs slabs = SlabsOf(p);
@@ -76,6 +81,19 @@ void Run(const MatmulProblem& p, const Stream& stream) {
       }
     }
   }
+}
+
+template <class T>
+void RunStack(const MatmulProblem& p, const Stream& stream) {
+  if (std::max({p.lda, p.ldb, p.n}) > std::int64_t{INT32_MAX}) {
+    throw DeviceError(DeviceError::Kind::kFailed, "cblas_gemm",
+                      "the row pitch is above 2^31 - 1 elements");
+  }
+  const double work = WorkOf(p);
+#pragma omp parallel for schedule(static) if (work <= kOneCore && \
+                                              static_cast <double>(p.stack) * work > kManyCores)
+  for (std::int64_t i = 0; i < p.stack; ++i)
+    if (!stream.stopped()) Run<T>(ProductOf(p, i), stream);
 }
 
 }  // namespace
@@ -101,9 +119,10 @@ extern constexpr Strategy<MatmulProblem> kMatmulCpuLibrary = {
         },
     .launch =
         [](const MatmulProblem& p, Stream& stream) {
-          p.dtype == DType::kF32 ? Run<float>(p, stream) : Run<double>(p, stream);
+          p.dtype == DType::kF32 ? RunStack<float>(p, stream) : RunStack<double>(p, stream);
         },
     .vendor = true,
+    .stacks = true,
 };
 
 }  // namespace tessera

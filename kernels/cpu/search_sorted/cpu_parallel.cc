@@ -1,10 +1,10 @@
 // SearchSorted over all cores, which look up the keys in chunks.
 //
-// A core looks up kTogether keys at a time, one level of all of them after the other. The next load
-// of a key waits for its previous comparison, but not for the other keys, so the loads of different
-// keys are in flight together. All keys take the same number of steps, which depends only on the
-// length of x: a step either moves `low` by half of the elements that are left, or does not, and
-// both cases leave the same number. There is no branch that could be predicted wrongly.
+// A core looks up kTogether keys at a time: it takes one step for each key, then the next. The next
+// load of a key waits for its previous comparison, but not for the other keys, so the loads of
+// different keys are in flight together. All keys take the same number of steps, which depends only
+// on the length of x: a step either moves `low` by half of the elements that are left, or does not,
+// and both cases leave the same number. There is no branch that could be predicted wrongly.
 //
 // Cost at 2^20 keys among 2^20 f32: 4 MiB of keys and 4 MiB of x read, 8 MiB written.
 #include <algorithm>
@@ -22,7 +22,7 @@ void Search(const SearchSortedProblem& p, const T* keys, std::int64_t count, std
   using V = ValueOf<T>;
   const auto* x = static_cast<const T*>(p.x);
   for (std::int64_t k = 0; k < count; ++k) out[k] = 0;
-  // The place of each key is in [out, out + left].
+  // The position of each key is in [out, out + left].
   for (std::int64_t left = p.length; left > 0;) {
     const std::int64_t half = (left + 1) / 2;
     for (std::int64_t k = 0; k < count; ++k) {
@@ -52,7 +52,7 @@ void Run(const SearchSortedProblem& p, Stream& stream) {
 
 extern constexpr Strategy<SearchSortedProblem> kSearchSortedCpuParallel = {
     .name = "cpu_parallel",
-    .summary = "keys over all cores, of which each looks up 16 together, without branches",
+    .summary = "keys over all cores; each core interleaves 16 searches, without branches",
     .source = "definition",
     .dtypes = ArrayDTypes(),
     .deterministic = true,

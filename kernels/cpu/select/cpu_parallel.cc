@@ -2,9 +2,9 @@
 // chunk knows where its elements go.
 //
 // A branch that depends on a random mask is predicted wrongly every second time. A chunk therefore
-// first makes a list of the places of its selected elements, in short parts: it stores every place
-// at the end of the list, and extends the list only if the byte is not 0. Then it copies the
-// elements at the listed places.
+// first lists the positions of its selected elements, in short parts: it stores every position at
+// the end of the list, and extends the list only if the byte is not 0. Then it copies the elements
+// at the listed positions.
 //
 // Cost at n = 2^20, f32, half of them selected: 1 MiB of mask, twice, and 4 MiB of x read, 2 MiB
 // written.
@@ -19,7 +19,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::int64_t kPart = 4096;  // elements whose places are listed at a time
+constexpr std::int64_t kPart = 4096;  // elements whose positions are listed at a time
 
 // Calls f(chunk, begin, end) for every chunk, on all cores, until the stream is stopped.
 template <class F>
@@ -32,7 +32,7 @@ void ForChunksTogether(const Stream& stream, std::int64_t n, const F& f) {
   }
 }
 
-// Writes the results of the elements [begin, end), of which the first one is result `at`.
+// Writes the results of the elements [begin, end), beginning at result `at`.
 template <class E>
 void Write(const SelectProblem& p, std::int64_t begin, std::int64_t end, std::int64_t at) {
   const auto* x = static_cast<const E*>(p.x);

@@ -8,8 +8,8 @@
 //
 //     keys   31 12 32 11      last digit   31 11 | 12 32      first digit   11 12 | 31 32
 //
-// A part has at least kLeastPart elements. If more cores have work that way, rows are not divided,
-// and each core sorts rows of its own. Rows of up to kShort elements are sorted by comparisons,
+// A part has at least kLeastPart elements. If more cores have work without division, rows are not
+// divided, and each core sorts whole rows. Rows of up to kShort elements are sorted by comparisons,
 // because 256 counters would take longer.
 //
 // Cost at n = 2^20 (f32): 4 passes; each reads the elements twice and writes them once, with 32-bit
@@ -30,7 +30,7 @@ constexpr int kDigits = 256;
 // kLook is the number of elements between two checks of Stream::stopped().
 constexpr std::int64_t kShort = 200, kLeastPart = std::int64_t{1} << 16, kLook = kLeastPart;
 constexpr std::int64_t kMostWorkers = 64;
-// The most memory that cores get to sort rows of their own.
+// The maximum memory for cores that each sort whole rows.
 constexpr std::uint64_t kMostMemory = std::uint64_t{160} << 20;
 // Rows of up to this length have 32-bit indices while they are sorted.
 constexpr std::int64_t kMostShortIndex = std::numeric_limits<std::uint32_t>::max();
@@ -45,7 +45,7 @@ std::uint64_t WorkerBytes(const SortProblem& p, std::int64_t parts) {
   return (bytes + 63) / 64 * 64;
 }
 
-// How many cores sort rows of their own, and how many parts a row has. One of them is 1.
+// How many cores each sort whole rows, and how many parts a row has. One of them is 1.
 struct Plan {
   std::int64_t workers, parts;
 };
@@ -244,7 +244,7 @@ Cost CostOf(const SortProblem& p) {
 
 extern constexpr Strategy<SortProblem> kSortCpuRadix = {
     .name = "cpu_radix",
-    .summary = "distributes the elements by one digit of their keys after the other, on all cores",
+    .summary = "distributes the elements by one digit of their keys at a time, on all cores",
     .source = "least-significant-digit radix sort (Seward, 1954)",
     .deterministic = true,
     .roundoff = SortRoundoff,

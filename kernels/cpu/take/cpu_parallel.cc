@@ -3,8 +3,8 @@
 //
 // The cores share the rows of the result in chunks of about kChunk elements. Each chunk finds its
 // first bad index, and the smallest of these is the result, whatever the order of the chunks. A row
-// is copied in pieces of at most kChunk elements, between which the strategy looks whether it has
-// been stopped.
+// is copied in pieces of at most kChunk elements. Between two pieces, the strategy checks whether
+// it has been stopped.
 //
 // Cost at 2^14 rows of 64 f32: 4 MiB read, 4 MiB written, 2^14 indices.
 #include <algorithm>

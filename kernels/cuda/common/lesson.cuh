@@ -150,7 +150,7 @@ Cost LessonCost(const Problem& p) {
           .depth = static_cast<std::uint64_t>(shape.depth != 0 ? shape.depth : steps)};
 }
 
-// Completes the strategy of a lesson, of which the texts and the limits are set.
+// Completes the strategy of a lesson whose texts and limits are set.
 template <auto kShapeOf, auto kEnqueue, class Problem>
 constexpr Strategy<Problem> Lesson(Strategy<Problem> strategy) {
   strategy.backend = Backend::kCuda;

@@ -8,7 +8,7 @@
 //
 // Cost at n = 2^20, f32, 256 bins: 4 MiB read, up to 2^20 additions, 2^12 for each counter.
 //
-// The kernel is correct for any number of bins, because it keeps nothing else, and for any n and
+// The kernel is correct for any number of bins, because it has no other counters, and for any n and
 // alignment, because CountRuns is. The additions are of integers, so their order does not matter.
 #include "kernels/cuda/histogram/histogram.cuh"
 

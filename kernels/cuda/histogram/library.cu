@@ -2,8 +2,8 @@
 //
 // CUB's even bins are open at their upper edge, and it finds the bin of a floating-point number by
 // one multiplication, without looking at the edges. Its counts may therefore differ from the
-// definition in both. For integers in bins of width 1 the two agree, and these are what this
-// strategy accepts. It refuses many bins, because each of CUB's blocks has counters for all of
+// definition. For integers in bins of width 1 they agree, and this strategy accepts only
+// such problems. It refuses many bins, because each of CUB's blocks has counters for all of
 // them.
 //
 // Cost at n = 2^20, i32, 256 bins: 4 MiB read.

@@ -1,4 +1,4 @@
-// Histogram with counters of each block in shared memory.
+// Histogram with separate counters for each block, in shared memory.
 //
 // Compared with `global_atomics`, a block has its own counters, which are added to the result once,
 // at its end. An addition in shared memory does not leave the SM. Additions of a warp's lanes to
@@ -15,8 +15,8 @@
 // 2^15 sums to the result.
 //
 // The kernel is correct for any n and alignment, because CountRuns is. A 32-bit counter does not
-// overflow, because a block has fewer elements. More bins than shared memory has counters are
-// refused.
+// overflow, because a block has fewer elements. Problems whose counters do not fit in shared memory
+// are refused.
 #include <string>
 
 #include "kernels/cuda/histogram/histogram.cuh"
@@ -47,10 +47,10 @@ __global__ void __launch_bounds__(kHistogramThreads)
   unsigned* const own = counters + threadIdx.x % copies;
   CountRuns(x, n, bins,
             [&](std::int32_t bin, unsigned run) { atomicAdd(own + bin * copies, run); });
-  __syncthreads();  // the counts of all threads are there
+  __syncthreads();  // the counts of all threads have been stored
   for (int bin = static_cast<int>(threadIdx.x); bin < bins.bins; bin += kHistogramThreads) {
     unsigned sum = 0;
-    // Each lane begins with another copy, because the same copies are in the same bank.
+    // Each lane begins with a different copy, because the same copies are in the same bank.
     for (int c = 0; c < copies; ++c)
       sum += counters[bin * copies + (c + static_cast<int>(threadIdx.x)) % copies];
     if (sum != 0) atomicAdd(counts + bin, Counter{sum});

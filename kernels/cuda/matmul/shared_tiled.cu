@@ -91,8 +91,9 @@ class KTileFetcher {
 // one block, because the sums alone take half the registers.
 template <class C, class T, class O>
 __global__ void __launch_bounds__(kThreads, sizeof(MatmulAcc<T, O>) == 4 ? 2 : 1)
-    MatmulSharedTiled(Operand<T> a, Operand<T> b, std::int64_t k, O* c) {
+    MatmulSharedTiled(Operand<T> a, Operand<T> b, std::int64_t k, O* c, StackSteps stack) {
   using Value = ValueOf<T>;
+  stack.MoveToProduct(a, b, c);
   constexpr int kEach = C::kEach;
   static_assert(C::kSide * C::kSide == kThreads);
   __shared__ __align__(16) Value a_k_tile[C::kDepth][C::kPitch];
@@ -140,11 +141,14 @@ void Enqueue(const MatmulProblem& p, Stream& stream) {
   RunTiles<Large, Small>(p, cuda, [&](auto config, unsigned blocks) {
     DispatchMatmul(p, [&](auto t, auto o) {
       using T = decltype(t);
-      MatmulSharedTiled<decltype(config)><<<blocks, kThreads, 0, cuda.handle()>>>(
-          OperandA<T>(p), OperandB<T>(p), p.k, static_cast<decltype(o)*>(p.c));
+      ForEachStackPart(p, kMostGridRows, [&](const MatmulProblem& first, const StackSteps& stack) {
+        const dim3 grid(blocks, static_cast<unsigned>(stack.products));
+        MatmulSharedTiled<decltype(config)><<<grid, kThreads, 0, cuda.handle()>>>(
+            OperandA<T>(first), OperandB<T>(first), p.k, static_cast<decltype(o)*>(first.c), stack);
+        CUDA_CHECK_LAUNCH(MatmulSharedTiled);
+      });
     });
   });
-  CUDA_CHECK_LAUNCH(MatmulSharedTiled);
 }
 
 }  // namespace
@@ -162,6 +166,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulSharedTiled = {
     .cost = TilesCost<Small>,
     .launch = Enqueue,
     .shared = {.launch = LaunchGathered<kMatmulSharedTiled>},
+    .stacks = true,
 };
 
 }  // namespace tessera

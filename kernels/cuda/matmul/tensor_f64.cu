@@ -116,8 +116,9 @@ __global__ void __launch_bounds__(TmaRing<C, kAAlongK, kBAlongK>::kThreads, 1)
 template <class C, bool kAAlongK, bool kBAlongK>
 __global__ void __launch_bounds__(C::kThreads, 1)
     MatmulTensorF64(Operand<double> a, Operand<double> b, Packable packable, std::int64_t k,
-                    double* c, std::int64_t c_pitch, const unsigned* wanted) {
+                    double* c, std::int64_t c_pitch, const unsigned* wanted, StackSteps stack) {
   if (IsUnwanted(wanted)) return;
+  stack.MoveToProduct(a, b, c);
   using Ring = ThreadRing<C, kAAlongK, kBAlongK>;
   const TilePlace place =
       GroupedTile<kGroup>(blockIdx.x, CeilDiv(a.extent, C::kRows), CeilDiv(b.extent, C::kColumns));
@@ -135,9 +136,10 @@ std::int64_t Tiles(const MatmulProblem& p) {
   return CeilDiv(p.m, C::kRows) * CeilDiv(p.n, C::kColumns);
 }
 
-// Returns whether TMA, which takes signed 32-bit coordinates, can read the operands.
+// Returns whether TMA, which takes signed 32-bit coordinates, can read the operands. Stacks are
+// read by threads.
 bool UsesTma(const MatmulProblem& p, const CudaStream& stream) {
-  return stream.device().info().compute_capability == 90 &&
+  return stream.device().info().compute_capability == 90 && p.stack == 1 &&
          std::max({p.m, p.n, p.k}) < std::numeric_limits<int>::max() - Large::kRows &&
          IsBoxAligned(p.a, p.transpose_a ? p.k : p.m, p.lda * std::int64_t{sizeof(double)}) &&
          IsBoxAligned(p.b, p.transpose_b ? p.n : p.k, p.ldb * std::int64_t{sizeof(double)});
@@ -174,20 +176,24 @@ void RunThreads(const MatmulProblem& p, std::int64_t c_pitch, const unsigned* wa
   constexpr int kShared = ThreadRing<C, kAAlongK, kBAlongK>::kSharedBytes;
   const auto kernel = MatmulTensorF64<C, kAAlongK, kBAlongK>;
   CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
-  kernel<<<static_cast<unsigned>(Tiles<C>(p)), C::kThreads, kShared, stream.handle()>>>(
-      OperandA<double>(p), OperandB<double>(p),
-      Packable{IsPackable<double>(p.a, p.lda), IsPackable<double>(p.b, p.ldb),
-               IsPackable<double>(p.c, c_pitch)},
-      p.k, static_cast<double*>(p.c), c_pitch, wanted);
-  CUDA_CHECK_LAUNCH(MatmulTensorF64);
+  const MatmulProblem worst = LeastAlignedProduct(p);
+  const Packable packable{IsPackable<double>(worst.a, p.lda), IsPackable<double>(worst.b, p.ldb),
+                          IsPackable<double>(worst.c, c_pitch)};
+  ForEachStackPart(p, kMostGridRows, [&](const MatmulProblem& first, const StackSteps& stack) {
+    const dim3 grid(static_cast<unsigned>(Tiles<C>(p)), static_cast<unsigned>(stack.products));
+    kernel<<<grid, C::kThreads, kShared, stream.handle()>>>(
+        OperandA<double>(first), OperandB<double>(first), packable, p.k,
+        static_cast<double*>(first.c), c_pitch, wanted, stack);
+    CUDA_CHECK_LAUNCH(MatmulTensorF64);
+  });
 }
 
 // Returns whether large tiles are faster. On an H200, a round of large tiles on all SMs takes as
 // long as three and a quarter rounds of small ones.
 bool UsesLarge(const MatmulProblem& p, const CudaStream& stream) {
   const int multiprocessors = stream.device().info().multiprocessors;
-  return 13 * CeilDiv(Tiles<Large>(p), multiprocessors) <=
-         4 * CeilDiv(Tiles<Small>(p), multiprocessors);
+  return 13 * CeilDiv(Tiles<Large>(p) * p.stack, multiprocessors) <=
+         4 * CeilDiv(Tiles<Small>(p) * p.stack, multiprocessors);
 }
 
 // Assumes small tiles, because the actual choice depends on the device.
@@ -250,6 +256,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulTensorF64 = {
     .cost = CostOf,
     .launch = Enqueue,
     .shared = {.launch = LaunchProductShares<PiecesWork>},
+    .stacks = true,
 };
 
 }  // namespace tessera

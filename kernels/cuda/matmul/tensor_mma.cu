@@ -18,7 +18,8 @@
 // memory are read without bank conflicts.
 //
 // An operand whose address or pitch is not a multiple of 16 bytes is first copied to aligned rows,
-// because 2-byte elements are too small for copies in the background.
+// because 2-byte elements are too small for copies in the background. The products of a stack are
+// then computed one after another; otherwise the grid has a row of blocks for each of them.
 //
 // Cost for 1024 x 1024 x 1024, bf16: 2^31 flops, 64 MiB of loads; 256 tiles of 64 x 64, 16 k-tiles
 // of 64 steps, 16 barriers per block; a chain of 64 tensor core instructions.
@@ -89,7 +90,9 @@ __device__ void StorePair(float first, float second, std::int64_t column, std::i
 
 template <class C, class T, class O, bool kAAlongK, bool kBAlongK>
 __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
-    MatmulTensorMma(Operand<T> a, Operand<T> b, bool pairs, std::int64_t k, O* c) {
+    MatmulTensorMma(Operand<T> a, Operand<T> b, bool pairs, std::int64_t k, O* c,
+                    StackSteps stack) {
+  stack.MoveToProduct(a, b, c);
   using KTileA = KTile<T, C::kRows, kDepth, kAAlongK>;
   using KTileB = KTile<T, C::kColumns, kDepth, kBAlongK>;
   T* const a_k_tiles = DynamicShared<T>();
@@ -195,19 +198,31 @@ std::int64_t Tiles(const MatmulProblem& p) {
 
 template <class C, class T, class O>
 void Run(const MatmulProblem& p, CudaStream& stream) {
-  const Operand<T> a = Packed(OperandA<T>(p), p.k, stream), b = Packed(OperandB<T>(p), p.k, stream);
-  const bool pairs = p.n % 2 == 0 && reinterpret_cast<std::uintptr_t>(p.c) % (2 * sizeof(O)) == 0;
+  const MatmulProblem worst = LeastAlignedProduct(p);
+  const Packable packable = PackableOf<T>(worst);
+  const bool pairs =
+      p.n % 2 == 0 && reinterpret_cast<std::uintptr_t>(worst.c) % (2 * sizeof(O)) == 0;
   // The strides of the operands decide, not the transposes, because an operand with a pitch of 1 is
   // contiguous along both dimensions.
-  const auto run = [&](auto a_along_k, auto b_along_k) {
-    const auto kernel = MatmulTensorMma<C, T, O, a_along_k, b_along_k>;
-    CUDA_CHECK(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
-    kernel<<<static_cast<unsigned>(Tiles<C>(p)), C::kThreads, C::kSharedBytes, stream.handle()>>>(
-        a, b, pairs, p.k, static_cast<O*>(p.c));
-    CUDA_CHECK_LAUNCH(MatmulTensorMma);
+  const auto run = [&](const MatmulProblem& first, const StackSteps& stack) {
+    const Operand<T> a = Packed(OperandA<T>(first), p.k, stream);
+    const Operand<T> b = Packed(OperandB<T>(first), p.k, stream);
+    DispatchLayouts(a.k_stride == 1, b.k_stride == 1, [&](auto a_along_k, auto b_along_k) {
+      const auto kernel = MatmulTensorMma<C, T, O, a_along_k, b_along_k>;
+      const dim3 grid(static_cast<unsigned>(Tiles<C>(p)), static_cast<unsigned>(stack.products));
+      CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      C::kSharedBytes));
+      kernel<<<grid, C::kThreads, C::kSharedBytes, stream.handle()>>>(
+          a, b, pairs, p.k, static_cast<O*>(first.c), stack);
+      CUDA_CHECK_LAUNCH(MatmulTensorMma);
+    });
   };
-  DispatchLayouts(a.k_stride == 1, b.k_stride == 1, run);
+  if (packable.a && packable.b) return ForEachStackPart(p, kMostGridRows, run);
+  for (std::int64_t i = 0; i < p.stack && !stream.stopped(); ++i) {
+    const ScratchMark mark = stream.MarkScratch();
+    run(ProductOf(p, i), StackSteps{});
+    stream.RewindScratch(mark);
+  }
 }
 
 // Assumes small tiles, because the actual choice depends on the device.
@@ -217,7 +232,7 @@ Cost CostOf(const MatmulProblem& p) {
 
 void Enqueue(const MatmulProblem& p, Stream& any_stream) {
   CudaStream& stream = Cuda(any_stream);
-  const bool large = Tiles<Large>(p) >= stream.device().info().multiprocessors;
+  const bool large = Tiles<Large>(p) * p.stack >= stream.device().info().multiprocessors;
   DispatchMatmul(p, [&](auto t, auto o) {
     using T = decltype(t);
     using O = decltype(o);
@@ -228,7 +243,8 @@ void Enqueue(const MatmulProblem& p, Stream& any_stream) {
 }
 
 // Returns the number of bytes for copies of operands that are not aligned to 16-byte vectors.
-std::uint64_t ScratchOf(const MatmulProblem& p) {
+std::uint64_t ScratchOf(const MatmulProblem& stack) {
+  const MatmulProblem p = LeastAlignedProduct(stack);
   constexpr std::int64_t kPack = Pack<Half>::kSize;  // for both types
   const auto copy = [](const void* data, std::int64_t pitch, std::int64_t rows,
                        std::int64_t columns) {
@@ -257,6 +273,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulTensorMma = {
     .launch = Enqueue,
     .shared = {.launch = LaunchGathered<kMatmulTensorMma>},
     .scratch = ScratchOf,
+    .stacks = true,
 };
 
 }  // namespace tessera

@@ -2,6 +2,7 @@
 // thread's share of a tile, and copies of k-tiles in the background.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/cuda/common/primitives.cuh"
@@ -29,6 +30,43 @@ Operand<T> OperandA(const MatmulProblem& p) {
 template <class T>
 Operand<T> OperandB(const MatmulProblem& p) {
   return {static_cast<const T*>(p.b), p.n, p.transpose_b ? p.ldb : 1, p.transpose_b ? 1 : p.ldb};
+}
+
+// --- Stacks ---
+
+// Products that one launch computes, and the steps from each to the next in elements. In a launch
+// whose grid has a row of blocks for each product, blockIdx.y is the product.
+struct StackSteps {
+  std::int64_t products = 1;
+  std::int64_t a = 0, b = 0, c = 0;
+
+  template <class T, class O>
+  __device__ void MoveToProduct(Operand<T>& left, Operand<T>& right, O*& result) const {
+    left.data += blockIdx.y * a;
+    right.data += blockIdx.y * b;
+    result += blockIdx.y * c;
+  }
+};
+
+constexpr std::int64_t kMostGridRows = 65535;
+
+// Calls f(first, steps) for parts of a stack that lie along its longest axis, of at most `most`
+// products. `first` is the first product of the part.
+template <class F>
+void ForEachStackPart(const MatmulProblem& p, std::int64_t most, F f) {
+  int longest = 0;
+  for (int i = 1; i < p.stack_rank; ++i)
+    if (p.stack_axes[i].extent > p.stack_axes[longest].extent) longest = i;
+  const StackAxis axis = p.stack_rank == 0 ? StackAxis{} : p.stack_axes[longest];
+  std::int64_t inner = 1;
+  for (int i = longest + 1; i < p.stack_rank; ++i) inner *= p.stack_axes[i].extent;
+  for (std::int64_t other = 0; other < p.stack / axis.extent; ++other) {
+    for (std::int64_t at = 0; at < axis.extent; at += most) {
+      const std::int64_t first = (other / inner * axis.extent + at) * inner + other % inner;
+      f(ProductOf(p, first), StackSteps{std::min(most, axis.extent - at), axis.stride_a,
+                                        axis.stride_b, inner * p.m * p.n});
+    }
+  }
 }
 
 // --- Vectors ---
@@ -285,11 +323,11 @@ struct SquareTile {
   }
 };
 
-// Calls run(C{}, blocks) with C = Large or Small. Large tiles load less in total, but pay off only
-// if every SM has two of them to overlap.
+// Calls run(C{}, blocks) with C = Large or Small, where `blocks` is the number of blocks of one
+// product. Large tiles load less in total, but pay off only if every SM has two of them to overlap.
 template <class Large, class Small, class Run>
 void RunTiles(const MatmulProblem& p, CudaStream& stream, Run run) {
-  if (Large::Tiles(p) >= 2 * stream.device().info().multiprocessors) {
+  if (Large::Tiles(p) * p.stack >= 2 * stream.device().info().multiprocessors) {
     run(Large{}, static_cast<unsigned>(Large::Tiles(p)));
   } else {
     run(Small{}, static_cast<unsigned>(Small::Tiles(p)));

@@ -193,7 +193,9 @@ struct Loaders {
 
 template <class C, bool kAAlongK, bool kBAlongK, bool kPacks>
 __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
-    MatmulWarpTiled(Operand<float> a, Operand<float> b, std::int64_t k, bool c_packable, float* c) {
+    MatmulWarpTiled(Operand<float> a, Operand<float> b, std::int64_t k, bool c_packable, float* c,
+                    StackSteps stack) {
+  stack.MoveToProduct(a, b, c);
   using S = Loaders<C, kAAlongK, kBAlongK, kPacks>;
   constexpr int kPitchA = S::A::kPitch, kPitchB = S::B::kPitch;
   float* const a_k_tiles = DynamicShared<float>();
@@ -280,17 +282,20 @@ std::int64_t Tiles(const MatmulProblem& p) {
 
 template <class C>
 void Run(const MatmulProblem& p, CudaStream& stream) {
+  const Packable packable = PackableOf<float>(LeastAlignedProduct(p));
   const auto run = [&](auto a_along_k, auto b_along_k, auto packs) {
     const auto kernel = MatmulWarpTiled<C, a_along_k, b_along_k, packs>;
     constexpr int kSharedBytes = Loaders<C, a_along_k, b_along_k, packs>::kSharedBytes;
     CUDA_CHECK(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
-    kernel<<<static_cast<unsigned>(Tiles<C>(p)), C::kThreads, kSharedBytes, stream.handle()>>>(
-        OperandA<float>(p), OperandB<float>(p), p.k, IsPackable<float>(p.c, p.n),
-        static_cast<float*>(p.c));
-    CUDA_CHECK_LAUNCH(MatmulWarpTiled);
+    ForEachStackPart(p, kMostGridRows, [&](const MatmulProblem& first, const StackSteps& stack) {
+      const dim3 grid(static_cast<unsigned>(Tiles<C>(p)), static_cast<unsigned>(stack.products));
+      kernel<<<grid, C::kThreads, kSharedBytes, stream.handle()>>>(
+          OperandA<float>(first), OperandB<float>(first), p.k, packable.c,
+          static_cast<float*>(first.c), stack);
+      CUDA_CHECK_LAUNCH(MatmulWarpTiled);
+    });
   };
-  const Packable packable = PackableOf<float>(p);
   // Operands that are contiguous along k are copied one element at a time, aligned or not.
   const bool packs = (!p.transpose_a || packable.a) && (p.transpose_b || packable.b);
   DispatchLayouts(!p.transpose_a, p.transpose_b, [&](auto a_along_k, auto b_along_k) {
@@ -303,7 +308,8 @@ void Run(const MatmulProblem& p, CudaStream& stream) {
 // element, which is larger for smaller tiles.
 template <class C>
 double Time(const MatmulProblem& p, int multiprocessors, double factor) {
-  return static_cast<double>(CeilDiv(Tiles<C>(p), multiprocessors) * C::kRows * C::kColumns) *
+  return static_cast<double>(CeilDiv(Tiles<C>(p) * p.stack, multiprocessors) * C::kRows *
+                             C::kColumns) *
          factor;
 }
 
@@ -337,6 +343,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulWarpTiled = {
     .cost = CostOf,
     .launch = Enqueue,
     .shared = {.launch = LaunchGathered<kMatmulWarpTiled>},
+    .stacks = true,
 };
 
 }  // namespace tessera

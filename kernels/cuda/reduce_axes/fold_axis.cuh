@@ -237,8 +237,8 @@ __device__ __forceinline__ void StoreResults(const typename F::Wide (&values)[kV
   }
 }
 
-// Whether the block is the last of the tile's blocks to come here. The values that the others have
-// stored before are then visible. All threads of the block call it.
+// Whether the block is the last of the tile's blocks to arrive here. The values that the others
+// have stored before are then visible. All threads of the block call it.
 __device__ __forceinline__ bool IsLastOfTile(std::uint32_t* ticket, std::int64_t segments) {
   __shared__ bool last;
   __threadfence();  // this thread's values are visible to other blocks

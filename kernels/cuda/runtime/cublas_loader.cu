@@ -34,6 +34,7 @@ std::optional<CublasApi> Load() {
       FIND(set_pointer_mode, cublasSetPointerMode) && FIND(status_name, cublasGetStatusName) &&
       FIND(sdot, cublasSdot_64) && FIND(ddot, cublasDdot_64) && FIND(sgemm, cublasSgemm_64) &&
       FIND(dgemm, cublasDgemm_64) && FIND(gemm_ex, cublasGemmEx_64) &&
+      FIND(gemm_strided_batched_ex, cublasGemmStridedBatchedEx_64) &&
       // dlsym also searches the library's dependencies, and cublasLt is one of them.
       FIND(lt_matmul, cublasLtMatmul) && FIND(lt_desc_create, cublasLtMatmulDescCreate) &&
       FIND(lt_desc_destroy, cublasLtMatmulDescDestroy) &&

@@ -27,6 +27,7 @@ struct CublasApi {
   decltype(&cublasSgemm_64) sgemm;
   decltype(&cublasDgemm_64) dgemm;
   decltype(&cublasGemmEx_64) gemm_ex;
+  decltype(&cublasGemmStridedBatchedEx_64) gemm_strided_batched_ex;
   // From cublasLt, which cuBLAS is built on.
   decltype(&cublasLtMatmul) lt_matmul;
   decltype(&cublasLtMatmulDescCreate) lt_desc_create;

@@ -1,8 +1,8 @@
 // Scan with one block per line, by Brent and Kung's tree.
 //
-// Compared with `kogge_stone`, it adds twice per element in place of log2(B) times. On the way up,
-// a tree as in Dot's `tree_sequential` leaves the totals of 2, 4, 8, ... elements in the last cell
-// of each group. On the way down, each total is added to the middle of the next group:
+// Compared with `kogge_stone`, it adds twice per element instead of log2(B) times. On the way up, a
+// tree as in Dot's `tree_sequential` leaves the totals of 2, 4, 8, ... elements in the last cell of
+// each group. On the way down, each total is added to the middle of the next group:
 //
 //     up      x0  x0-1  x2  x0-3  x4  x4-5  x6  x0-7
 //     down                             x0-5                distance 2: cell 5 gets cell 3

@@ -4,7 +4,7 @@
 // needs the fold of everything before its chunk, and the order says from which totals it comes:
 // those of the chunks before it in its group of 256, those of the groups before it in its region,
 // and the fold of all regions before. A block therefore waits neither for the result of the chunk
-// before its own, as in a chain, nor for whatever happens to be there first, as in `look_back`. It
+// before its own, as in a chain, nor for whatever happens to arrive first, as in `look_back`. It
 // waits for at most 255 totals of chunks, one per thread, and at the same time for at most 31
 // totals of groups and one value for the regions. The last chunk of a group sends the group's
 // total, and the last one of a region also sends the fold of all regions.
@@ -271,7 +271,7 @@ __device__ typename F::Wide ExchangeTotals(const Totals& totals, std::int64_t ro
   of_chunks[me] = received[0];
   if (me < kScanFan) of_groups[me] = received[1];
   if (me == kScanFan) regions = received[1];
-  __syncthreads();  // all totals are there
+  __syncthreads();  // all totals have been stored
   if (me < kWarpSize) {
     auto part = F::template Identity<Wide>();
 #pragma unroll
@@ -280,14 +280,14 @@ __device__ typename F::Wide ExchangeTotals(const Totals& totals, std::int64_t ro
     const bool own = me == before / kScanPart;
     if (own) rest = part;
     of_parts[me] = own ? F::template Identity<Wide>() : part;
-    __syncwarp();  // all parts are there
+    __syncwarp();  // all parts have been stored
     const Wide fold = FoldCells<F>(of_parts);
     if (me == 0) parts = fold;
   } else if (me < 2 * kWarpSize) {
     const Wide fold = FoldCells<F>(of_groups);
     if (me == kWarpSize) groups = fold;
   }
-  __syncthreads();  // all folds are there
+  __syncthreads();  // all folds have been stored
   if (me == 0 && before == kScanGroup - 1) {
     const Wide of_group = F::Combine(parts, F::Combine(rest, total));
     Send(totals.mailbox, group_slots + group, of_group);
@@ -384,8 +384,8 @@ __device__ void StoreStripe(const Rows<F>& p, const Stripe& stripe, Stage<typena
 constexpr int kThreads = kScanStripes * kWarpSize;
 static_assert(kThreads == kScanGroup, "ExchangeTotals has a thread for each chunk of a group");
 // The number of blocks that must fit into an SM's registers. With five blocks, the elements of a
-// thread no longer fit: rows of 4096 f32 took 686 us in place of 566 for 2^28 elements (NVIDIA
-// H200, 2026-11-29).
+// thread no longer fit: rows of 4096 f32 took 686 us instead of 566 for 2^28 elements (NVIDIA H200,
+// 2026-11-29).
 constexpr int kBlocksOfSm = 4;
 
 // One block per chunk. Rows of a single chunk have as many warps as stripes.
@@ -399,7 +399,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
   std::int64_t row = blockIdx.x, c = 0;
   if (totals.chunks > 1) {
     if (threadIdx.x == 0) ticket = TakeTicket(totals.mailbox);
-    __syncthreads();  // the ticket is there
+    __syncthreads();  // the ticket has been stored
     row = ticket / totals.chunks;
     c = ticket % totals.chunks;
   }
@@ -410,7 +410,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
   const Value folded = FoldStripe<F>(stripe, stages.In());
   const Value segments = LaneBelow<F>(folded);
   if (threadIdx.x % kWarpSize == kWarpSize - 1) stripes[warp] = folded;
-  __syncthreads();  // all stripes' totals are there
+  __syncthreads();  // all stripes' totals have been stored
   auto before = F::template Identity<Value>(), total = before;
   const int warps = static_cast<int>(blockDim.x) / kWarpSize;
 #pragma unroll
@@ -474,7 +474,7 @@ enum class Pass {
   kResults,  // a block scans a chunk, with the totals before it
 };
 
-// totals[o, c, j]: of chunk c of column j, or of all chunks before it.
+// totals[o, c, j]: the total of chunk c of column j, or of all chunks before it.
 template <class F>
 __global__ void __launch_bounds__(kColumns<typename F::Element>* kWarpSize)
     ScanColumns(Pass pass, ScanLines<F> p, std::int64_t tiles, typename F::Wide* totals) {
@@ -531,12 +531,12 @@ __global__ void __launch_bounds__(kColumns<typename F::Element>* kWarpSize)
     load(at + kScanStripe, next);
     const Segment<false> segment{0, size(at), false};
     folds[copy][mine][part] = segment.template Total<F>(own);
-    __syncthreads();  // the totals of all segments are there
+    __syncthreads();  // the totals of all segments have been stored
     const Value folded = ScanLanes<F>(folds[copy][warp][lane]);
     const Value segments = LaneBelow<F>(folded);
     folds[copy][warp][lane] = F::Combine(static_cast<Value>(base), F::Combine(stripes, segments));
     stripes = F::Combine(stripes, ShuffleFrom(folded, kWarpSize - 1));
-    __syncthreads();  // the folds of everything before each segment are there
+    __syncthreads();  // the folds of everything before each segment have been stored
     if (pass != Pass::kTotals) {
       typename F::Out results[kScanItems];
       Results<F>(own, folds[copy][mine][part], p.exclusive, results);
@@ -579,7 +579,7 @@ __global__ void CarryColumns(typename F::Wide* totals, std::int64_t columns, std
 // --- Launches ---
 
 std::size_t TotalsBytes(const ScanProblem& p) {
-  // The ticket has a slot of its own.
+  // The ticket has a separate slot.
   return static_cast<std::size_t>(p.outer * Totals(p.length).per_row() + 1) * sizeof(ulonglong2);
 }
 

@@ -2,7 +2,7 @@
 //
 // Compared with `serial`, the additions no longer wait for each other: after the step with distance
 // d, each thread has the fold of up to 2d elements that end at its own. A block of B threads needs
-// log2(B) steps in place of B.
+// log2(B) steps instead of B.
 //
 //     d = 1     x0   x0-1   x1-2   x2-3   x3-4   ...     each adds the cell d before its own
 //     d = 2     x0   x0-1   x0-2   x0-3   x1-4   ...

@@ -8,7 +8,7 @@
 // running.
 //
 // How far a block has to look depends on timing, and so does the order of the additions: the last
-// bits of floating-point sums change from run to run. `fixed_order` has the answer to that.
+// bits of floating-point sums change from run to run. `fixed_order` avoids that.
 //
 // Cost at n = 2^20, f32, one row: 4 MiB read, 4 MiB written, a memset of 16 KiB, one launch.
 //
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kMostThreads)
   __shared__ unsigned ticket;
   __shared__ Wide base;
   if (threadIdx.x == 0) ticket = TakeTicket(slots.mailbox);
-  __syncthreads();  // the ticket is there
+  __syncthreads();  // the ticket has been stored
   const std::int64_t line = ticket / pieces, piece = ticket % pieces;
   const std::int64_t first = (piece * blockDim.x + threadIdx.x) * kItems;
   Wide elements[kItems];
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kMostThreads)
     base = slots.LookBack(line * pieces, ticket);
     Send(slots.mailbox, 2 * std::int64_t{ticket} + 1, F::Combine(base, total));
   }
-  __syncthreads();  // the fold of everything before the piece is there
+  __syncthreads();  // the fold of everything before the piece has been stored
   Wide result = F::Combine(base, before);
 #pragma unroll
   for (int j = 0; j < kItems; ++j) {

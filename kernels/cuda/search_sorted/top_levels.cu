@@ -2,8 +2,8 @@
 //
 // Compared with `binary`, a block first copies a sample of x to shared memory: the last element of
 // each of up to 2048 stretches of the same length. The search for a key among the samples finds the
-// only stretch in which its place can be. These are 11 levels, whose loads take a fraction of the
-// time of a load from the L1 cache. The search in the stretch is as in `binary`.
+// only stretch that can contain its position. It takes 11 levels, whose loads take a fraction of
+// the time of a load from the L1 cache. The search in the stretch is as in `binary`.
 //
 //     x         [ . . . s0 ][ . . . s1 ][ . . . s2 ] . .     the last stretch may be shorter,
 //     samples          s0          s1          s2            and has no sample
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kBlock)
   __shared__ T sampled[kSamples];
   for (int i = static_cast<int>(threadIdx.x); i < samples; i += kBlock)
     sampled[i] = x[(i + 1) * stretch - 1];
-  __syncthreads();  // the samples are there
+  __syncthreads();  // the samples have been loaded
   const std::int64_t step = std::int64_t{gridDim.x} * kBlock;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kBlock + threadIdx.x; i < n; i += step) {
     const auto key = static_cast<V>(keys[i]);

@@ -4,10 +4,10 @@
 // and looks back at the tiles before its own, as in Scan's `look_back`: it adds up their counts
 // until it finds a tile that already knows the count of everything up to its end. The first warp
 // reads the states of 32 tiles at a time, so that a look back over many tiles waits for few loads.
-// Meanwhile the values are on their way to registers, because which elements are selected is known
-// before their destination is. Tiles are taken by a ticket, so the blocks that a block waits for
-// are done or running. Sums of counts do not depend on how far a block looks, so the result is
-// always the same.
+// Meanwhile the values are loaded into registers, because the block already knows which elements
+// are selected, only not where they go. Tiles are taken by a ticket, so the blocks that a block
+// waits for are done or running. Sums of counts do not depend on how far a block looks, so the
+// result is always the same.
 //
 // Cost at n = 2^20, f32, half of them selected: 1 MiB of mask and 4 MiB of x read, 2 MiB written; 2
 // KiB of states; one launch and a memset.
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kSelectThreads)
   __shared__ unsigned ticket;
   __shared__ std::int64_t base;
   if (threadIdx.x == 0) ticket = atomicAdd(tickets, 1u);
-  __syncthreads();  // the ticket is there
+  __syncthreads();  // the ticket has been stored
   const std::int64_t at = ticket;
   SelectTile<E> tile(arrays, at, shared);
   const auto count = static_cast<State>(tile.count());
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kSelectThreads)
       base = before;
     }
   }
-  __syncthreads();  // the number of elements before the tile is there
+  __syncthreads();  // the number of elements before the tile has been stored
   tile.Store(base);
 }
 

@@ -40,7 +40,7 @@ struct SelectArrays {
 // elements. Lane l looks at the elements l, l + 32, ... of the part, so that the loads of a warp
 // coalesce, and a ballot for each of these rounds says where the lane's element is among the
 // selected ones. The warp lists their places in shared memory. Then lane l takes the entries l,
-// l + 32, ... of the list, so that its loads are in flight together, few of them are in vain, and
+// l + 32, ... of the list, so that its loads are in flight together, few of them are wasted, and
 // the stores of a warp are adjacent.
 template <class E>
 class SelectTile {
@@ -71,7 +71,7 @@ class SelectTile {
       own_ += __popc(ballot);
     }
     if (lane_ == 0) shared.counts[warp] = own_;
-    __syncthreads();  // every warp's list and count are there
+    __syncthreads();  // every warp's list and count have been stored
     for (int w = 0; w < kSelectWarps; ++w) {
       if (w == warp) before_ = count_;
       count_ += shared.counts[w];
@@ -109,7 +109,7 @@ class SelectTile {
   std::uint16_t* const places_;  // of the warp's selected elements in its part, in their order
   std::int64_t first_;           // the index of the first element of the warp's part
   int own_ = 0;                  // the number of the warp's selected elements
-  int before_ = 0;               // the number of those of the warps before it
+  int before_ = 0;               // the number of elements selected by the warps before it
   int count_ = 0;
   E loaded_[kSelectEach];
 };

@@ -6,8 +6,8 @@
 // and, in its lower bits, the element's index, so that no two entries are equal.
 //
 // Every length is rounded up to a power of two, and a network for n entries has log2(n)
-// (log2(n) + 1) / 2 rounds: it compares far more often than a merge sort, which only helps if all
-// comparisons of a round happen together.
+// (log2(n) + 1) / 2 rounds: it compares far more often than a merge sort. This pays off only
+// because all comparisons of a round happen together.
 //
 // Cost for 1024 rows of 1024 elements, f32: 4 MiB read twice, 4 MiB and 8 MiB written; 55 rounds of
 // 512 comparisons for each row.
@@ -67,7 +67,7 @@ Cost CostOf(const SortProblem& p) {
 
 extern constexpr Strategy<SortProblem> kSortBitonic = {
     .name = "bitonic",
-    .summary = "one block per row compares pairs in shared memory, in an order that is fixed",
+    .summary = "one block per row compares pairs in shared memory, in a fixed order",
     .source = "bitonic sorting networks (Batcher, 1968)",
     .backend = Backend::kCuda,
     .min_compute_capability = 80,  // 64 KiB of shared memory for 4096 64-bit elements

@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kThreads)
     const auto all = static_cast<int>(end - begin);
     for (int i = static_cast<int>(threadIdx.x); i < all; i += kThreads)
       entries[i] = i < of_a ? a[a_first + i] : b[b_first + i - of_a];
-    __syncthreads();  // the parts of both runs are there
+    __syncthreads();  // the parts of both runs have been stored
     MergeTile(entries, of_a, all - of_a);
     for (int i = static_cast<int>(threadIdx.x); i < all; i += kThreads)
       to[row * n + first + i] = entries[i];

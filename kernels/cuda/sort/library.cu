@@ -108,7 +108,7 @@ void Enqueue(const SortProblem& p, Stream& stream) {
 
 std::string Refuses(const SortProblem& p) {
   constexpr std::int64_t kMost = std::int64_t{1} << 31;
-  if (p.rows > 1) return p.elements() < kMost ? "" : "rows of fewer than 2^31 elements together";
+  if (p.rows > 1) return p.elements() < kMost ? "" : "rows with fewer than 2^31 elements in total";
   return p.n < 2 * kMost ? "" : "a row of fewer than 2^32 elements";
 }
 

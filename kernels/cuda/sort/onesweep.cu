@@ -5,8 +5,8 @@
 // their order. What remains is the number of elements with the same digit in the tiles before a
 // tile. Blocks learn it from each other by decoupled look-back, as in Scan's `look_back`: a block
 // publishes its counts, adds up the counts of the tiles before it, starting with the nearest, until
-// it finds a tile that already knows the counts of all tiles up to its own, and publishes those of
-// its own. Thread d of a block does this for digit d.
+// it finds a tile that already knows the counts of all tiles up to itself. It then publishes the
+// same counts for its own tile. Thread d of a block does this for digit d.
 //
 //     states   tile 0   tile 1   tile 2   tile 3        tile 3 adds the counts of tiles 2 and 1,
 //               all      all     count    count         and then knows those of all before it
@@ -45,7 +45,7 @@ template <class Word, class Count>
 __global__ void __launch_bounds__(kRadixThreads)
     CountAllDigits(RadixPass<Word, Count> first_pass, RowParts parts, Count* counts) {
   constexpr int kPasses = sizeof(Word);
-  // The extra place puts a digit's counts into different banks.
+  // The extra element puts a digit's counts into different banks.
   __shared__ std::uint32_t own[kHistograms][kPasses][kDigits + 1];
   const int thread = static_cast<int>(threadIdx.x);
   const std::int64_t row = blockIdx.x / parts.count, part = blockIdx.x % parts.count;
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kRadixThreads, 4)
   __shared__ typename Tile::Shared shared;
   __shared__ unsigned ticket;
   if (threadIdx.x == 0) ticket = atomicAdd(tickets, 1u);
-  __syncthreads();  // the ticket is there
+  __syncthreads();  // the ticket has been stored
   const std::int64_t row = ticket / tiles, at = ticket % tiles;
   Tile tile(pass, shared);
   Count* const state = states + std::int64_t{ticket} * kDigits + threadIdx.x;
@@ -206,7 +206,7 @@ Cost CostOf(const SortProblem& p) {
 
 extern constexpr Strategy<SortProblem> kSortOnesweep = {
     .name = "onesweep",
-    .summary = "distributes by one digit of the keys after the other, in one launch each",
+    .summary = "distributes by one digit of the keys at a time, with one launch per digit",
     .source =
         "Adinets and Merrill, Onesweep: A Faster Least Significant Digit Radix Sort for GPUs, 2022",
     .backend = Backend::kCuda,

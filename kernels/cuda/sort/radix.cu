@@ -31,7 +31,7 @@ constexpr std::int64_t kLeastPart = 1 << 14;  // elements for which a part gets 
 template <class Word, class Count>
 __global__ void __launch_bounds__(kRadixThreads)
     CountParts(RadixPass<Word, Count> pass, RowParts parts, Count* table) {
-  // The extra place puts a digit's counts into different banks.
+  // The extra element puts a digit's counts into different banks.
   __shared__ std::uint32_t counts[kHistograms][kDigits + 1];
   const int thread = static_cast<int>(threadIdx.x);
   const std::int64_t row = blockIdx.x / parts.count, part = blockIdx.x % parts.count;
@@ -115,8 +115,7 @@ void Run(const SortProblem& p, CudaStream& stream) {
 std::uint64_t ScratchOf(const SortProblem& p) {
   std::uint64_t bytes = 0;
   DispatchRadix(p, [&]<class Word, class Count>(Word, Count) {
-    const std::int64_t parts =
-        p.rows == 0 ? 0 : MakeParts(p, kLeastPart, kMostMultiprocessors).count;
+    const std::int64_t parts = MakeParts(p, kLeastPart, kMostMultiprocessors).count;
     bytes = RadixPasses<Word, Count>::Bytes(p) +
             static_cast<std::uint64_t>(p.rows * (parts + 1)) * kDigits * sizeof(Count);
   });
@@ -125,7 +124,7 @@ std::uint64_t ScratchOf(const SortProblem& p) {
 
 std::string Refuses(const SortProblem& p) {
   const std::string short_rows = RefusesManyShortRows(p);
-  if (!short_rows.empty() || p.rows == 0) return short_rows;
+  if (!short_rows.empty()) return short_rows;
   const auto parts = static_cast<double>(MakeParts(p, kLeastPart, kMostMultiprocessors).count);
   return RefusesBlocks(static_cast<double>(p.rows) * std::max<double>(kDigits, parts));
 }
@@ -144,7 +143,7 @@ Cost CostOf(const SortProblem& p) {
 
 extern constexpr Strategy<SortProblem> kSortRadix = {
     .name = "radix",
-    .summary = "distributes by one digit of the keys after the other, in three launches each",
+    .summary = "distributes by one digit of the keys at a time, with three launches per digit",
     .source =
         "Satish, Harris and Garland, Designing Efficient Sorting Algorithms for Manycore GPUs, "
         "2009",

@@ -1,5 +1,5 @@
 // One pass of a radix sort for one tile: a block ranks the elements of a tile by 8 bits of their
-// keys, and moves them, in this order, to the places of these bits' lists. `radix`, `onesweep` and
+// keys, and moves them, in this order, to the lists of these bits. `radix`, `onesweep` and
 // `segmented` share it.
 //
 // A warp owns 32 * kItems adjacent elements of the tile, and a lane every 32nd of them, so that a
@@ -45,7 +45,7 @@ __device__ int PlaceInTile(int j) {
 
 // The shared memory of RankTile.
 struct RankSpace {
-  // First the number of elements of a warp with each digit, and then the rank of the next of them.
+  // First the number of a warp's elements with each digit, and then the rank of the next of them.
   std::uint32_t counts[kRadixWarps][kDigits];
   std::uint32_t masks[kRadixWarps][kDigits];  // the lanes of a warp whose item has the digit
   std::uint32_t starts[kDigits];  // the number of elements of the tile with lower digits
@@ -85,7 +85,7 @@ __device__ unsigned RankTile(const Digit& digit, int valid, RankSpace& space,
   space.starts[threadIdx.x] = start;
 #pragma unroll
   for (int w = 0; w < kRadixWarps; ++w) space.counts[w][threadIdx.x] = start + of_lower_warps[w];
-  __syncthreads();  // the starts and the ranks of the next elements are there
+  __syncthreads();  // the starts and the ranks of the next elements have been stored
 #pragma unroll
   for (int j = 0; j < kItems; ++j) {
     const unsigned d = ranks[j];
@@ -169,7 +169,7 @@ class RadixTile {
   // threadIdx.x.
   __device__ void Store(std::int64_t base) {
     shared_.bases[threadIdx.x] = base - shared_.ranks.starts[threadIdx.x];
-    __syncthreads();  // the words are in order, and the bases are there
+    __syncthreads();  // the words are in order, and the bases have been stored
 #pragma unroll
     for (int j = 0; j < kItems; ++j) {
       const int slot = Slot(j);
@@ -274,8 +274,9 @@ struct RowParts {
 };
 
 // Returns parts of at least least_part elements, for about 4 blocks per SM. A block's counters have
-// 32 bits, so a part has at most 2^31 elements.
+// 32 bits, so a part has at most 2^31 elements. An array without elements has no parts.
 inline RowParts MakeParts(const SortProblem& p, std::int64_t least_part, int multiprocessors) {
+  if (p.elements() == 0) return {0, 0};
   constexpr std::int64_t kBlocksEach = 4;
   const std::int64_t wanted = CeilDiv(kBlocksEach * multiprocessors, p.rows);
   const std::int64_t least = CeilDiv(p.n, std::int64_t{1} << 31);

@@ -5,9 +5,9 @@
 // written once. The passes are the same as those of the other radix sorts (radix.cuh), but no block
 // needs to know what another one has counted.
 //
-// Rows that share a block are sorted together, by their keys alone. Each element has its former
-// position in the block, of 16 bits. A last pass distributes the elements by the number of their
-// row, which is their position divided by n. Passes are stable, so rows stay sorted.
+// Rows that share a block are sorted together, by their keys alone. Each element is stored with its
+// former position in the block, in 16 bits. A last pass distributes the elements by the number of
+// their row, which is their position divided by n. Passes are stable, so rows stay sorted.
 //
 //     rows 4 1 | 3 2     by key   1 2 3 4     by row   1 4 | 2 3
 //
@@ -35,7 +35,7 @@ struct Space {
   std::uint16_t places[kSize];
 };
 
-// Moves the thread's elements to the places that the digits give them, in shared memory.
+// Moves the thread's elements to the positions that their digits determine, in shared memory.
 template <class Word, class Digit>
 __device__ void Pass(const Digit& digit, int valid, Space<Word>& space, const Word (&words)[kItems],
                      const std::uint16_t (&places)[kItems]) {

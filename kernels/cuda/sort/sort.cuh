@@ -38,7 +38,7 @@ struct SortArrays {
 };
 
 // Returns the bytes of x, and of `moved` further reads or writes of all elements, plus the bytes of
-// the results. Each element has `index_bytes` beside its word.
+// the results. Each element has `index_bytes` in addition to its word.
 inline std::uint64_t SortBytes(const SortProblem& p, std::uint64_t moved,
                                std::uint64_t index_bytes) {
   const auto n = static_cast<std::uint64_t>(p.elements());

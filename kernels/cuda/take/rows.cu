@@ -59,8 +59,8 @@ __device__ uint4 Shifted(const uint4& lo, const uint4& hi, unsigned shift) {
 }
 
 // The part of a row that one thread copies: elements of type E, an unsigned type of the elements'
-// size. It is constructed, loaded and stored in this order, and without the first or the first two
-// steps there is nothing to do.
+// size. It is constructed, loaded and stored, in this order. A default-constructed slot does
+// nothing.
 template <class E>
 class Slot {
  public:

@@ -86,7 +86,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     CountDigits(TopKArrays<T> arrays, RowParts parts, int shift, bool top, const Choice* choices,
                 unsigned long long* histograms) {
-  // The extra place puts a digit's counts into different banks.
+  // The extra element puts a digit's counts into different banks.
   __shared__ std::uint32_t counts[kHistograms][kDigits + 1];
   const int thread = static_cast<int>(threadIdx.x);
   ForParts(arrays.rows, arrays.n, parts,

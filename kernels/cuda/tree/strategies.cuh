@@ -31,7 +31,7 @@ struct SinglePass {
   }
 };
 
-// Completes a strategy of which the name is set.
+// Completes a strategy whose name is set.
 template <class Problem>
 constexpr Strategy<Problem> SinglePassStrategy(Strategy<Problem> strategy) {
   strategy.summary =

@@ -196,7 +196,7 @@ def _delete(arr: Any, obj: Any, axis: Any = None) -> Any:
     extent = arr.shape[axis]
     places = _places(obj, extent).reshape(-1)
     if places.size and not (-extent <= places.min() and places.max() < extent):
-        raise BadIndex(f"axis {axis} has {extent} elements, not those at {places.tolist()}")
+        raise BadIndex(f"axis {axis} has {extent} elements, which {places.tolist()} exceed")
     gone = np.unique(places % max(extent, 1))
     if not gone.size:
         return arr
@@ -213,7 +213,7 @@ def _insert(arr: Any, obj: Any, values: Any, axis: Any = None) -> Any:
     extent = arr.shape[axis]
     places = _places(obj, extent)
     if places.size and not (-extent <= places.min() and places.max() <= extent):
-        raise BadIndex(f"axis {axis} has {extent} elements, not those at {places.tolist()}")
+        raise BadIndex(f"axis {axis} has {extent} elements, which {places.tolist()} exceed")
     values = arr._lifted(values, "np.insert")._typed(arr.dtype)
     values = values[(None,) * (arr.ndim - values.ndim)]
     if not places.ndim:
@@ -255,7 +255,7 @@ def _block(arrays: Any) -> Any:
     found = list(leaves(arrays, 0))
     depth = found[0][1]
     if {one for _, one in found} != {depth}:
-        raise ValueError("the lists of np.block must have one depth")
+        raise ValueError("the lists of np.block must have the same depth")
     array = next(part for part, _ in found if hasattr(part, "_session"))
     rank = max(depth, *(np.ndim(part) for part, _ in found))
 

@@ -179,7 +179,7 @@ def _wrapped(value: Any, what: str) -> Term:
 
 
 class Generator:
-    """A source of random numbers. Its methods have the names and arguments of those of
+    """A source of random numbers. Its methods have the same names and arguments as those of
     np.random.Generator, but return other numbers. Each array takes the next stream. An element
     depends only on the seed, the stream and the element's index in row-major order, so it is the
     same on all devices. Philox 4x32-10 gives 64 bits per element (MAP_OP_RANDOM_BITS in
@@ -209,7 +209,7 @@ class Generator:
     def _uniform(self, size: Size, dtype: "np.dtype[Any]", bits: int, middle: float) -> Term:
         """Returns (k + middle) / 2^bits for a random integer k from 0 to 2^bits - 1."""
         top = e.apply("floor_divide", self._bits(size), _number(1 << 64 - bits, _I64))
-        made = e.cast(top, dtype)  # From -2^(bits - 1). All steps are exact.
+        made = e.cast(top, dtype)  # The least is -2^(bits - 1). All steps are exact.
         if middle:
             made = e.apply("add", made, _number(middle, dtype))
         made = e.apply("multiply", made, _number(2.0**-bits, dtype))
@@ -266,7 +266,7 @@ class Generator:
             made = e.apply("remainder", made, _number(end - low, _I64))
             made = e.apply("add", made, _number(low, _I64))
         elif end - low < 1 << 64:
-            raise Unsupported("a range of 2^63 integers and more must be that of all i64")
+            raise Unsupported("a range of 2^63 or more integers must be the range of i64")
         return self._client._new(e.cast(made, kind))
 
     def permutation(self, x: Any, axis: int = 0) -> Any:

@@ -12,14 +12,14 @@ import numpy as np
 
 from ..graph import _dtypes, _ops
 from ..graph import _elementwise as e
-from ..graph._views import broadcast_shapes
+from ..graph._views import broadcast_shapes, size_of
 from ..wire._errors import BadShape, Unsupported
 from ._manipulation import diagonal
 
 Label = Union[str, int]
 Labelled = Tuple[Any, List[Label]]  # An array and the labels of its axes.
 
-# How subscripts as text say what lists of axes say.
+# The letters that stand for the entries of lists of axes in text.
 _SPELLED: Dict[Any, str] = {
     Ellipsis: "...", **dict(enumerate(string.ascii_uppercase + string.ascii_lowercase))
 }
@@ -47,7 +47,7 @@ def _spelled(operands: Tuple[Any, ...]) -> Tuple[str, Tuple[Any, ...]]:
 
 
 def _distinct(x: Any, labels: List[Label]) -> Labelled:
-    """Takes diagonals, so that each label is there once."""
+    """Takes diagonals, so that each label occurs once."""
     for label in dict.fromkeys(labels):
         while labels.count(label) > 1:
             i = labels.index(label)
@@ -66,17 +66,31 @@ def _summed(x: Any, labels: List[Label], kept: Iterable[Label]) -> Labelled:
     return (x.sum(over)._typed(x.dtype) if over else x), left
 
 
+def _arranged(x: Any, labels: List[Label], *groups: List[Label]) -> Tuple[Any, List[Any]]:
+    """Returns x with its axes in the order of the groups, and the extents of each group."""
+    order = [[labels.index(label) for label in group] for group in groups]
+    return x.transpose(sum(order, [])), [tuple(x.shape[i] for i in group) for group in order]
+
+
 def _product(a: Labelled, b: Labelled, later: Iterable[Label]) -> Labelled:
     """Multiplies two operands and sums over the axes whose labels are not needed later."""
     x, of_x = _summed(*a, {*later, *b[1]})
     y, of_y = _summed(*b, {*later, *of_x})
     shared = [label for label in of_x if label in of_y]
-    axes = [of_x.index(label) for label in shared], [of_y.index(label) for label in shared]
-    same = [x.shape[i] for i in axes[0]] == [y.shape[i] for i in axes[1]]
-    if shared and same and not {*shared} & {*later}:
-        found = x._make(_ops.tensordot(x._term(), y._term(), axes))._typed(x.dtype)
-        return found, [label for label in of_x + of_y if label not in shared]
-    both = of_x + [label for label in of_y if label not in shared]
+    stack, over = ([one for one in shared if (one in later) == kept] for kept in (True, False))
+    rows = [label for label in of_x if label not in shared]
+    columns = [label for label in of_y if label not in shared]
+    left = _arranged(x, of_x, stack, rows, over)
+    right = _arranged(y, of_y, stack, over, columns)
+    # Without rows and columns, the products of a stack are sums of elementwise products.
+    if over and (rows or columns or not stack) and left[1][2] == right[1][1] and len(stack) <= 6:
+        (x, (stack_x, of_rows, summed)), (y, (stack_y, _, of_columns)) = left, right
+        x = x.reshape(*stack_x, size_of(of_rows), size_of(summed))
+        y = y.reshape(*stack_y, size_of(summed), size_of(of_columns))
+        found = x._make(_ops.matmul(x._term(), y._term()))._typed(x.dtype)
+        shape = broadcast_shapes(stack_x, stack_y)
+        return found.reshape(*shape, *of_rows, *of_columns), stack + rows + columns
+    both = of_x + columns
     x = x[(..., *(None,) * (len(both) - len(of_x)))]
     y = y.transpose([of_y.index(label) for label in both if label in of_y])
     y = y[tuple(slice(None) if label in of_y else None for label in both)]

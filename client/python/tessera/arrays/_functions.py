@@ -27,6 +27,7 @@ from ._manipulation import (
     diff,
     flat,
     index,
+    indices_of,
     kept,
     nonzero,
     selection,
@@ -152,6 +153,15 @@ def scan(
     exclusive fold of no elements is 0, 1, the largest or smallest value of the type (infinite for
     floats), true or false. Raises BadOperation for another op."""
     return _own(x)._make(_ops.scan(op, x._term(), axis, exclusive, reverse))
+
+
+def sum_by_label(x: Any, labels: Any, length: int, mode: str = "raise") -> Any:
+    """Returns the sums of the rows of x that have the same label: row j is the sum of all x[i] with
+    labels[i] == j, for j from 0 to length - 1, as np.add.at(zeros, labels, x) gives them. labels is
+    a vector of integers with one for each row. mode says what a label means that is out of range,
+    as in np.take. The types are those of x.sum(0). Repeated calls give the same bits. Raises
+    BadShape, or BadIndex (an IndexError) for a label that is out of range."""
+    return _own(x)._make(_ops.sum_by_label(x._term(), indices_of(x, labels), length, mode))
 
 
 def fma(a: Any, b: Any, c: Any) -> Any:
@@ -472,9 +482,9 @@ def _even(
 
 
 def _weighted(places: Any, count: int, weights: Any) -> Any:
-    """Returns the sum of the weights at each place from 0 on. Each sum reads all elements."""
-    return weights.broadcast_to((count, weights.size)).sum(
-        1, where=places == index(places, count)[:, None])
+    """Returns the sum of the weights at each place from 0 on. Places are from -1 to count, and
+    those at both ends, which "wrap" gives the same label, are left out."""
+    return sum_by_label(weights, places, count + 1, "wrap")[:count]
 
 
 def _histogram(
@@ -539,7 +549,7 @@ def _bincount(x: Any, weights: Any = None, minlength: int = 0) -> Any:
     weights = x._lifted(weights, "np.bincount")
     if weights.shape != x.shape:
         raise ValueError("The weights and list don't have the same length.")
-    return _weighted(x, count, weights.astype("f8"))
+    return sum_by_label(weights.astype("f8"), x.astype("i8"), count)
 
 
 # --- sets
@@ -681,8 +691,8 @@ def _real_of(a: Any) -> Any:
     return a if _dtypes.is_float(a.dtype) else a.astype("f8")
 
 
-# The methods of np.quantile that interpolate, by the numbers alpha and beta of the index
-# n * q + alpha + q * (1 - alpha - beta) - 1, and those that round this index for "linear".
+# The methods of np.quantile that interpolate, with alpha and beta of their index
+# n * q + alpha + q * (1 - alpha - beta) - 1, and the methods that round the index of "linear".
 _CONTINUOUS = {
     "linear": (1.0, 1.0),
     "hazen": (0.5, 0.5),
@@ -771,7 +781,7 @@ def _without_nan(a: Any, rest: int) -> Any:
 
 
 def _cumulative(name: str) -> Callable[..., Any]:
-    """Returns a scan of the array API standard."""
+    """Implements cumulative_sum and cumulative_prod of the array API standard."""
 
     def call(x: Any, axis: Any = None, dtype: Any = None) -> Any:
         if axis is None and x.ndim > 1:

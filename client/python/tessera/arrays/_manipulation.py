@@ -30,7 +30,7 @@ def flat(a: Any) -> Any:
 # --- indices
 
 
-def _indices(a: Any, value: Any) -> Any:
+def indices_of(a: Any, value: Any) -> Any:
     """Returns indices as a term. Those of this process become i64."""
     if not hasattr(value, "_session"):
         given, value = value, np.asarray(_dtypes.to_numpy(value))
@@ -42,7 +42,7 @@ def _indices(a: Any, value: Any) -> Any:
 
 
 def take(a: Any, indices: Any, axis: Optional[int] = None, mode: str = "raise") -> Any:
-    return a._make(_ops.take(a._term(), _indices(a, indices), axis, mode))
+    return a._make(_ops.take(a._term(), indices_of(a, indices), axis, mode))
 
 
 def _is_array(index: Any) -> bool:
@@ -143,7 +143,7 @@ def _extract(condition: Any, arr: Any) -> Any:
 def nonzero(a: Any) -> Tuple[Any, ...]:
     """Returns the positions of the nonzero elements, as one array for each axis."""
     if not a.ndim:
-        raise ValueError("positions in a number have no axes: use np.flatnonzero(x)")
+        raise ValueError("a 0-d array has no axes: use np.flatnonzero(x)")
     positions, found = _positions(a, a), []
     for axis, extent in enumerate(a.shape):
         inner = size_of(a.shape[axis + 1 :])
@@ -198,7 +198,7 @@ def indexed(a: Any, key: Any) -> Any:
 
 
 def _take_along_axis(arr: Any, indices: Any, axis: Optional[int] = -1) -> Any:
-    indices = arr._make(_ops.array(_indices(arr, indices)))
+    indices = arr._make(_ops.array(indices_of(arr, indices)))
     if axis is None:
         arr, axis = flat(arr), 0
     if arr.ndim != indices.ndim:
@@ -406,7 +406,7 @@ def _diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any =
 
 def stack(arrays: Any, axis: int = 0, **options: Any) -> Any:
     if len({np.shape(array) for array in arrays}) != 1:
-        raise BadShape("all arrays to stack must have one shape")
+        raise BadShape("all arrays to stack must have the same shape")
     one = next(array for array in arrays if hasattr(array, "_session"))
     arrays = [_expand_dims(one._lifted(array, "np.stack"), axis) for array in arrays]
     return concatenate(arrays, axis, **options)

@@ -12,7 +12,9 @@ from . import _dtypes
 from ._elementwise import apply, cast, common_dtype, converted, copy
 from ._graph import Constant, Inline, Leaf, Node, Term
 from ._plan import window
-from ._views import View, index_of, is_true, normalize_axes, normalize_axis, size_of
+from ._views import (
+    View, broadcast_shapes, index_of, is_true, normalize_axes, normalize_axis, size_of
+)
 
 _NUMBER = View.whole(())
 Axis = Union[None, int, Sequence[int]]
@@ -84,59 +86,36 @@ def dot(a: Term, b: Term) -> Term:
 def matmul(a: Term, b: Term, out_dtype: "Optional[np.dtype[Any]]" = None) -> Term:
     """The product of vectors, matrices and stacks of matrices. With out_dtype, f16 and bf16 are
     computed in f32, and i32 in i64."""
-    ranks = len(a[1].shape), len(b[1].shape)
+    shape_a, shape_b = a[1].shape, b[1].shape
+    ranks = len(shape_a), len(shape_b)
     if 0 in ranks:
         raise BadShape("matmul takes no scalars: use *")
-    if min(ranks) > 2:
-        return _stacks(a, b, out_dtype)
-    if ranks[0] > 2:
-        return tensordot(a, b, (-1, -ranks[1]), out_dtype)
-    if ranks[1] > 2:
-        source, stack = tensordot(a, b, (-1, -2), out_dtype)
-        order = list(range(len(stack.shape)))
-        if ranks[0] == 2:  # The rows of the matrix follow the axes of the stack.
-            order.insert(len(order) - 2, order.pop(0))
-        return source, stack.transpose(order)
     if ranks == (1, 1) and out_dtype is None:
         return dot(a, b)
     truth = out_dtype is None and _are_truth(a, b)
     a, b = _numbers(a, b)
     if a[0].dtype == _I64 and out_dtype not in (None, _I64):
         raise Unsupported(f"a product of i64 cannot be {out_dtype}: convert with .astype()")
-    left = a if ranks[0] == 2 else (a[0], a[1].at((None, slice(None))))
-    right = b if ranks[1] == 2 else (b[0], b[1].at((slice(None), None)))
-    (m, k), (k2, n) = left[1].shape, right[1].shape
+    k, k2 = shape_a[-1], shape_b[-2 if ranks[1] > 1 else 0]
     if k != k2:
-        raise BadShape(f"matmul does not take shapes {a[1].shape}, {b[1].shape}: {k} is not {k2}")
-    shape = ((m,) if ranks[0] == 2 else ()) + ((n,) if ranks[1] == 2 else ())
+        raise BadShape(f"matmul does not take shapes {shape_a}, {shape_b}: {k} is not {k2}")
+    rows, columns = shape_a[:-1][-1:], shape_b[1:][-1:]
+    shape = (*broadcast_shapes(shape_a[:-2], shape_b[:-2]), *rows, *columns)
     if a[0].dtype == _I64:  # Matmul lacks i64. Sums of products wrap as in NumPy.
-        return reshaped(_products(left, right), shape)
+        return reshaped(_products(a, b), shape)
     params = {} if out_dtype is None else {"out_dtype": _dtypes.to_wire(out_dtype)}
-    node = Node("matmul", (left, right), (m, n), out_dtype or a[0].dtype, params)
-    product = cast(_term(node), _BOOL) if truth else _term(node)
-    view = product[1].reshape(shape)
-    assert view is not None
-    return product[0], view
+    product = _term(Node("matmul", (a, b), shape, out_dtype or a[0].dtype, params))
+    return cast(product, _BOOL) if truth else product
 
 
 def _products(a: Term, b: Term) -> Term:
-    """Returns the products of matrices or of stacks of them, as sums of elementwise products."""
-    order = [*range(len(b[1].shape) - 2), -1, -2]
-    rows = a[0], a[1].at((..., slice(None), None, slice(None)))
-    columns = b[0], b[1].transpose(order).at((..., None, slice(None), slice(None)))
+    """Returns the products of vectors, matrices and stacks as sums of elementwise products. Vectors
+    become matrices."""
+    view = b[1] if len(b[1].shape) > 1 else b[1].at((slice(None), None))
+    rows = a[0], a[1].at((..., *(slice(None),) * (len(a[1].shape) > 1), None, slice(None)))
+    order = [*range(len(view.shape) - 2), -1, -2]
+    columns = b[0], view.transpose(order).at((..., None, slice(None), slice(None)))
     return reduce("sum", apply("multiply", rows, columns), -1)
-
-
-def _stacks(a: Term, b: Term, out_dtype: "Optional[np.dtype[Any]]") -> Term:
-    """Returns the products of two stacks of matrices."""
-    truth = out_dtype is None and _are_truth(a, b)
-    a, b = _numbers(a, b)
-    own = out_dtype or a[0].dtype
-    if a[1].shape[-1] != b[1].shape[-2]:
-        raise BadShape(f"matmul does not take shapes {a[1].shape}, {b[1].shape}")
-    if out_dtype is not None:
-        a, b = cast(a, own), cast(b, own)
-    return converted(_products(a, b), _BOOL if truth else own)
 
 
 def tensordot(
@@ -347,14 +326,31 @@ def _indices(indices: Term) -> Term:
     return (source, view) if dtype in (_I64, _I32) else cast((source, view), _I32)
 
 
+def _check_mode(mode: str) -> None:
+    if mode not in ("raise", "wrap", "clip"):
+        raise ValueError(f"mode must be 'raise', 'wrap' or 'clip', not {mode!r}")
+
+
+def _check_known(indices: Term, length: int) -> None:
+    """Raises BadIndex if the client knows the indices and one of them is out of range."""
+    source, view = indices
+    if not isinstance(source, Inline):
+        return
+    # Along an axis of stride 0, the same indices are repeated.
+    once = (n if step else min(n, 1) for n, step in zip(view.shape, view.strides))
+    known = window(source.array, view._replace(shape=tuple(once)))
+    bad = known[(known < -length) | (known >= length)]
+    if bad.size:
+        raise BadIndex(f"index {bad[0]} is out of range for an axis of extent {length}")
+
+
 def take(
     a: Term, indices: Term, axis: Optional[int] = None, mode: str = "raise", along: bool = False
 ) -> Term:
     """Returns the elements or slices of an array at indices along an axis, or of all its elements
     as a vector. If along, indices select along the axis at each position of the other axes. Indices
     that the client knows are checked at once."""
-    if mode not in ("raise", "wrap", "clip"):
-        raise ValueError(f"mode must be 'raise', 'wrap' or 'clip', not {mode!r}")
+    _check_mode(mode)
     a, indices = _typed(a), _indices(indices)
     shape, result = a[1].shape, indices[1].shape
     params: Any = {"along": True} if along else {}
@@ -366,14 +362,8 @@ def take(
             result = shape[:axis] + result + shape[axis + 1 :]
     if mode != "raise":
         params["mode"] = mode
-    elif isinstance(indices[0], Inline):
-        view = indices[1]
-        # Along an axis of stride 0, the same indices are repeated.
-        once = (n if step else min(n, 1) for n, step in zip(view.shape, view.strides))
-        known = window(indices[0].array, view._replace(shape=tuple(once)))
-        bad = known[(known < -length) | (known >= length)]
-        if bad.size:
-            raise BadIndex(f"index {bad[0]} is out of range for an axis of extent {length}")
+    else:
+        _check_known(indices, length)
     if not length and size_of(result):
         raise BadIndex("an axis without elements has no indices")
     return _term(Node("take", (a, indices), result, a[0].dtype, params))
@@ -382,7 +372,7 @@ def take(
 def select(a: Term, mask: Term) -> Tuple[Term, Term]:
     """Returns (values, positions) of the elements where a mask of the same shape is true, as
     vectors. Their length is known only when the step has run, so nothing can be computed from them
-    in the same call, and the nodes have the largest length that is possible. Both are results of
+    in the same call, and the nodes have the largest possible length. Both are results of
     one step, which computes only those that are used."""
     a, mask = (copy(x) if getattr(x[0], "gives_integers", False) else array(x) for x in (a, mask))
     if a[1].shape != mask[1].shape:
@@ -425,6 +415,27 @@ def search_sorted(a: Term, keys: Term, right: bool = False) -> Term:
     a, keys = _typed(cast(a, common)), _typed(cast(keys, common))
     params: Any = {"right": True} if right else {}
     return _term(Node("search_sorted", (a, keys), keys[1].shape, _I64, params))
+
+
+def sum_by_label(a: Term, labels: Term, length: int, mode: str = "raise") -> Term:
+    """Returns the sums of the rows that have the same label, for the labels from 0 to length - 1.
+    Labels that the client knows are checked at once."""
+    _check_mode(mode)
+    a, labels = _typed(a), _indices(labels)
+    length = index_of(length, "the number of sums")
+    shape = a[1].shape
+    if not shape or labels[1].shape != shape[:1] or length < 0:
+        raise BadShape(
+            f"labels of shape {labels[1].shape} for {length} sums of the rows of shape {shape}")
+    params: Any = {"length": length}
+    if mode != "raise":
+        params["mode"] = mode
+    elif size_of(shape):
+        _check_known(labels, length)
+    if not length and size_of(shape):
+        raise BadIndex("no sums have no labels")
+    dtype = _I64 if a[0].dtype.kind in "biu" else a[0].dtype
+    return _term(Node("sum_by_label", (a, labels), (length, *shape[1:]), dtype, params))
 
 
 def diagonal(a: Term, offset: int = 0) -> Term:

@@ -26,7 +26,7 @@ _FIELDS = {
     op: [
         field.name
         for field in request.fields
-        if field.name in ("a", "b", "x", "indices", "mask", "edges", "keys")
+        if field.name in ("a", "b", "x", "indices", "mask", "edges", "keys", "labels")
         and field.message_type.name == "Operand"
     ]
     for op, request in _REQUESTS.items()
@@ -82,6 +82,8 @@ def view_message(view: View) -> Any:
 def _transposed(view: View) -> bool:
     """Returns whether a view reads a row-major matrix by columns, which Matmul does without a
     copy."""
+    if len(view.shape) != 2:  # The server finds the matrices of a stack that are transposed.
+        return False
     return view.strides[0] == 1 and view.strides[1] >= view.shape[0] and view.shape[0] > 1
 
 

@@ -84,7 +84,7 @@ class Tally:
             if tell is not None:
                 tell(self.done)
 
-    def anew(self, done: int) -> "Tally":
+    def restarted(self, done: int) -> "Tally":
         """Returns a Tally for the rest of the transfer. Threads that still run streams of the old
         Tally report no further progress."""
         self.tell = None

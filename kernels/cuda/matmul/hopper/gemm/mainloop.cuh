@@ -124,13 +124,13 @@ __device__ void MultiplyTurned(int k_tiles, int consumer, int thread, TensorPipe
   pipeline.Release(last, thread);
 }
 
-// Like MultiplyKTiles, but for operands in several parts, of which the coarsest comes first. The
-// tensor cores truncate sums where f32 arithmetic would round, so the sums in d are kept short.
-// After every k-tile, d is added to `sums` in f32, and is then set to the rounding error of that
-// addition (Dekker's fast two-sum, 1971). In each k-tile the products of the finest parts come
-// first, while d is small. The consumers alternate, so that one adds while the other's k-tile is
-// being multiplied. Otherwise they would run in lockstep, and the tensor cores would be idle while
-// both add.
+// Like MultiplyKTiles, but for operands in several parts, the coarsest one first. The tensor cores
+// truncate sums where f32 arithmetic would round, so the sums in d are kept short. After every
+// k-tile, d is added to `sums` in f32, and is then set to the rounding error of that addition
+// (Dekker's fast two-sum, 1971). In each k-tile the products of the finest parts come first, while
+// d is small. The consumers alternate, so that one adds while the other's k-tile is being
+// multiplied. Otherwise they would run in lockstep, and the tensor cores would be idle while both
+// add.
 template <class C, bool kMnA, bool kMnB, int kCount>
 __device__ void MultiplyParts(int k_tiles, int consumer, int thread, TensorPipeline<C>& pipeline,
                               float (&d)[kCount]) {

@@ -180,7 +180,7 @@ __device__ inline void FenceForCopyEngine() {
 
 // --- Registers ---
 
-// Called by all threads of a warpgroup. Registers that one warpgroup gives back are available to
+// Called by all threads of a warpgroup. Registers that one warpgroup releases are available to
 // others.
 template <int kRegisters>
 __device__ void GiveRegistersBack() {

@@ -48,7 +48,7 @@ struct Tile {
   static constexpr int kConsumers = 8, kCluster = 1;  // consumers are warps
   static constexpr int kMultiplying = kConsumers * kWarpSize;
   static constexpr int kThreads = kMultiplying + 128;  // registers move between whole warpgroups
-  // Whether the sums fit in registers only if the fetching warpgroup gives some back.
+  // Whether the sums fit in registers only if the fetching warpgroup releases some.
   static constexpr bool kMovesRegisters = !kHalves && kVectors == 32;
 
   // How the warps divide a k-tile.
