@@ -144,7 +144,7 @@ def test_a_failing_step_fails_what_needs_it_and_nothing_else(server, client):
              (o.compute.Step(), (bad, "BAD_OPERATION")),
              (reduce("SUM", step(9)), (bad, "BAD_OPERAND")),
              (reduce("SUM", step(77)), (bad, "BAD_OPERAND")),
-             (matmul(x, x), (bad, "BAD_SHAPE")),
+             (matmul(x, o.inline(np.ones(5, np.float32))), (bad, "BAD_SHAPE")),
              (add(x, x, result=o.into("bad name")), (bad, "BAD_NAME")),
              (add(x, x, result=o.into("good")), None),
              (reduce("MAX", o.inline(np.zeros(0, np.float32))), (bad, "EMPTY_INPUT")),

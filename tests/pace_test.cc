@@ -67,7 +67,8 @@ TEST(PaceTest, RefusesBeforeMemoryIsTouched) {
   const View cube = Broadcast(&l.one, DType::kF32, {1 << 20, 1 << 20, 1 << 20});
   // An array of i64 with more elements has no addresses.
   const View half = Broadcast(&l.one, DType::kF32, {kHuge / 2}),
-             places = Broadcast(&l.one, DType::kI64, {kHuge / 2});
+             places = Broadcast(&l.one, DType::kI64, {kHuge / 2}),
+             labels = Broadcast(&l.one, DType::kI64, {1 << 20});
   const View square = Broadcast(&l.one, DType::kI32, {1 << 30, 1 << 30});
   const auto refused = [&](const OperationSpec& spec, const std::vector<View>& operands,
                            const std::string& strategy) {
@@ -88,7 +89,7 @@ TEST(PaceTest, RefusesBeforeMemoryIsTouched) {
   refused(SelectSpec{.count = kHuge}, {x, mask}, "cpu_parallel");
   refused(HistogramSpec{.bins = 5}, {x}, "cpu_parallel");
   refused(SearchSortedSpec(), {x, half}, "cpu_parallel");
-  refused(SumByLabelSpec{.length = 9}, {half, places}, "cpu_parallel");
+  refused(SumByLabelSpec{.length = 9}, {cube, labels}, "cpu_parallel");
   refused(MatmulSpec(), {square, square}, "cpu_cache_tiled");
   // The product of matrices without columns is known, but not what the expression makes of it.
   const View tall = Broadcast(&l.one, DType::kF32, {1 << 30, 0}),
