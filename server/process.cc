@@ -2,6 +2,7 @@
 
 #include <semaphore.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -18,6 +19,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "kernels/compute.h"
@@ -150,6 +152,12 @@ void HandleSignals() {
   }
 }
 
+int ExitCode(const Server& server, bool idle) {
+  if (server.devices_lost()) return kExitDeviceLost;
+  if (!server.saved()) return kExitNotSaved;
+  return idle ? 0 : kExitCutOff;
+}
+
 // Ends the process if the drain hangs, for example because a device hangs. Once no device is left,
 // it waits for at most kGrace. A snapshot may take as long as it writes something every kSilence.
 void LimitDrain(Server& server, absl::Duration limit) {
@@ -169,7 +177,7 @@ void LimitDrain(Server& server, absl::Duration limit) {
     absl::SleepFor(kLook);
   }
   spdlog::error("the server did not drain in time");
-  ExitNow(server, server.devices_lost() ? kExitDeviceLost : kExitCutOff);
+  ExitNow(server, ExitCode(server, /*idle=*/false));
 }
 
 // Returns how many threads there are in addition to workers and the threads that share their loops:
@@ -187,9 +195,15 @@ std::size_t ThreadsNeeded(const Options& options,
   return threads;
 }
 
-// Returns how many threads can be created, up to `count`. OpenMP and gRPC abort if they cannot
-// create a thread, and only an attempt reveals every limit.
+// Returns how many threads can be created, up to `count`. OpenMP and gRPC abort or hang if they
+// cannot create a thread, and only an attempt reveals every limit.
 std::size_t ThreadsPossible(std::size_t count) {
+  // Address space for what the threads allocate: glibc reserves 64 MiB for each of its 8 arenas.
+  constexpr std::size_t kRoom = std::size_t{640} << 20;
+  void* const room =
+      mmap(nullptr, kRoom, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (room == MAP_FAILED) return 0;
+  const absl::Cleanup unmap = [room] { munmap(room, kRoom); };
   std::promise<void> end;
   const std::shared_future<void> ended = end.get_future().share();
   std::vector<std::thread> threads;
@@ -278,7 +292,7 @@ int Serve(const Options& options, std::vector<std::unique_ptr<Device>> devices) 
   spdlog::info("stopped");
   // Destructors are skipped: the threads above still use the server, and memory of a lost device
   // cannot be freed.
-  ExitNow(server, server.devices_lost() ? kExitDeviceLost : idle ? 0 : kExitCutOff);
+  ExitNow(server, ExitCode(server, idle));
 }
 
 }  // namespace tessera

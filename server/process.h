@@ -12,6 +12,7 @@ namespace tessera {
 // Exit codes. A server that stops as requested returns 0; a second signal N gives 128 + N.
 inline constexpr int kExitFailure = 1;
 inline constexpr int kExitDeviceLost = 70;  // EX_SOFTWARE: an orchestrator should restart it
+inline constexpr int kExitNotSaved = 74;    // EX_IOERR: the last snapshot failed
 inline constexpr int kExitCutOff = 75;      // EX_TEMPFAIL: calls were cut off by --drain-timeout
 
 // Ignores signals that the server does not use and that would end the process. Call it first in

@@ -371,7 +371,12 @@ bool Server::Drain() {
   while (shutdown_.wait_for(absl::ToChronoNanoseconds(kFlush)) != std::future_status::ready)
     grpc_server_cancel_all_calls(server_->c_server());
   core_->records.FlushSpans(kFlush);
-  if (core_->snapshots != nullptr) core_->snapshots->Take(nullptr).IgnoreError();  // it is logged
+  if (core_->snapshots != nullptr) {
+    saved_ = false;
+    saved_ = core_->snapshots->Take(nullptr).ok();
+    if (!saved_)
+      spdlog::error("the last snapshot failed: the next server restores the previous one");
+  }
   return idle;
 }
 

@@ -70,6 +70,8 @@ class Server {
   // delay, and calls that are waiting for a device fail with DEVICE_LOST. With --data-dir, takes a
   // snapshot once the calls have ended.
   bool Drain();
+  // Whether Drain has not begun its snapshot, or has completed it. Thread safe.
+  bool saved() const { return saved_; }
 
   // Grows when a snapshot begins and when it writes. While it grows, Drain is not stuck. Thread
   // safe.
@@ -169,6 +171,7 @@ class Server {
   bool stuck_ = false;  // Verdict::stuck
   bool filled_;         // --ready-file has been created
   bool ending_ = false;
+  std::atomic<bool> saved_{true};
   std::atomic<bool> ready_{false};  // what the health service reports for the services
   std::thread tender_;
   std::thread reloader_;

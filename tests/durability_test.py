@@ -431,7 +431,8 @@ class DurabilityTest(o.FreshCase):
         client.call("DeleteBuffer", name="late")
         client.call("Snapshot")
         client.put("large", np.zeros(100_000, np.float32))
-        self.assertEqual(server.stop(), 0)  # Its last snapshot fails too.
+        self.assertEqual(server.stop(), 74)  # Its last snapshot fails too.
+        self.assertIn("the last snapshot failed", server.log())
         self.assertEqual(self.files(), before)
         client = self.serve().client()
         self.assertEqual((client.names(), client.download("small")), (["small"], small.tobytes()))

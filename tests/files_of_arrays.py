@@ -91,6 +91,7 @@ def hostile():
             npy(np.array([{}], object)), npy(RAW).replace(b"(48,)", b"(-1,)"),
             b"\x93NUMPY\2\0\xff\xff\xff\xff" + b" " * 100, npy(RAW).replace(b"|u1", b"|zz"),
             b"\x93NUMPY\1\0\xff\xff" + b"(" * 65535,
+            b"\x93NUMPY\x09\0" + struct.pack("<I", 118) + npy(RAW)[10:],
             npy(RAW).replace(b"(48,), ", b"(9**9,)"),
         ],
         ".npz": [

@@ -9,6 +9,7 @@
 #include "kernels/run/execute.h"
 #include "kernels/run/operation.h"
 #include "tests/described_device.h"
+#include "tests/expressions.h"
 #include "tests/fake_device.h"
 #include "tests/kernel_fixture.h"
 
@@ -90,10 +91,35 @@ TEST(PaceTest, RefusesBeforeMemoryIsTouched) {
   refused(SearchSortedSpec(), {x, half}, "cpu_parallel");
   refused(SumByLabelSpec{.length = 9}, {cube, labels}, "cpu_parallel");
   refused(MatmulSpec(), {square, square}, "cpu_cache_tiled");
+  // The product of matrices without columns is known, but not what the expression makes of it.
+  const View tall = Broadcast(&l.one, DType::kF32, {1 << 30, 0}),
+             flat = Broadcast(&l.one, DType::kF32, {0, 1 << 30});
+  MatmulSpec exp;
+  exp.expression = Nodes{In(0), Op(MapOp::kExp, {0})};
+  refused(std::move(exp), {tall, flat}, "cpu_library");
   OperationSpec uncounted = SelectSpec{};
   l.ExpectRefused(CountResults(uncounted, *l.stream, {x, mask}, l.options), 30, "");
   l.ExpectRefused(RunCopy(*l.stream, x, DType::kF32, nullptr, l.options), 30, "");
   l.ExpectRefused(RunCopy(*l.stream, x, DType::kF64, nullptr, l.options), 30, "");
+}
+
+TEST(PaceTest, ResultsWithoutElementsTakeNoTimeAndNoMemory) {
+  Paced l;
+  l.options.check_only = true;
+  const auto of = [&](DType dtype, std::initializer_list<std::int64_t> shape) {
+    return Broadcast(&l.one, dtype, shape);
+  };
+  const View many = of(DType::kF32, {kHuge}), none = of(DType::kF32, {0});
+  const auto check = [&](const OperationSpec& spec, const std::vector<View>& operands) {
+    const std::vector<Output> outputs(kMostResults, nullptr);
+    const ScalarResult found = Get(tessera::Run(spec, *l.stream, operands, outputs, l.options));
+    EXPECT_EQ(found.stats.scratch_bytes, 0u) << found.stats.strategy;
+    EXPECT_EQ(found.stats.estimate_seconds, 0) << found.stats.strategy;
+  };
+  check(TakeSpec{.axis = 0}, {of(DType::kF32, {4, 0}), of(DType::kI64, {kHuge})});
+  check(TakeSpec(), {many, of(DType::kI64, {0})});
+  check(SearchSortedSpec(), {many, none});
+  check(MatmulSpec(), {of(DType::kF32, {0, kHuge}), of(DType::kF32, {kHuge, 4})});
 }
 
 TEST(PaceTest, SlowStrategiesHaveASeparateLimit) {

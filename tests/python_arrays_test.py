@@ -10,6 +10,7 @@ import pickle
 import re
 import subprocess
 import sys
+import warnings
 from unittest import mock
 
 import numpy as np
@@ -21,7 +22,7 @@ import tessera as ts
 RNG = np.random.default_rng(20261124)
 KEYS = (
     np.s_[:], np.s_[3], np.s_[-1, ::2], np.s_[::-1, ::-3], np.s_[..., 2], np.s_[1:1],
-    np.s_[None, 2:5, None, ::-1], np.s_[5:100, -3:], np.s_[7:2:-2], np.s_[2, 3],
+    np.s_[None, 2:5, None, ::-1], np.s_[5:100, -3:], np.s_[7:2:-2], np.s_[2, 3], np.s_[:: 2**70],
 )
 
 
@@ -229,8 +230,8 @@ class ArraysTest(python_outsider.Case):
         for key in (99, (0, -10), (0, 0, 0), (Ellipsis, Ellipsis)):
             with self.assertRaises(IndexError):
                 self.x[key]
-        for key in (([0, 1], [1, 2]), (self.a[:, 0] > 0, [1, 2]), 1.5, True, np.True_,
-                    (0, np.False_), self.x[0, 0] > 0):
+        for key in (([0, 1], [1, 2]), (self.a[:, 0] > 0, [1, 2]), 1.5, (0, np.False_),
+                    (self.x[0, 0] > 0, 0)):
             with self.assertRaises(ts.Unsupported):
                 self.x[key]
         with self.assertRaises(ts.Unsupported):
@@ -531,6 +532,24 @@ class ArraysTest(python_outsider.Case):
         largest = np.array([60000, 60000], "f2")
         self.check(np.median(self.t.put(largest)), np.median(largest), 0)
         self.assertRaises(ValueError, lambda: np.quantile(self.x, 1.5))
+        truths = self.x > 0
+        for method in ("lower", "higher", "nearest"):
+            self.check(np.quantile(truths, [0.2, 0.8], 0, method=method),
+                       np.quantile(self.a > 0, [0.2, 0.8], 0, method=method), 0)
+        self.assertRaisesRegex(TypeError, "no differences", lambda: np.quantile(truths, 0.5))
+        for shape, axis in (((0, 3), 0), ((0, 3), 1), ((0, 3), None), ((0,), 0)):
+            a = np.zeros(shape, "f4")
+            for call in (np.quantile, np.nanquantile):
+                def mine(x, call=call):
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore")
+                        return call(x, 0.5, axis)
+                try:
+                    want = mine(a)
+                except IndexError:
+                    self.assertRaises(IndexError, mine, self.t.put(a))
+                else:
+                    self.check(mine(self.t.put(a)), np.asarray(want), 0)
 
     # --- indices in arrays
 
@@ -657,6 +676,12 @@ class ArraysTest(python_outsider.Case):
                            (np.s_[3, x[0] > 0], np.s_[3, row])):
             self.check(x[mine], a[host], 0)
         b = RNG.standard_normal((4, 5, 6))
+        for index in (True, np.False_, np.array(True), (np.True_, ...), (False, np.s_[:])):
+            self.check(x[index], a[index], 0)
+            self.check(x[0, 0][np.ravel(index)[0]], a[0, 0][np.ravel(index)[0]], 0)
+        for number in (-9, 9):
+            self.check(x[x[0, 0] > number], a[a[0, 0] > number], 0)
+            self.check(x[0, 0][x[0, 0] > number], a[0, 0][a[0, 0] > number], 0)
         y = self.t.put(b)
         self.check(y.T[y.T > 0], b.T[b.T > 0], 0)
         for mine, host in ((y > 0, b > 0), (y[..., 0] > 0, b[..., 0] > 0),

@@ -89,6 +89,13 @@ class FilesTest(python_outsider.Case):
         found = self.t.load(self.file("odd.safetensors", data))
         self.assertEqual((found["a"].item(), found["b"].item()), (2.5, 5))
 
+    def test_other_bytes_than_0_and_1_are_true(self):
+        truths = np.arange(300).astype("u1").view(bool)
+        for name, data in (("x.npy", npy(truths)), ("x.npz", archive([("x.npy", npy(truths))])),
+                           ("x.safetensors", tensors({"x": truths}))):
+            found = self.t.load(self.file(name, data))
+            self.same(found if name == "x.npy" else found["x"], truths.view("u1") != 0)
+
     def test_types_that_the_server_lacks(self):
         wide = np.arange(5, dtype="<u2")
         path = self.file("m.safetensors", tensors({"x": RAW, "wide": wide}))

@@ -140,17 +140,15 @@ absl::StatusOr<const Strategy<Problem>*> Find(std::string_view name, const Probl
 
 // --- What it may cost ---------------------------------------------------------------------------
 
-// Returns the expected seconds, or an error if they exceed the limit.
+// Returns an error if the expected seconds exceed the limit.
 template <class Problem>
-absl::StatusOr<double> CheckSeconds(const Strategy<Problem>& strategy, const Problem& problem,
-                                    const Device& device, double gather_seconds,
-                                    const RunOptions& options) {
-  const double estimate = gather_seconds + options.pace->Estimate(strategy, problem);
-  if (estimate <= std::min(options.max_seconds, options.max_slow_seconds)) return estimate;
+absl::Status CheckSeconds(const Strategy<Problem>& strategy, const Problem& problem,
+                          const Device& device, double estimate, const RunOptions& options) {
+  if (estimate <= std::min(options.max_seconds, options.max_slow_seconds)) return absl::OkStatus();
   const bool slow = !options.strategy.empty() && Choose(problem, device) != &strategy;
   const double limit =
       slow ? std::min(options.max_seconds, options.max_slow_seconds) : options.max_seconds;
-  if (estimate <= limit) return estimate;
+  if (estimate <= limit) return absl::OkStatus();
   options.pace->Forget(strategy, problem);
   return TooLong(
       absl::StrCat(Absl(Problem::kOperation), " with strategy ", Absl(strategy.name)),
@@ -302,6 +300,9 @@ class Work {
   }
   // Writes the result of a trivial problem.
   virtual void Settle(Problem& problem, Stream& stream) const { tessera::Settle(problem, stream); }
+  // Return the scratch memory and the expected time that Settle needs.
+  virtual std::uint64_t SettleBytes() const { return 0; }
+  virtual double SettleSeconds(const Pace&) const { return 0; }
 
   // Return the scratch memory for copies of operands, and the maximum scratch memory that a launch
   // needs in addition.
@@ -375,6 +376,7 @@ class WholeLaunch final : public Work<Problem> {
 template <class Problem>
 std::uint64_t ScratchBytes(const Strategy<Problem>& strategy, const Problem& problem,
                            const Stream& stream, const Work<Problem>& work) {
+  if (IsTrivial(problem)) return work.SettleBytes();
   return SaturatingAdd(work.CopyBytes(stream, strategy), work.LaunchBytes(problem, strategy));
 }
 
@@ -395,7 +397,7 @@ template <class Problem>
 std::uint64_t LeastScratchBytes(const Strategy<Problem>& strategy, const Problem& problem,
                                 const Team* team, const Stream& stream, const Work<Problem>& work) {
   const std::uint64_t alone = ScratchBytes(strategy, problem, stream, work);
-  if (team == nullptr || LaunchesShares(problem, strategy)) return alone;
+  if (team == nullptr || IsTrivial(problem) || LaunchesShares(problem, strategy)) return alone;
   const std::vector<TeamShare> shares =
       SharesByShard(*team, work.Divide(problem, strategy, *team), stream.device().info().backend);
   std::uint64_t most = 0;
@@ -516,10 +518,12 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
   Stats stats = StatsOf(**strategy, problem);
   work.Account(**strategy, stats);
   double gather_seconds = 0;
-  if (options.pace != nullptr && !trivial) {
-    gather_seconds = work.GatherSeconds(*options.pace);
-    ASSIGN_OR_RETURN(stats.estimate_seconds,
-                     CheckSeconds(**strategy, problem, stream.device(), gather_seconds, options));
+  if (options.pace != nullptr) {
+    if (!trivial) gather_seconds = work.GatherSeconds(*options.pace);
+    stats.estimate_seconds = trivial ? work.SettleSeconds(*options.pace)
+                                     : gather_seconds + options.pace->Estimate(**strategy, problem);
+    RETURN_IF_ERROR(
+        CheckSeconds(**strategy, problem, stream.device(), stats.estimate_seconds, options));
   }
   if (options.check_only) {
     stats.scratch_bytes = ScratchBytes(**strategy, problem, stream, work);

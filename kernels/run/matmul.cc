@@ -35,6 +35,10 @@ class MatmulThenMap final : public Work<MatmulProblem> {
   void Account(const Chosen&, Stats& stats) const override {
     AccountMap(map_, /*in_cache=*/false, stats);
   }
+  std::uint64_t SettleBytes() const override { return map_.n == 0 ? 0 : product_bytes_; }
+  double SettleSeconds(const Pace& pace) const override {
+    return map_.n == 0 ? 0 : MapSeconds(map_, stream_, pace);
+  }
   void Settle(MatmulProblem& problem, Stream& on) const override {
     if (map_.n == 0) return;
     problem.c = on.Scratch(static_cast<std::size_t>(product_bytes_));

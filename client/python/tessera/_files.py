@@ -80,8 +80,10 @@ def _npy_header(head: bytes) -> Tuple[Tuple[int, ...], bool, "np.dtype[Any]", in
     """Returns shape, whether the order is Fortran's, type, and where the elements begin. Raises
     ValueError, and many other errors for text that is not a header."""
     file = io.BytesIO(head)
-    major, _ = _format.read_magic(file)
-    read = getattr(_format, f"read_array_header_{min(major, 2)}_0")
+    version = _format.read_magic(file)
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        raise ValueError("the .npy format version %d.%d is unknown" % version)
+    read = getattr(_format, f"read_array_header_{min(version[0], 2)}_0")
     shape, fortran, dtype = read(file)
     if dtype.hasobject or any(extent < 0 for extent in shape):
         raise ValueError("it holds Python objects, which cannot be loaded, or its shape is wrong")

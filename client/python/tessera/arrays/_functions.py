@@ -14,7 +14,7 @@ from ..graph import _dtypes, _ops
 from ..graph import _elementwise as e
 from ..graph._graph import Constant, Term
 from ..graph._views import View, index_of, normalize_axis, several
-from ..wire._errors import BadShape, Unsupported
+from ..wire._errors import BadIndex, BadShape, Unsupported
 from . import _ufuncs
 from ._composed import COMPOSED
 from ._einsum import einsum
@@ -749,8 +749,14 @@ def _quantile_of(scale: int, skip: bool) -> Callable[..., Any]:
     def call(
         a: Any, q: Any, axis: Any = None, method: str = "linear", keepdims: bool = False
     ) -> Any:
-        if a.dtype.kind == "b":
-            raise Unsupported("booleans have no differences: use the quantiles of x.astype(int)")
+        if a.dtype.kind == "b" and method not in ("lower", "higher", "nearest"):
+            raise Unsupported(
+                "booleans have no differences: use the quantiles of x.astype(int), or"
+                ' method="lower"'
+            )
+        axes = _ops.axes_of(axis, a.ndim)
+        if not skip and not a.size and all(a.shape[i] for i in range(a.ndim) if i not in axes):
+            raise BadIndex("there are no quantiles of no elements")
         parts = np.asarray(q, float) / scale
         if parts.ndim > 1 or not np.all((parts >= 0) & (parts <= 1)):
             raise ValueError(f"quantiles are numbers from 0 to {scale}, or a list of them")

@@ -46,10 +46,11 @@ def take(a: Any, indices: Any, axis: Optional[int] = None, mode: str = "raise") 
 
 
 def _is_array(index: Any) -> bool:
-    """Returns whether an index is an array. NumPy arrays without axes count as integers."""
+    """Returns whether an index is an array or a boolean, which is a mask without axes. NumPy
+    integers without axes do not count as arrays."""
     if isinstance(index, (list, tuple, range, np.ndarray)):
-        return np.ndim(index) > 0
-    return hasattr(index, "_session")
+        return np.ndim(index) > 0 or _is_mask(index)
+    return isinstance(index, (bool, np.bool_)) or hasattr(index, "_session")
 
 
 # --- masks
@@ -105,8 +106,6 @@ def _masked(a: Any, mask: Any) -> Any:
     if not hasattr(mask, "_session"):
         mask = np.asarray(mask)
     rank = mask.ndim
-    if not rank:
-        raise Unsupported("an index cannot be a single boolean: use np.where(mask, x, other)")
     if a.shape[:rank] != mask.shape:
         raise BadIndex(f"a mask of shape {mask.shape} does not fit an array of shape {a.shape}")
     if rank == a.ndim and hasattr(mask, "_session"):
@@ -397,9 +396,9 @@ def concatenate(arrays: Any, axis: Any = 0, dtype: Any = None, casting: str = "s
 
 
 def _diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Any:
-    axis = normalize_axis(axis, a.ndim)
     parts = [a._lifted(one, "np.diff") for one in (prepend, a, append) if one is not None]
     if n and len(parts) > 1:
+        axis = normalize_axis(axis, a.ndim)
         shape = (*a.shape[:axis], 1, *a.shape[axis + 1 :])
         a = concatenate([x if x.ndim else x.broadcast_to(shape) for x in parts], axis)
     return diff(a, n, axis)

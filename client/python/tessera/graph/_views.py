@@ -95,7 +95,7 @@ class View(NamedTuple):
                 length = len(range(start, stop, step))
                 offset += start * stride if length else 0
                 shape.append(length)
-                strides.append(step * stride)
+                strides.append(step * stride if length > 1 else stride)
                 continue
             number: Any = None if isinstance(item, (bool, np.bool_)) else item
             try:
