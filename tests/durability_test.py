@@ -366,6 +366,22 @@ class DurabilityTest(o.FreshCase):
         self.assertEqual(client.names(), ["lasting"])
         self.assertTrue(client.call("GetBuffer", name="lasting").buffer.HasField("expire_time"))
 
+    def test_a_clock_that_was_set_back_lengthens_no_life(self):
+        server = self.serve()
+        server.client().put("x", np.ones(1, np.float32), ttl=dict(seconds=3600))
+        server.client().call("Snapshot")
+        server.kill()
+        manifest, day = self.manifest(), 86_400 * 10**6  # As if it had been written tomorrow.
+        (buffer,) = manifest["tenants"][0]["buffers"]
+        manifest["time"] += day
+        for time_of in ("created", "expires"):
+            buffer[time_of] += day
+        text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
+        (self.data / "manifest.json").write_text(
+            f'{{"crc32c":{o.crc32c(text.encode())},"manifest":{text}}}')
+        end = self.serve().client().call("GetBuffer", name="x").buffer.expire_time
+        self.assertLess(end.ToSeconds(), time.time() + 3601)
+
     def test_another_number_of_devices(self):
         server = self.serve(device="cpu:0,cpu:1,cpu:2")
         client = server.client()
@@ -416,6 +432,8 @@ class DurabilityTest(o.FreshCase):
         client.put("small", small)
         client.call("Snapshot")
         before = self.files()
+        age = lambda: float(self.metrics(server)["tessera_snapshot_age_seconds"])
+        self.assertTrue(o.eventually(lambda: age() > 0.2, 60))
         client.put("large", np.zeros(100_000, np.float32))
         outcome = client.attempt("Snapshot")
         refused = ("FAILED_PRECONDITION", "SNAPSHOT_FAILED")
@@ -423,6 +441,7 @@ class DurabilityTest(o.FreshCase):
         self.assertEqual(self.files(), before)
         failed = 'tessera_snapshots_total{result="failed"}'
         self.assertEqual(self.metrics(server)[failed], "1")
+        self.assertGreater(age(), 0.2, "a snapshot that failed is not the last one")
         # The number of a file that could not be written is not used again.
         client.put("late", small)
         client.call("DeleteBuffer", name="large")
