@@ -18,8 +18,8 @@
 namespace tessera {
 namespace {
 
-// The number of products that the host fetches and adds at a time. They are few enough to stay in
-// its caches.
+// The number of products that the host fetches and adds at a time. A slice of this size stays in
+// the host's caches.
 constexpr std::int64_t kSlice = std::int64_t{1} << 21;
 
 template <class F, class Terms>

@@ -10,7 +10,7 @@
 //
 // At n = 2^20, 1024 blocks of 256 threads take four elements per thread, without a barrier. The
 // host fetches and adds 2 MiB of partial sums, which takes a hundred times as long as the kernel.
-// As n grows, this becomes a smaller part of the total time.
+// As n grows, this transfer becomes a smaller part of the total time.
 //
 // Lesson: kernels/lessons/sum_4_coarsened.cu
 #include "kernels/cuda/common/lesson.cuh"

@@ -50,8 +50,8 @@ inline MapLayout LayoutOf(const MapProblem& p) {
   return layout;
 }
 
-// Returns the offset of element i of an operand. Divides in 32 bits where possible, which costs a
-// quarter of a 64-bit division.
+// Returns the offset of element i of an operand. Divides in 32 bits where possible, at a quarter of
+// the cost of a 64-bit division.
 __device__ inline std::int64_t OffsetOf(const MapLayout& layout, const MapLayout::Operand& operand,
                                         std::int64_t i) {
   if (operand.whole) return i;

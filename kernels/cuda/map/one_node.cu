@@ -1,5 +1,5 @@
 // Map with a kernel for each node of the expression. Libraries of elementwise functions work like
-// this. Chains of calls to them are slow, because every value but the last is an array in device
+// this. Chains of such calls are slow, because every intermediate value is an array in device
 // memory, which one kernel writes and another one reads.
 //
 // Cost of a * b + c at n = 2^20, f32: 16 MiB for the operands and the result, and 80 MiB for the

@@ -88,7 +88,7 @@ class WarpTile {
 #pragma unroll
             for (int h = 0; h < 2; ++h)
               MultiplyDoubles(as[i], bs[buffer][j][h][0], bs[buffer][j][h][1], sums_[i][j][h]);
-          load_a(i, k_tile, next);  // this step is done with the old values
+          load_a(i, k_tile, next);  // this step has used the old values
         }
       }
     }

@@ -5,7 +5,7 @@
 // registers. A quarter of an SM issues one instruction per cycle, so each instruction that is not a
 // multiply-add takes the place of one. Even-numbered registers are in one bank and odd-numbered
 // ones in another, and each bank seems to deliver one register per cycle. A multiply-add reads
-// three registers. By itself it takes two cycles, or three if all three registers are in one bank.
+// three registers. It takes two cycles by itself, or three if all three registers are in one bank.
 // If it reads the same register in the same operand position as the previous multiply-add, that
 // value comes from a latch (".reuse" in the machine code). It then takes one cycle if the other two
 // registers are in different banks. By this count, the inner loop of `warp_tiled` needs 1.42 cycles
@@ -108,8 +108,8 @@ __device__ TilePlace PlaceOf(const Work& work, int tile) {
 
 // --- A thread's share of a tile ---
 
-// The load is volatile, so that it stays in order with the waits for barriers, which are volatile
-// as well.
+// The load is volatile, so that the compiler keeps it in order with the waits for barriers, which
+// are volatile as well.
 __device__ Pack<float> LoadShared(std::uint32_t from) {
   Pack<float> pack;
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -118,7 +118,7 @@ __device__ Pack<float> LoadShared(std::uint32_t from) {
   return pack;
 }
 
-// Elements of one operand for a step, in vectors that are kLanes vectors apart.
+// A thread's elements of one operand for a step, in vectors that are kLanes vectors apart.
 template <int kEach, int kLanes>
 struct Fragment {
   float v[kEach];
@@ -326,7 +326,7 @@ std::int64_t Tiles(const MatmulProblem& p) {
 }
 
 // Returns whether the tiles fill most of the chip and copies are cheap compared with the product.
-// An H200 copies an element in about the time of 64 multiply-adds.
+// An H200 copies an element in about the time that 64 multiply-adds take.
 bool IsLarge(const MatmulProblem& p, int multiprocessors) {
   const double copies = (CopiesA(p) ? 64.0 / static_cast<double>(p.n) : 0) +
                         (CopiesB(p) ? 64.0 / static_cast<double>(p.m) : 0);

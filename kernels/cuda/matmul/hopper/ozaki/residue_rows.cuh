@@ -13,7 +13,7 @@
 
 namespace tessera::ozaki {
 
-// Rows of a, or columns of b, per block, and threads and warps per block.
+// The rows of a (or columns of b), the threads and the warps of a block.
 inline constexpr int kBlockRows = 32, kThreads = 256, kWarps = kThreads / kWarpSize;
 // Steps along k per sum of RowSumsOf, per tile of ConvertRows, and per thread of such a tile.
 inline constexpr int kPiece = 1024, kTileSteps = 128, kEach = 8;
