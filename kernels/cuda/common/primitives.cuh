@@ -198,7 +198,7 @@ __device__ T* DynamicShared() {
 // cells visible, and all see the result when it returns.
 //
 // With doubling strides, thread t works on cell 2t, at first in all lanes of a warp and then in
-// fewer and fewer. A level writes cells at multiples of 2 * stride and reads the ones between them.
+// fewer and fewer. A level writes cells at multiples of 2 * stride and reads the cells between.
 //
 //   stride 1   0<1 2<3 4<5 6<7    threads 0 1 2 3
 //   stride 2   0<--2   4<--6      threads 0   2

@@ -48,7 +48,7 @@ __device__ char* FirstKTile() {
 template <bool kAlongK_>
 struct PileKTile {
   static constexpr bool kAlongK = kAlongK_;
-  static constexpr int kStepBytes = kRowBytes;       // bytes between steps along k, if !kAlongK
+  static constexpr int kStepBytes = kRowBytes;       // bytes per step along k, if !kAlongK
   static constexpr int kSquarePitch = kSquareBytes;  // bytes between squares
 };
 

@@ -13,7 +13,7 @@ inline constexpr int kThreads = 256;
 inline constexpr int kWarps = kThreads / kWarpSize;
 inline constexpr int kRowBytes = 128;  // a k-tile's extent along k
 
-// kVectors: the number of the thin operand's vectors, rounded up.
+// kVectors: the number of vectors of the thin operand, rounded up.
 template <class T_, int kVectors_>
 struct Config {
   using T = T_;

@@ -4,7 +4,7 @@
 //
 // The main loop, the producer (gemm.cuh, mainloop.cuh) and the sums are the same as in
 // `tensor_bf16` and `tensor_f16`. Compared with running one of these and then `threshold`, only the
-// order of tiles and the epilogue differ.
+// order of tiles and the epilogue are different.
 //
 //     c     row tile  | part 0 ..........| part 1 ..........|     a block takes a part at a time
 //                     | t0 | t1 | t2 |.. |                        and walks along n, tile by tile
@@ -23,12 +23,12 @@
 //
 // Scores are ordered as in TopK. An entry combines a key and a column in one number, so the order
 // in which lanes finish has no effect. A key does not distinguish -0 from 0; the lowest bit of an
-// entry does. Every NaN here is the one NaN that arithmetic produces.
+// entry does. All NaNs here are the same NaN, the one that arithmetic produces.
 //
 // Correct for any m, n and k if TMA can read the operands: scores beyond the edges are computed but
-// enter no list. Scores have the same bits as with `tensor_bf16` and `tensor_f16` where those
-// compute every tile whole. Every operation rounds to the type of the scores, as in Map, and no
-// multiply-adds are fused.
+// enter no list. Scores have the same bits as with `tensor_bf16` and `tensor_f16` where these
+// strategies do not cut tiles along k. Every operation rounds to the type of the scores, as in Map,
+// and no multiply-adds are fused.
 //
 // Cost for 1024 x 2^20 x 128, k = 10, bf16: 8 row tiles in 16 parts each; 3 GiB of loads, nearly
 // all from the L2; two multiplications, an addition and a comparison per sum.
@@ -64,8 +64,8 @@ template <class T>
 using SelectingTile = TensorTile<T, 128, 256, 1, 3, /*kBoxes=*/0>;
 
 // The parameters of a launch, in addition to TensorWork. Scores are always compared as if the
-// smallest were wanted. If the largest scores are wanted, the sign of `outer` is reversed, and
-// therefore the sign of all scores.
+// smallest were wanted. If the largest scores are wanted, the sign of `outer` is reversed, which
+// reverses the sign of all scores.
 struct SelectionWork {
   int row_tiles, column_tiles, parts;  // parts per row of tiles, after the sample
   int sample_tiles;
@@ -112,7 +112,7 @@ __device__ float ScoreOf(const SelectionWork& work, float c, float vector) {
 
 inline constexpr std::uint32_t kSignBit = 0x80000000u, kInfinityBits = 0x7f800000u;
 
-// NaN has the largest key where the smallest scores are wanted, and otherwise the smallest key.
+// NaN has the largest key if the smallest scores are wanted, and otherwise the smallest key.
 __device__ inline ScoreEntry EntryOf(float score, int column, bool smallest) {
   const std::uint32_t bits = __float_as_uint(score), magnitude = bits & ~kSignBit;
   const std::uint32_t number = magnitude == 0 ? 0 : bits;
@@ -132,8 +132,8 @@ __device__ inline float ScoreOfEntry(ScoreEntry entry, bool smallest) {
 }
 // Returns a bound on the scores of all columns starting at `column`: no score above this bound
 // comes before the limit. A score in a column after the limit's column has to be better than the
-// limit; in other columns it may be equal. If all scores have to be examined, the bound is NaN,
-// because no score compares above NaN.
+// limit; a score in another column may be equal to it. If all scores have to be examined, the bound
+// is NaN, because no score is greater than NaN.
 __device__ inline float BoundOf(ScoreEntry limit, int column) {
   const auto key = static_cast<std::uint32_t>(limit >> 32);
   if (key <= ~(kSignBit | kInfinityBits)) return -std::numeric_limits<float>::infinity();
@@ -181,7 +181,7 @@ class RowSelection {
       for (int i = lane_; i < work_.k; i += kWarpSize) List(row)[i] = kNoScore;
   }
 
-  // Processes the warp's sums of a tile that begins at first_column. `vector` has the vector's
+  // Processes the warp's sums of the tile that begins at first_column. `vector` has the vector's
   // elements for the columns of the tile.
   __device__ void Take(const float (&d)[C::kColumns / 2], int first_column, const float* vector) {
     if (first_row_ >= rows_) return;
@@ -190,7 +190,7 @@ class RowSelection {
     for (int begin = 0; begin < kGroups;) {
       const float bounds[2] = {BoundOf(limits_[0], first_column),
                                BoundOf(limits_[1], first_column)};
-      // Where the smallest are wanted, NaNs are queued only while there are too few other scores.
+      // If the smallest are wanted, NaNs are queued only while there are too few other scores.
       const bool nans[2] = {!work_.smallest || bounds[0] != bounds[0],
                             !work_.smallest || bounds[1] != bounds[1]};
       float2 next[kGroup];
@@ -482,8 +482,8 @@ __global__ void __launch_bounds__(256) ScoreSample(SelectionWork work, S* c, int
 
 // --- Launch ---
 
-// Returns the number of columns in the sample, or 0 if there is no sample. The sample is so large
-// that only about a dozen of the other scores in each row of a part pass its limit, unless a sample
+// Returns the number of columns in the sample, or 0 if there is no sample. The sample is large
+// enough that only about a dozen other scores in each row of a part pass its limit, unless a sample
 // of that size would be too expensive.
 inline std::int64_t SampleColumns(const MatmulProblem& p, std::int64_t k, int multiprocessors) {
   constexpr std::int64_t kTile = 256, kPasses = 12, kMostScores = std::int64_t{1} << 26;
@@ -495,7 +495,7 @@ inline std::int64_t SampleColumns(const MatmulProblem& p, std::int64_t k, int mu
 }
 
 // Returns the number of parts per row of tiles, chosen so that waves of blocks are full or nearly
-// full. Every part begins without a limit. This costs as much as a few tiles.
+// full. Every part begins without a limit, which costs as much as a few tiles.
 inline int SelectionParts(std::int64_t row_tiles, std::int64_t column_tiles, int multiprocessors) {
   constexpr std::int64_t kLeastTiles = 8;
   const std::int64_t most = std::max<std::int64_t>(1, column_tiles / kLeastTiles);

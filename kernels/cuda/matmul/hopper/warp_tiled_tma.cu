@@ -92,7 +92,7 @@ struct Work {
   bool c_packable;
   float* c;
   float* partials;         // [blocks, Tile::kRows * Tile::kColumns]
-  std::uint32_t* written;  // [blocks], set once a partial is written; 0 before and after
+  std::uint32_t* written;  // [blocks], set once a partial is written; 0 between launches
 };
 
 // --- Which block computes what ---

@@ -60,7 +60,7 @@ __device__ void AddPartial(float (&d)[kCount], const TensorWork& work, int consu
   }
 }
 
-// Called by a messenger. Announces sums and waits for sums, in the order of its consumer's pieces.
+// Called by a messenger. Announces or waits for sums, in the order of its consumer's pieces.
 template <class C>
 __device__ void PassMessages(const TensorWork& work, int cluster, int clusters, int consumer) {
   const bool speaks = threadIdx.x % kWarpSize == 0;
