@@ -6,9 +6,9 @@
 // not support f64. A 16-byte load returns elements that are adjacent in memory but, for half of the
 // layouts, not adjacent in the instruction, so they would have to be moved while the tensor cores
 // wait. So every element is loaded separately, 8 bytes per lane, directly into its register, and
-// neither layout needs moves. Which of 16 rows a lane loads is chosen to avoid bank conflicts: the
-// 16 lanes that load together, g = 0 to 3 or 4 to 7 and t = 0 to 3, must use all 16 pairs of banks.
-// The 16-byte vectors in a k-tile are swizzled: vector v of row r is at position v ^ (r mod 8):
+// neither layout needs moves. The choice of the row, one of 16, avoids bank conflicts: the 16 lanes
+// that load together, g = 0 to 3 or 4 to 7 and t = 0 to 3, must use all 16 pairs of banks. The
+// 16-byte vectors in a k-tile are swizzled: vector v of row r is at position v ^ (r mod 8):
 //
 //   contiguous along k: row i, steps t          along i: row t, element i
 //   i = 2 g + half: every other row, so that    i = 8 (g / 2 % 2) + 4 (g / 4) + 2 half + g % 2:

@@ -114,7 +114,7 @@ class CudaDevice final : public Device {
   std::mutex peers_mutex_;
   std::map<int, bool> peers_;  // results of OpenTo, by ordinal
   bool keeps_room_ = false;
-  std::unique_ptr<Partition> large_;  // for streams of large operations; null: they use all SMs
+  std::unique_ptr<Partition> large_;  // for streams of large operations; null: all SMs
 };
 
 // --- Stream ---

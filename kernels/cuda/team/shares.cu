@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-// A piece has at most about 1 / kMostPart of all columns. That also limits the additional memory
+// A piece has at most about 1 / kMostPart of all columns. This also limits the additional memory
 // that a strategy needs for a piece of b.
 constexpr std::int64_t kMostPart = 2;
 // The rate of copies from another GPU in bytes per second: nine tenths of the rate measured between
@@ -82,7 +82,7 @@ std::size_t BytesElsewhere(int here, const void* data, std::size_t bytes, int ot
   return elsewhere;
 }
 
-// Rows of `width` bytes each, or a part of one row. They are on one GPU.
+// Rows of `width` bytes each, or a part of one row, all on one GPU.
 struct RowsOnGpu {
   char* to;
   const char* from;

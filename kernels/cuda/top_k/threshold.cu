@@ -9,11 +9,11 @@
 //     tile       |t0|t1|t2|..|t0|t1|t2|..|                4 vectors of 16 bytes per thread
 //                while one is compared, the next is in flight
 //
-// A block processes a part of a row, or a whole short row. It has only as many threads as there is
+// A block processes a part of a row, or a whole short row. It has only as many threads as it has
 // work for, for example one warp for a row of 512 floats. If it has a part of a row, it stores the
-// k best elements of the part, sorted, in device memory. The block that is the last to count itself
-// on the row's ticket merges the lists. With p parts and p j >= k, the worst of the parts' j-th
-// best elements is a limit for the merge from the start. All lists are read at the same time, best
+// k best elements of the part, sorted, in device memory. The last block to count itself on the
+// row's ticket merges the lists. With p parts and p j >= k, the worst of the parts' j-th best
+// elements is a limit for the merge from the start. All lists are read at the same time, best
 // entries first, so that a few entries of each list are usually enough.
 //
 // Cost for 16 rows of 2^16, k = 100, f32: one launch of 64 blocks, 4 per row, reads 4 MiB. Each
@@ -201,8 +201,8 @@ void Run(const TopKProblem& p, CudaStream& stream) {
              TopKArrays<T>(p), plan, lists, tickets);
 }
 
-// The numbers of SMs for which the cost and the scratch memory are stated; no GPU has more than the
-// second one. Launches use the device's number.
+// The number of SMs for which the cost is stated, and a maximum for all GPUs, for which the scratch
+// memory is stated. Launches use the device's number.
 constexpr int kUsualMultiprocessors = 132;
 constexpr int kMostMultiprocessors = 192;
 
@@ -219,7 +219,7 @@ Cost CostOf(const TopKProblem& p) {
   return {.bytes = TopKBytes(p, 1) + 2 * ListBytes(p, plan),
           .flops = elements,
           .atomics = plan.parts > 1 ? static_cast<std::uint64_t>(plan.parts) : 0,
-          // A thread reads its elements, and takes part in the sorting of a few buffers.
+          // A thread reads its elements and helps to sort a few buffers.
           .depth = static_cast<std::uint64_t>(plan.length / plan.threads) + 4 * bits * bits};
 }
 

@@ -48,8 +48,8 @@ struct MappedLane {
   const chained::Chain& chain;
   uint4* loaded;  // shared memory for two batches of rows
   std::int64_t end, first;
-  int rows;   // with an element of this lane
-  int whole;  // with all V of its elements
+  int rows;   // rows with an element of this lane
+  int whole;  // rows with all V of its elements
 
   __device__ __forceinline__ MappedLane(const chained::Chain& of, uint4* memory, std::int64_t begin,
                                         std::int64_t until, int lane)

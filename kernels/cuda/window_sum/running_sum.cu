@@ -1,5 +1,5 @@
-// WindowSum from running sums that restart in every segment. It takes a handful of additions per
-// element, for any radius.
+// WindowSum from running sums that restart in every segment. It takes a few additions per element,
+// for any radius.
 //
 // Compared with `shared`, the number of additions does not grow with the radius. The obvious method
 // is one running sum over the whole array and the difference of two of its values: window =

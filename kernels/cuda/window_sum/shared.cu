@@ -95,7 +95,7 @@ void Run(const WindowSumProblem& p, CudaStream& stream) {
 
 double Roundoff(const WindowSumProblem& p) {
   const std::int64_t pieces = CeilDiv(BlockSize(p) + 2 * p.radius, Capacity(p, BlockSize(p)));
-  // The end of a piece may split a chain in two.
+  // The end of a piece may split a chain of additions in two.
   return WindowLoopRoundoff(p, 2 * pieces);
 }
 
