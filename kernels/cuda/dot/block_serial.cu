@@ -73,7 +73,7 @@ extern constexpr Strategy<DotProblem> kDotBlockSerial =
     Lesson<ShapeOf<false>, Enqueue, DotProblem>({
         .name = "block_serial",
         .summary =
-            "products in shared memory, thread 0 of each block adds them, the host adds the blocks",
+            "thread 0 of each block adds products in shared memory, the host adds the blocks' sums",
         .source = "reduction on GPU and CPU from the notes on dot products in Metal",
         .deterministic = true,
         .limits = {.block_size = kAnyBlockSize},

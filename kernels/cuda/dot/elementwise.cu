@@ -1,4 +1,4 @@
-// Dot, the first step: the GPU multiplies, the host adds.
+// Dot, the first step: the GPU multiplies, and the host adds.
 //
 // A kernel replaces the loop over elements with threads: thread i multiplies a[i] and b[i],
 // independently of all other threads. Threads that do not communicate cannot add their products.

@@ -1,4 +1,4 @@
-// Dot as a tree in device memory, with one launch per level, until a single value is left.
+// Dot as a tree in device memory, with one launch per level until a single value is left.
 //
 // Compared with `block_partials`, the host does none of the work. A block multiplies two pairs of
 // elements per thread, stores the products in device memory and sums its part in place, with a

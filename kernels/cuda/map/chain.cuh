@@ -12,8 +12,8 @@
 // adjacent elements and is aligned, or it is a single element that is repeated:
 //
 //   kWhole      element i of the result takes element i
-//   kVectors element i mod period: the operand is broadcast along outer axes kRepeated element (i /
-//   inner) mod period: broadcast along inner (and maybe outer) axes
+//   kVectors    element i of the result takes element i mod period: broadcast along outer axes
+//   kRepeated   it takes (i / inner) mod period: broadcast along inner axes, and perhaps outer ones
 //
 // An operand that is a single element for all results is stored with the constants. In chains of
 // f32, operands and the result may have a 16-bit type. Any chain may have bool operands, and a
@@ -532,8 +532,8 @@ __device__ __forceinline__ void ForElements(const Groups<T, kGroups>& groups, in
   }
 }
 
-// Reads an argument of a step. It uses branches that copy registers, because the compiler would
-// turn select instructions into accesses to local memory.
+// Reads an argument of a step. The function uses branches that copy registers, because the compiler
+// would turn select instructions into accesses to local memory.
 template <class T, int kGroups, class V, int kN>
 __device__ __forceinline__ void Read(const Groups<T, kGroups>& groups, const V (&value)[kN],
                                      const V (&saved)[kN], std::uint8_t from, const V* singles,

@@ -1,5 +1,5 @@
 // Map in one pass: every thread computes the whole expression for four elements, instruction by
-// instruction, in its own registers. Operands are read once and the result is written once.
+// instruction, in its registers. Operands are read once and the result is written once.
 // Intermediate values never leave the SM.
 //
 // The expression is an argument of the kernel, and every thread decodes it. Four elements share the

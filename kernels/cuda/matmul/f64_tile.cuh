@@ -94,7 +94,7 @@ class WarpTile {
     }
   }
 
-  // Writes the part of the tile at [row, column] that is inside c, whose rows are `pitch` apart.
+  // Writes the part of the tile at [row, column] that is inside c. Rows of c are `pitch` apart.
   __device__ void Store(std::int64_t row, std::int64_t column, std::int64_t m, std::int64_t n,
                         std::int64_t pitch, bool packable, double* c) const {
     const int g = static_cast<int>(threadIdx.x) % kWarpSize / 4;

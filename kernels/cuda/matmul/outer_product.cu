@@ -17,7 +17,7 @@
 //   bytes with one instruction, but the product then took 25 us instead of 19, unless the stores
 //   were marked as streaming.
 // - Rows of a and columns of b are loaded together, before the only wait. A warp has 8 rows, or 16
-//   rows if it would otherwise load many columns for the bytes that it writes. With fewer rows, b
+//   rows if it loads many elements of b relative to the bytes that it writes. With fewer rows, b
 //   would be loaded too often; with more, SMs would be idle at the end.
 //
 // - If c has few rows, the warps of a block are placed side by side, so that few or none of them

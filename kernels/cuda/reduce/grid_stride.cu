@@ -104,7 +104,7 @@ extern constexpr Strategy<ReduceProblem> kReduceGridStride =
     Lesson<GridStrideShape, GridStride, ReduceProblem>({
         .name = "grid_stride",
         .summary =
-            "a fixed grid strides through the input, a tree per block, the host folds the blocks",
+            "a fixed grid strides through the input, a tree per block, the host folds the values",
         .source = "reduction with striding from the HIP training examples",
         .deterministic = true,
         .limits = {.block_size = kAnyBlockSize, .grid_size = kAnyGridSize},

@@ -1,4 +1,4 @@
-// Reduce with one element per thread: `hierarchical` of Dot, but the host folds the blocks.
+// Reduce with one element per thread: `hierarchical` of Dot, but the host folds the blocks' values.
 //
 // This is the first kernel that most people write once they know shared memory. Compared with
 // `coarsened`, nothing is gained: a thread waits for a single load, and then half of the threads
@@ -33,7 +33,7 @@ void Enqueue(const ReduceProblem& p, Stream& stream) {
 extern constexpr Strategy<ReduceProblem> kReduceNoStride = Lesson<ShapeOf, Enqueue, ReduceProblem>({
     .name = "no_stride",
     .summary =
-        "one element per thread, a tree in shared memory per block, the host folds the blocks",
+        "one element per thread, a tree in shared memory per block, the host folds the values",
     .source = "reduction without striding from the HIP training examples",
     .deterministic = true,
     .limits = {.block_size = kAnyBlockSize},

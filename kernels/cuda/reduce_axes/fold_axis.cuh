@@ -125,8 +125,8 @@ __device__ void Store(typename F::Wide value, std::int64_t length, typename F::O
 
 // The directions in which a kernel can fold. A kernel for a single direction needs fewer registers.
 // With such kernels, for arrays of 8192 x 8192, whole and aligned rows of 16-bit elements take 33
-// us instead of 42, and unaligned rows of f32 take 86 us, not 93. Unaligned rows of 16-bit
-// elements, however, take 57 us with kEither and 66 us with kRows (NVIDIA H200, 2026-11-27).
+// us instead of 42, and unaligned rows of f32 take 86 us instead of 93. However, unaligned rows of
+// 16-bit elements take 57 us with kEither and 66 us with kRows (NVIDIA H200, 2026-11-27).
 enum class Lines { kEither, kRows, kColumns };
 
 // The position of a thread in the box of its block and in the array.

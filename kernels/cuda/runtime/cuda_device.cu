@@ -69,7 +69,7 @@ DeviceError::Kind KindOf(cudaError_t error) {
   }
 }
 
-// Calls query() until it returns something other than "not ready", for at most `time`. Returns
+// Calls query() until it returns something other than "not ready", but at most for `time`. Returns
 // false if the time runs out.
 template <class Query>
 bool Poll(Query query, std::chrono::microseconds time = kPollTime) {
@@ -306,8 +306,8 @@ bool CudaDevice::OpenTo(const CudaDevice& peer) {
     access.flags = cudaMemAccessFlagsProtReadWrite;
     CUDA_CHECK(cudaMemPoolSetAccess(pool_, &access, 1));
   }
-  // An exception above leaves no entry. The next call then retries, because the cause may have been
-  // a temporary lack of memory.
+  // After an exception above there is no entry, so the next call retries: the cause may have been a
+  // temporary lack of memory.
   return peers_[peer.ordinal()] = possible != 0;
 }
 
@@ -316,8 +316,8 @@ void* CudaDevice::Allocate(std::size_t bytes) {
   void* memory = nullptr;
   cudaError_t error = cudaMallocFromPoolAsync(&memory, bytes, pool_, stream_.get());
   if (error == cudaErrorMemoryAllocation) {
-    // The pool may have enough unused memory, but in fragments. The driver can combine the
-    // fragments that are returned to it.
+    // The pool may have enough unused memory, but in fragments. The driver can combine fragments
+    // that the pool returns to it.
     cudaGetLastError();
     Trim();
     error = cudaMallocFromPoolAsync(&memory, bytes, pool_, stream_.get());

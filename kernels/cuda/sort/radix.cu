@@ -5,8 +5,8 @@
 // order within a bucket. A row is divided into parts, one per block.
 //
 //     count     a block counts the digits of its part
-//     scan for each digit and part, the counts of the earlier parts are added up scatter a block
-//     ranks the elements of its part (radix.cuh) and moves each to
+//     scan      for each digit and part, the counts of the earlier parts are added up
+//     scatter   a block ranks the elements of its part (radix.cuh) and moves each to
 //               the elements with lower digits + those of earlier parts with this digit + its rank
 //
 // Buckets are filled tile by tile, so neighbours in a bucket are neighbours in memory, and most

@@ -70,7 +70,7 @@ class ProductShare {
   double TakeCopy(const MatmulProblem& p);
   // Returns a copy stream whose work begins after all earlier work of the stream.
   std::unique_ptr<CopyStream, CopyStreamEnd> TakeCopyStream();
-  // Moves next_ to the following columns and starts their copy.
+  // Advances next_ to the following columns and starts to copy these.
   void Fetch();
   void Copy(const ProductPiece& piece);
 

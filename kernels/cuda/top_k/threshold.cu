@@ -100,7 +100,7 @@ __device__ void MergeParts(const TopKArrays<T>& arrays, const Plan& plan, std::i
   const auto k = static_cast<std::uint32_t>(arrays.k);
   const std::uint32_t count = parts * k;
   const auto load = [&](std::uint32_t i) { return LoadListed(lists + i); };
-  // At least k entries are at or before the worst of all parts' entries at `level`.
+  // At least k entries are not worse than the worst of all parts' entries at `level`.
   const std::uint32_t level = (k + parts - 1) / parts - 1;
   E limit = 0;
   for (std::uint32_t p = threadIdx.x; p < parts; p += blockDim.x) {
@@ -134,7 +134,7 @@ __device__ void MergeParts(const TopKArrays<T>& arrays, const Plan& plan, std::i
       entries[e] = (entries[e] | kPlaces) ^ kPlaces ^ (i % parts * k + i / parts);
       if (entries[e] < candidates.limit()) pending |= 1u << e;
     }
-    // This round has an entry of every part, and the later entries of a part are no better.
+    // This round has an entry of every part, and later entries of a part are no better.
     if (!__syncthreads_or(pending != 0)) break;
     candidates.Offer(pending, [&](int e) { return entries[e]; });
   }

@@ -1,7 +1,7 @@
 // Batches on a GPU: one launch with a block for each problem. A problem is one chunk of the tree of
 // kernels/same_bits/fixed_tree.h. The problem's block folds it as `fixed_tree` does, and blocks do
-// not communicate. If no problem is longer than a row of the tree, each problem has a warp instead,
-// and each thread takes eight lanes. Eight times as many problems are then under way at the same
+// not communicate. If no problem is longer than a row of the tree, each problem has only one warp,
+// and each thread takes eight lanes. Eight times as many problems are then in progress at the same
 // time.
 //
 // Problems of equal length at equal distances, such as slices of an array, are described by the

@@ -6,8 +6,8 @@
 //
 // A step is decoded once for the kRows vectors of values that a thread computes at a time.
 //
-// Invariant: while a thread folds the rows of one batch, the loads of the next batch are under way
-// into the other half of its shared memory.
+// Invariant: while a thread folds the rows of one batch, the loads of the next batch into the other
+// half of its shared memory are in flight.
 //
 // Included by .cu files that are compiled with -fmad=false.
 #pragma once

@@ -22,13 +22,13 @@
 // passed on:
 // 1. ChunkTotals computes the sum of each chunk's last positions, from the beginning of its last
 //    segment (or of the chunk). For short segments it reads very little.
-// 2. ScanTotals computes the sum that crosses from each chunk into the next. That is the chunk's
-//    total, plus the sum that crosses into it if its last segment begins before the chunk. There is
-//    one block for each direction, because there are few chunks.
+// 2. ScanTotals computes the sum that crosses from each chunk into the next. This is the chunk's
+//    total, plus the sum that crosses into the chunk if its last segment begins before the chunk.
+//    There is one block for each direction, because there are few chunks.
 // 3. ScanChunks, from the right, computes every position's suffix.
 // 4. ScanChunks, from the left, computes every position's prefix and adds the suffix from step 3.
-// Each kernel starts while the previous kernel is still running, and only reads the array until the
-// previous kernel has ended. Within a block, the scan first covers the kItems positions of a
+// Each kernel starts while the previous kernel is still running, and reads nothing but the array
+// until that kernel has ended. Within a block, the scan first covers the kItems positions of a
 // thread, then a warp, then the block. Each level tests how far back the segment reaches, so the
 // values need no flags (ScanSegments).
 //

@@ -379,7 +379,7 @@ std::uint64_t ScratchOf(const MatmulProblem& p) {
 
 extern constexpr Strategy<MatmulProblem> kMatmulWarpTiledTma = {
     .name = "warp_tiled_tma",
-    .summary = "8 x 16 elements per thread, fetched by TMA, tiles shared out evenly",
+    .summary = "8 x 16 elements per thread, fetched by TMA; tiles are divided evenly among the SMs",
     .source = "CUTLASS's SIMT kernels and Stream-K (Osama et al., 2023)",
     .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32),

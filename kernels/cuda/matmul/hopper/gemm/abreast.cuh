@@ -12,8 +12,8 @@
 // blocks have advanced on average. A block that is more than kMostLead steps ahead of that average
 // waits. Each block examines the value only one step later, long after the value has arrived, so a
 // block that is not ahead never waits. Since the leads of all blocks add up to 0, few blocks can be
-// far behind if none is far ahead. Such a block has to read from device memory again what the other
-// blocks have already read.
+// far behind if none is far ahead. A block that is far behind has to read again from device memory
+// what the other blocks have already read.
 #pragma once
 
 #include <cstdint>

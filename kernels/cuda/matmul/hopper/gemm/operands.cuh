@@ -103,8 +103,8 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-// Computes c[y][x] as the sum of sums[0][y][x], sums[1][y][x], ..., in this order. The rows of
-// `sums` are `pitch` apart, and the rows of c are n apart. A block processes kFinishedRows x
+// Computes c[y][x] as the sum of sums[0][y][x], sums[1][y][x], ..., in this order. Rows of `sums`
+// are `pitch` elements apart, and rows of c are n elements apart. A block processes kFinishedRows x
 // kFinishedColumns elements, one row per warp. A warp issues all its loads before it writes.
 constexpr int kFinishedRows = 8, kFinishedColumns = 256;
 

@@ -59,7 +59,7 @@ __device__ inline void MultiplyBytes(int k_tiles, int consumer, int thread, cons
     pipeline.Release(last, thread);
 #pragma unroll
     for (std::int32_t& sum : d) sum = Residue(sum, modulus);
-    SumsAreComplete(d);  // the sums are complete before the next product adds to them
+    SumsAreComplete(d);  // required before the next product adds to the sums
   }
 }
 
