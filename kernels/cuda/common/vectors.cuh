@@ -206,7 +206,7 @@ requires(F::kArg) class ThreadFold<F, T> {
 };
 
 // Computes the moments of up to kMaxChain elements at a time, from the sum of the elements'
-// differences from `shift` and the sum of the squares of these differences. That takes two
+// differences from `shift` and the sum of the squares of these differences. This takes two
 // additions and a multiplication per element, whereas merging moments takes divisions. `shift` is
 // the mean so far, or initially the first element. The differences are therefore about as large as
 // the deviations from the mean, and nothing cancels.

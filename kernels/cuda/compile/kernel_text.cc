@@ -489,7 +489,7 @@ class Kernel {
     Line(end, ":");
   }
 
-  // Whether elements of the result may use different elements of the operand.
+  // Whether different elements of the result may use different elements of the operand.
   bool IsLoaded(std::size_t operand) const {
     return plan_.lies[operand] != Lies::kUnused && plan_.lies[operand] != Lies::kOne;
   }
@@ -499,7 +499,7 @@ class Kernel {
   const Operations& operations_ = Operations::All();
   std::string text_, n_, out_;
   std::string first_;  // first element of the thread's group
-  std::map<std::string, std::vector<std::string>> coordinates_;  // by the element's register
+  std::map<std::string, std::vector<std::string>> coordinates_;  // keyed by the element's register
   std::array<std::string, kMostOperands> data_, one_;
   std::array<std::string, kMostInstructions> constant_;
   std::size_t constants_ = 0;

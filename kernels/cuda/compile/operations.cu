@@ -30,7 +30,7 @@ template <class Element, class V>
 __device__ __forceinline__ Carried<ValueOf<Element>> Rounded(Carried<V> value) {
   if constexpr (std::is_same_v<Element, BFloat16> && std::is_same_v<V, float>) {
     // The value is converted to the upper half of a pair of bf16, so the pair has the bits of an
-    // f32. That takes one instruction.
+    // f32. This takes one instruction.
     std::uint32_t bits;
     asm("cvt.rn.bf16x2.f32 %0, %1, 0f00000000;" : "=r"(bits) : "f"(value));
     return std::bit_cast<float>(bits);

@@ -22,7 +22,7 @@ using Sum = Fold<ReduceOp::kSum, std::int64_t>;
 constexpr int kBlock = 256;
 constexpr std::int64_t kVector = sizeof(uint4);
 
-// Where blocks add their counts. The two counters are zero whenever no kernel of the stream runs.
+// The counters to which blocks add. Both are zero whenever no kernel of the stream is running.
 struct Total {
   std::int64_t* count;
   std::uint32_t* blocks;  // number of blocks that have added their count

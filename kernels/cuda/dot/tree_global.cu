@@ -9,7 +9,7 @@
 // The next launch, which starts when the previous one has ended, sums that array in the same way.
 // The launch with only one block writes the result. At n = 2^20, launches of 2048, 4 and 1 blocks
 // move 24 MiB. Much of this data stays in the caches, but every step waits hundreds of cycles for
-// it.
+// its data.
 //
 // Kernel: FoldInMemory. Lesson: kernels/lessons/sum_2_tree.cu
 #include "kernels/cuda/common/ladder.cuh"

@@ -56,7 +56,7 @@ extern constexpr Strategy<HistogramProblem> kHistogramLibrary = {
     .refuses = [](const HistogramProblem& p) -> std::string {
       return p.kind == BinKind::kIntegers && p.bins <= kMost ? "" : "at most 16384 integers";
     },
-    // Each block of CUB has its own counters in the workspace: for elements of one byte, 256.
+    // Each of CUB's blocks has counters in the workspace: 256 of them for elements of one byte.
     .scratch = [](const HistogramProblem& p) -> std::uint64_t {
       const std::int64_t blocks = std::min<std::int64_t>(2048, CeilDiv(p.n, 512));
       return (std::uint64_t{1} << 16) +

@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kThreads)
       (std::int64_t{blockIdx.x % column_tiles} * warps_across + warp % warps_across) * kColumns +
       lane;
   const auto rows = static_cast<int>(min(a.extent - row, std::int64_t{kRows}));
-  const std::int64_t columns = b.extent - column;  // from the lane's first column to the edge
+  const std::int64_t columns = b.extent - column;  // columns from the lane's first one to the edge
 
   Value b_each[kSteps][kEach];
 #pragma unroll

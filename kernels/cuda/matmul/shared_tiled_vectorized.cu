@@ -25,7 +25,7 @@
 // Cost for 1024 x 1024 x 1024, f32: 2^31 flops, 128 MiB of loads; 256 tiles of 64 x 64, 64 k-tiles,
 // 128 barriers per block; a chain of 1024 multiply-adds. For each k-tile, a thread of a 128 x 128
 // tile does 512 multiply-adds with 2 loads from global memory, 5 stores to shared memory (if one
-// operand is transposed) and 32 loads from it.
+// operand is transposed) and 32 loads from shared memory.
 //
 // Correct for any m, n and k: a vector that crosses an edge is fetched and stored element by
 // element up to the edge, and padded with zeros, which add 0 * 0. Also correct for any pitch and

@@ -1,8 +1,8 @@
 // Matmul for stacks of small matrices: one launch computes all products of a stack.
 //
 // The other strategies are designed for one product that fills the GPU. A product of 16 x 16
-// matrices has 256 elements, so a launch for each would take a thousand times longer than its
-// arithmetic. Here a block computes several products, and a thread 4 x 4 elements of one of them:
+// matrices has 256 elements, so a launch per product would take a thousand times longer than its
+// arithmetic. Here a block computes several products, and a thread 4 x 4 elements of one:
 //
 //     product 0        product 1        ..      block of 128 threads, stack of 16 x 16 matrices:
 //     +--+--+--+--+    +--+--+--+--+            8 products, 16 threads each
@@ -71,7 +71,7 @@ struct Plan {
   Divisor threads;           // of one product
   Divisor columns;           // tiles in a row of c
   int products;              // in a block
-  int pitch_a, pitch_b;      // from row to row in shared memory
+  int pitch_a, pitch_b;      // distance from row to row in shared memory
   int product_a, product_b;  // between products
   bool packs_of_a, packs_of_b;
   bool packed_c;
@@ -81,7 +81,7 @@ struct Plan {
 template <class T>
 struct StackOperand {
   Operand<T> first;
-  std::int64_t step;  // to the next product
+  std::int64_t step;  // distance to the next product
 };
 
 // Copies steps [k_first, k_first + slice) of one operand of `products` products to shared memory,

@@ -241,7 +241,7 @@ __device__ void WaitForCopies() {
 template <class T, int kTile, int kDepth, int kPitch, int kThreads>
 class KTileCopier {
   using Vector = Pack<T>;
-  static constexpr int kPacks = kTile / Vector::kSize;  // in a row of the k-tile
+  static constexpr int kPacks = kTile / Vector::kSize;  // vectors in a row of the k-tile
   static_assert(kThreads % kDepth == 0 && kThreads % kPacks == 0 && kPitch % Vector::kSize == 0);
   static_assert(kTile * kDepth % (kThreads * Vector::kSize) == 0);
   static_assert(kThreads % kTile == 0);

@@ -123,7 +123,7 @@ class TransposingLoader {
 // 16-byte vector or, where the operand is not aligned to vectors, one element.
 template <int kTile, int kThreads, int kCopied>
 class StraightLoader {
-  static constexpr int kCopies = kTile / kCopied;  // per row of a k-tile
+  static constexpr int kCopies = kTile / kCopied;  // copies per row of a k-tile
   static constexpr int kStep = kThreads / kCopies;
   static_assert(kThreads % kCopies == 0 && kDepth % kStep == 0);
 

@@ -52,9 +52,9 @@ namespace tessera {
 using ScoreEntry = unsigned long long;
 inline constexpr ScoreEntry kNoScore = ~ScoreEntry{0};
 
-inline constexpr int kScoreRegisters = 4;                          // per lane, for a list
+inline constexpr int kScoreRegisters = 4;                          // registers per lane for a list
 inline constexpr int kMostSelected = kScoreRegisters * kWarpSize;  // entries per list
-inline constexpr int kFreshRegisters = 2;                          // per lane, for a row's queues
+inline constexpr int kFreshRegisters = 2;                          // for a row's queues
 inline constexpr int kFreshScores = kFreshRegisters * kWarpSize;
 inline constexpr int kWarpRows = 16;
 
@@ -72,7 +72,7 @@ struct SelectionWork {
   int k;
   bool smallest;
   float scale, outer, sign;  // sign: multiplies the vector
-  const void* vector;        // of the scores' type; null if there is none
+  const void* vector;        // elements have the scores' type; null if there is no vector
   std::int64_t stride;
   ScoreEntry* lists;  // [rows, parts, k]
   // The best scores of the sample as TopK writes them; null if there is no sample.
@@ -132,8 +132,8 @@ __device__ inline float ScoreOfEntry(ScoreEntry entry, bool smallest) {
 }
 // Returns a bound on the scores of all columns starting at `column`: no score above this bound
 // comes before the limit. A score in a column after the limit's column has to be better than the
-// limit; a score in another column may be equal to it. If all scores have to be examined, the bound
-// is NaN, because no score is greater than NaN.
+// limit; in other columns, a score may also equal the limit. If all scores have to be examined, the
+// bound is NaN, because no score is greater than NaN.
 __device__ inline float BoundOf(ScoreEntry limit, int column) {
   const auto key = static_cast<std::uint32_t>(limit >> 32);
   if (key <= ~(kSignBit | kInfinityBits)) return -std::numeric_limits<float>::infinity();
@@ -190,7 +190,7 @@ class RowSelection {
     for (int begin = 0; begin < kGroups;) {
       const float bounds[2] = {BoundOf(limits_[0], first_column),
                                BoundOf(limits_[1], first_column)};
-      // If the smallest are wanted, NaNs are queued only while there are too few other scores.
+      // If the smallest scores are wanted, NaNs are queued only while other scores are too few.
       const bool nans[2] = {!work_.smallest || bounds[0] != bounds[0],
                             !work_.smallest || bounds[1] != bounds[1]};
       float2 next[kGroup];
@@ -244,7 +244,7 @@ class RowSelection {
   static constexpr int kQueue = kFreshScores / 4;
   static constexpr int kGroup = 2;  // pieces of eight columns that are compared together
   static constexpr int kGroups = C::kColumns / 8 / kGroup;
-  static constexpr int kRowScores = 2 * kGroup;  // per lane and row in a group
+  static constexpr int kRowScores = 2 * kGroup;  // scores per lane and row in a group
 
   __device__ ScoreEntry* List(int row) const {
     return work_.lists +
@@ -554,7 +554,7 @@ inline std::uint64_t SelectionLists(const ProductTopKProblem& problem, std::int6
 // Counts the loads of tiles, the sample's scores (written and read twice), the lists, and the
 // results.
 inline Cost SelectionCost(const ProductTopKProblem& problem) {
-  constexpr int kMultiprocessors = 132;  // as on an H200
+  constexpr int kMultiprocessors = 132;  // the number on an H200
   const MatmulProblem& p = problem.product;
   const std::int64_t sample = SampleColumns(p, problem.k, kMultiprocessors);
   const auto m = static_cast<std::uint64_t>(p.m), n = static_cast<std::uint64_t>(p.n);

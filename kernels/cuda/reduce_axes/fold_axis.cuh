@@ -218,7 +218,7 @@ __device__ __forceinline__ void FoldBox(const Place<T>& place, const Plan& plan,
   }
 }
 
-// Stores the first `outputs` values as results, all together if that is possible.
+// Stores the first `outputs` values as results, all of them together if possible.
 template <class F, class T>
 __device__ __forceinline__ void StoreResults(const typename F::Wide (&values)[kVector<T>],
                                              int outputs, std::int64_t length, typename F::Out* to,

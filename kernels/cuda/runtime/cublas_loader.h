@@ -45,7 +45,7 @@ struct CublasApi {
 // once. Thread safe.
 const CublasApi* LoadCublas() noexcept;
 
-// Returns the name of what the cuBLAS strategies need and this host lacks, or an empty string.
+// Returns what the cuBLAS strategies need but this host lacks, or an empty string.
 std::string CublasMissing(const Device& device);
 
 // Returns the library's constant for a type. REQUIRES: dtype is a floating-point type.

@@ -29,7 +29,7 @@
 namespace tessera {
 namespace {
 
-constexpr int kHistograms = 4;                // per block and digit
+constexpr int kHistograms = 4;                // copies of each digit's counter in a block
 constexpr std::int64_t kLeastPart = 1 << 15;  // elements for which a part gets its own block
 
 // --- Counts of digits ---

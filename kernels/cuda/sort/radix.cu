@@ -24,7 +24,7 @@
 namespace tessera {
 namespace {
 
-constexpr int kHistograms = 8;                // per block
+constexpr int kHistograms = 8;                // copies of a block's counters
 constexpr std::int64_t kLeastPart = 1 << 14;  // elements for which a part gets its own block
 
 // Block b has part b % parts.count of row b / parts.count. Writes table[row][digit][part].

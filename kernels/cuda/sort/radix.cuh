@@ -47,7 +47,7 @@ __device__ int PlaceInTile(int j) {
 struct RankSpace {
   // At first the number of a warp's elements with each digit, later the rank of the next one.
   std::uint32_t counts[kRadixWarps][kDigits];
-  std::uint32_t masks[kRadixWarps][kDigits];  // the lanes of a warp whose item has the digit
+  std::uint32_t masks[kRadixWarps][kDigits];  // per digit, the lanes of a warp whose item has it
   std::uint32_t starts[kDigits];  // the number of elements of the tile with lower digits
 };
 

@@ -23,7 +23,7 @@ constexpr double kCopyRate = 350e9;
 constexpr double kMostGrowth = 8;
 // The number of columns in a piece is a multiple of every strategy's tile size.
 constexpr std::int64_t kPieceUnit = 256;
-// The rows of the copy are aligned to lines of the L2 cache. That also satisfies TMA.
+// The rows of the copy are aligned to lines of the L2 cache. This alignment also satisfies TMA.
 constexpr std::int64_t kLine = 128;
 // The largest pitch that cudaMemcpy2DAsync accepts.
 constexpr std::int64_t kMostPitch = (std::int64_t{1} << 31) - 1;

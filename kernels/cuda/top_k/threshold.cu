@@ -32,8 +32,8 @@ namespace {
 
 // The number of threads for which an SM has enough registers, at 64 registers per thread.
 constexpr int kResidentThreads = 1024;
-// Threads per block. At this size four blocks fit on an SM, and they do not wait for each other.
-// Four long lists do not fit on an SM, so long lists get larger blocks, which also sort faster.
+// Threads per block. At this size, four blocks fit on an SM and do not wait for each other. Four
+// long lists do not fit, so blocks for long lists are larger, which also makes sorting faster.
 constexpr int kFewThreads = 256;
 constexpr std::int64_t kLeastTiles = 4;  // per part
 constexpr std::int64_t kMostLength = std::int64_t{1} << 31;

@@ -34,7 +34,7 @@
 //
 // Cost at n = 2^20, radius 8, f32: 12 MiB read, 8 MiB written, 256 chunks, about 8 * 2^20
 // additions; 4 launches; depth under 100. At n = 2^28 the traffic is 5.4 to 7.5 GB, depending on
-// the radius, because step 1 reads long segments twice more. That takes 1.2 to 1.8 ms at 4.3 TB/s.
+// the radius, because step 1 reads long segments twice more. This takes 1.2 to 1.8 ms at 4.3 TB/s.
 //
 // The kernels are correct for any n and radius: positions outside the array count as zeros and
 // continue without end, so all chunks have the same length. They are correct for any alignment,
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ Wide cells[kChunk + kThreads];
   __shared__ WarpValues<Wide> shared;
   __shared__ Wide sums[kThreads];
-  __shared__ std::int64_t chunk_offset;  // of the chunk's first position in its segment
+  __shared__ std::int64_t chunk_offset;  // offset of the chunk's first position in its segment
   const int thread = static_cast<int>(threadIdx.x);
   const std::int64_t chunk = first_chunk + blockIdx.x;
   const std::int64_t first = chunk * kChunk;

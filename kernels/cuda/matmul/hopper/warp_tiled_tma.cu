@@ -14,8 +14,8 @@
 //
 // - A thread computes 8 x 16 elements. The 24 operands of a step take 6 loads and serve 128
 //   multiply-adds, and each element of a serves 16 consecutive ones. With 128 sums per thread,
-//   there are enough registers for 8 warps per SM. That is enough, since a warp's multiply-adds do
-//   not wait for each other.
+//   there are enough registers for 8 warps per SM. These are enough, since a warp's multiply-adds
+//   do not wait for each other.
 // - The multiply-adds are not interleaved with copies. As in `tensor_bf16`, a producer uses TMA to
 //   fetch the operands, and each consumer (here a warp) waits for them at barriers independently of
 //   the others. In a k-tile of 16 steps, 2048 of 2176 instructions are multiply-adds, against 1024
@@ -58,7 +58,7 @@
 
 namespace tessera {
 
-extern const Strategy<MatmulProblem> kMatmulWarpTiled;  // for products that are too small
+extern const Strategy<MatmulProblem> kMatmulWarpTiled;  // used for products that are too small
 
 namespace {
 
@@ -368,7 +368,7 @@ Cost CostOf(const MatmulProblem& p) {
 }
 
 std::uint64_t ScratchOf(const MatmulProblem& p) {
-  // One tile of partial sums for each SM; SumsScratch says how many SMs there are at most.
+  // There is a tile of partial sums for each SM; see SumsScratch for the maximum number of SMs.
   const auto partials = static_cast<std::uint64_t>(std::min<std::int64_t>(Tiles(p), 160));
   return partials * Tile::kRows * Tile::kColumns * sizeof(float) +
          (CopiesA(p) ? CopyScratch<float>(p.k, p.m) : 0) +

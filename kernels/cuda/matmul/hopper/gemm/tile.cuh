@@ -73,7 +73,7 @@ __device__ int BarrierOf(Meeting meeting, int consumer) {
 
 // The launch parameters that all blocks receive.
 struct TensorWork {
-  int rows, columns;  // of c, or of its transpose if that is computed
+  int rows, columns;  // extents of c, or of its transpose if that is computed
   // Tiles here are cluster tiles, of kCluster * kRows x kColumns. A group consists of several rows
   // of tiles.
   int row_tiles;
@@ -86,7 +86,7 @@ struct TensorWork {
   int steps;                      // steps in which blocks are kept abreast, see abreast.cuh
   std::uint32_t* steps_of_all;    // the counter of these steps
   bool floats;                    // whether results are stored as f32, not as T
-  unsigned* nonfinite;            // for several parts: set if an element of c is an infinity or NaN
+  unsigned* nonfinite;            // with several parts: set if an element of c is infinite or NaN
 };
 
 // The position of one piece of work: the cluster's tile, and its k-tiles.

@@ -137,7 +137,7 @@ __device__ inline void PrefetchMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Copies the box at (x, y) of the z-th matrix to shared memory. Its bytes count toward the barrier.
+// Copies the box at (x, y) of the z-th matrix to shared memory. The barrier counts its bytes.
 __device__ inline void LoadBox(std::uint32_t to, const CUtensorMap* map, int x, int y, int z,
                                std::uint32_t barrier) {
   asm volatile(
@@ -147,8 +147,8 @@ __device__ inline void LoadBox(std::uint32_t to, const CUtensorMap* map, int x, 
       : "memory");
 }
 
-// Copies the box to every block of the cluster whose bit in `blocks` is set. Its bytes count toward
-// the barrier of each of these blocks.
+// Copies the box to every block of the cluster whose bit in `blocks` is set. The barrier of each of
+// these blocks counts its bytes.
 __device__ inline void LoadBoxMulticast(std::uint32_t to, const CUtensorMap* map, int x, int y,
                                         int z, std::uint32_t barrier, unsigned blocks) {
   asm volatile(

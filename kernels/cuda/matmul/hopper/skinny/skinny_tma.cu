@@ -50,7 +50,7 @@
 
 namespace tessera {
 
-extern const Strategy<MatmulProblem> kMatmulSkinny;  // for operands that TMA cannot read
+extern const Strategy<MatmulProblem> kMatmulSkinny;  // used for operands that TMA cannot read
 
 namespace {
 
