@@ -51,7 +51,7 @@ constexpr int CeilLog2(std::int64_t n) {
 struct Grid {
   std::uint32_t block_size;
   std::uint32_t blocks;
-  std::int64_t per_thread;  // elements of the thread that has the most
+  std::int64_t per_thread;  // maximum number of elements of a thread
 };
 
 // Returns the grid of a launch, with defaults for the parameters that are 0. If grid_size is set,

@@ -68,7 +68,7 @@ inline unsigned HistogramGrid(const HistogramProblem& p, std::int64_t least) {
   return static_cast<unsigned>(std::max(blocks, CeilDiv(p.n, std::int64_t{1} << 31)));
 }
 
-// Returns the number of elements of the thread that has the most.
+// Returns the maximum number of elements of a thread.
 inline std::uint64_t HistogramDepth(const HistogramProblem& p, std::int64_t least) {
   return static_cast<std::uint64_t>(
       CeilDiv(p.n, std::int64_t{HistogramGrid(p, least)} * kHistogramThreads));

@@ -145,7 +145,7 @@ __device__ void RunInstruction(const Instruction& in, const MapLayout& layout,
           constexpr MapOp kOp = decltype(o)::value;
           if constexpr (kHasMapOp<kOp, T>) {
             constexpr int kArguments = InfoOf(kOp)->arguments;
-            // The code of a long function exists once, in a loop. A short function's is unrolled.
+            // The code of a long function exists once, in a loop; a short function is unrolled.
             constexpr int kUnrolled = InfoOf(kOp)->flops > 8 ? 1 : kEach;
 #pragma unroll kUnrolled
             for (int j = 0; j < kEach; ++j) {

@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   typename S::A a_stream(a, row);
   typename S::B b_stream(b, column);
   int left = static_cast<int>((k + kDepth - 1) / kDepth);   // k-tiles that are not yet copied
-  const int tail = static_cast<int>((k - 1) % kDepth) + 1;  // steps along k in the last one
+  const int tail = static_cast<int>((k - 1) % kDepth) + 1;  // steps along k in the last k-tile
   int k_tiles = left;                                       // k-tiles that are not yet used
   int to = 0;
   // Copies the next k-tile, if there is one. Every call closes a group of copies, so that the
@@ -304,8 +304,8 @@ void Run(const MatmulProblem& p, CudaStream& stream) {
   });
 }
 
-// Returns the work of the SM that has the most, in elements of c times `factor`, the relative time
-// per element (larger for smaller tiles).
+// Returns the work of the busiest SM, in elements of c times `factor`. The factor is the relative
+// time per element, which is larger for smaller tiles.
 template <class C>
 double Time(const MatmulProblem& p, int multiprocessors, double factor) {
   return static_cast<double>(CeilDiv(Tiles<C>(p) * p.stack, multiprocessors) * C::kRows *

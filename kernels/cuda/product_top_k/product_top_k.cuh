@@ -534,7 +534,7 @@ std::string SelectionRefusal(const ProductTopKProblem& problem, const Device& de
   };
   if (p.transpose_a || !aligned(a) || !aligned(b))
     return "k along the rows of a, and operands that TMA can read";
-  // Tiles that are cut along k give different bits.
+  // Tiles that are cut along k would give different bits.
   bool whole = false;
   RunBestPlan(
       TensorProduct{p.m, p.n, p.k, FetchTime(a), FetchTime(b), device.info().multiprocessors},

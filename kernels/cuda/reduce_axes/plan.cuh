@@ -1,8 +1,8 @@
 // How a launch divides a reduction along an axis: the box of threads that a block is, the tiles of
 // outputs, and the segments of the axis.
 //
-// Invariant: a plan depends only on the shape of the whole problem and the element size, so a share
-// of the problem and every GPU get the same bits.
+// Invariant: a plan depends only on the shape of the whole problem and the element size, so the
+// bits are the same for any share of the problem and on every GPU.
 #pragma once
 
 #include <algorithm>

@@ -30,7 +30,7 @@ namespace tessera {
 namespace {
 
 constexpr int kHistograms = 4;                // copies of each digit's counter in a block
-constexpr std::int64_t kLeastPart = 1 << 15;  // elements for which a part gets its own block
+constexpr std::int64_t kLeastPart = 1 << 15;  // minimum number of elements in a part
 
 // --- Counts of digits ---
 

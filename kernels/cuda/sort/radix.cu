@@ -25,7 +25,7 @@ namespace tessera {
 namespace {
 
 constexpr int kHistograms = 8;                // copies of a block's counters
-constexpr std::int64_t kLeastPart = 1 << 14;  // elements for which a part gets its own block
+constexpr std::int64_t kLeastPart = 1 << 14;  // minimum number of elements in a part
 
 // Block b has part b % parts.count of row b / parts.count. Writes table[row][digit][part].
 template <class Word, class Count>

@@ -40,7 +40,7 @@ template <class Word, class Digit>
 __device__ void Pass(const Digit& digit, int valid, Space<Word>& space, const Word (&words)[kItems],
                      const std::uint16_t (&places)[kItems]) {
   std::uint32_t ranks[kItems];
-  // Its barriers come after all threads have read the elements of the previous pass.
+  // After RankTile's barriers, all threads have read the elements of the previous pass.
   RankTile<kItems>(digit, valid, space.ranks, ranks, [](unsigned) {});
 #pragma unroll
   for (int j = 0; j < kItems; ++j) {

@@ -133,7 +133,7 @@ PieceSizes SizesOf(const MatmulProblem& part, std::int64_t round, double rate, d
           .growth = std::clamp(multiply / copy, 1.0, kMostGrowth)};
 }
 
-// The work of a strategy that takes all columns in one launch.
+// The work of a strategy that computes all columns in one launch.
 class WholeWork {
  public:
   WholeWork(const ProductShare& share, const Strategy<MatmulProblem>& strategy)

@@ -43,7 +43,7 @@ constexpr int kDigits = 1 << kDigitBits;
 constexpr int kThreads = kDigits;  // one per digit value, in all kernels but the last
 constexpr int kHistograms = 8;     // per block
 constexpr int kMostSortThreads = 1024;
-constexpr std::int64_t kLeastPart = 1 << 14;  // elements for which a part gets its own block
+constexpr std::int64_t kLeastPart = 1 << 14;  // minimum number of elements in a part
 constexpr std::int64_t kBlocksEach = 8;       // desired number of blocks per SM
 
 // The part of a row's k-th key that is known so far.

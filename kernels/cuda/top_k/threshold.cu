@@ -79,7 +79,7 @@ Plan PlanOf(const TopKProblem& p, int multiprocessors) {
   return plan;
 }
 
-// Loads an entry that another block wrote during this launch, from the L2 cache.
+// Loads, from the L2 cache, an entry that another block has written during this launch.
 __device__ inline std::uint64_t LoadListed(const std::uint64_t* from) {
   return __ldcg(reinterpret_cast<const unsigned long long*>(from));
 }
