@@ -38,7 +38,7 @@ constexpr int kEach = 4;  // rows, columns and steps along k of a thread's tile
 constexpr int kMostTiles = 256;
 constexpr int kBlock = 128;         // threads, unless one product needs more
 constexpr int kBlocksPerSm = 8;     // maximum number of blocks that share an SM
-constexpr int kLeastPerSm = 4;      // blocks per SM if a block computes several products
+constexpr int kLeastPerSm = 4;      // minimum blocks per SM if a block computes several products
 constexpr int kShared = 192 << 10;  // bytes of shared memory for the blocks of an SM
 constexpr int kMostShared = 96 << 10;
 
