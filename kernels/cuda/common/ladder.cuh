@@ -1,7 +1,7 @@
-// The ladder of sums: the kernels that the lessons of Dot and Reduce share, in the order of the
-// ladder. Each changes one thing about the kernel before it. `terms` is a function from an index to
-// a term, and `end` takes the value of each block (lesson.cuh explains both), so one kernel adds
-// products, folds elements with any operation, and folds the values of an earlier launch.
+// The ladder of sums: the kernels that the lessons of Dot and Reduce share. Each kernel changes one
+// thing about the kernel before it. `terms` is a function from an index to a term, and `end` takes
+// the value of each block (lesson.cuh explains both), so one kernel adds products, folds elements
+// with any operation, and folds the values of an earlier launch.
 //
 // Invariant of all kernels: each of the terms [0, n) is folded into the value of one block exactly
 // once, in an order that depends only on n and the launch.
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kMostThreads) FoldOneEach(Terms terms, std::in
   end(F::Widen(FoldBlockTree<F>(mine, DynamicShared<Acc>())));
 }
 
-// A grid that strides: with T threads, a thread folds every T-th term before the tree
+// A grid that strides over the terms: each of T threads folds every T-th term before the tree
 // (`block_partials`, `grid_stride`, `two_pass`, `two_kernels_unrolled`). Dynamic shared memory: a
 // Wide per thread.
 template <class F, class Terms, class End>
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kMostThreads)
   end(FoldBlockTree<F>(mine, DynamicShared<typename F::Wide>()));
 }
 
-// A contiguous part of items * blockDim.x terms per block, with eight loads in flight per thread
+// One contiguous part of items * blockDim.x terms per block, with eight loads in flight per thread
 // (`coarsened`). Dynamic shared memory: a Wide per thread.
 template <class F, class Terms, class End>
 __global__ void __launch_bounds__(kMostThreads)
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kMostThreads)
   end(FoldBlockTree<F>(mine, DynamicShared<typename F::Wide>()));
 }
 
-// A grid that strides with eight loads in flight per thread, and a tree in registers
+// A grid that strides over the terms with eight loads in flight per thread, and a tree in registers
 // (`warp_shuffle`).
 template <class F, class Terms, class End>
 __global__ void __launch_bounds__(kMostThreads)

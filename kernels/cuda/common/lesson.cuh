@@ -1,6 +1,6 @@
 // What the lessons share: the strategies that teach sums step by step, as sums of products (Dot)
 // and as reductions with any operation (Reduce). This file has the terms that a lesson folds, the
-// shape of its launches, from which its error bound and its cost follow, and the ways in which the
+// shape of its launches (which determines its error bound and its cost), and the ways in which the
 // values of blocks become the result. ladder.cuh has the kernels.
 //
 // The following holds for every lesson and is not repeated in the lessons' files. A lesson accepts
@@ -25,8 +25,8 @@ namespace tessera {
 
 // --- Terms ---
 
-// The fold of Dot. A product of f32 or of 16-bit elements is an f32 (exact for 16 bits), of f64 an
-// f64, and of integers a 64-bit integer that wraps.
+// The fold of Dot. A product of f32 or 16-bit elements is an f32 (exact for 16 bits), a product of
+// f64 is an f64, and one of integers is a 64-bit integer that wraps.
 template <class T>
 struct DotFold : Fold<ReduceOp::kSum, T> {
   using Acc = typename Fold<ReduceOp::kSum, T>::Acc;
@@ -90,7 +90,7 @@ struct LessonShape {
   // Fold::Wide (wide).
   std::int64_t narrow_steps = 0;
   std::int64_t wide_steps = 0;
-  std::uint64_t extra_bytes = 0;  // moved in addition to the operands
+  std::uint64_t extra_bytes = 0;  // bytes moved in addition to the operands
   std::uint64_t atomics = 0;      // number of atomics on one address
   std::int64_t depth = 0;         // longest chain of dependent steps; 0 means the sum of the steps
 };
@@ -271,7 +271,7 @@ constexpr std::int64_t LevelBlocks(std::int64_t n, std::int64_t per_block) {
 // The levels that follow the first level over n terms.
 struct LaterLevels {
   int count = 0;
-  std::int64_t values = 0;  // that one level writes and the next one reads, over all levels
+  std::int64_t values = 0;  // values passed from level to level, in total
 };
 constexpr LaterLevels MakeLaterLevels(std::int64_t n, std::int64_t per_block) {
   LaterLevels later;
@@ -283,12 +283,12 @@ constexpr LaterLevels MakeLaterLevels(std::int64_t n, std::int64_t per_block) {
   return later;
 }
 
-// Launches one level after another until one is left. A kernel has no barrier between its blocks;
-// the end of a launch serves as one. Each block of a level takes per_block > 1 values and leaves
-// one, and the level with only one block writes the result. level.operator()<F>(terms, n, blocks,
-// end, stream) launches a level over n terms. Levels alternate between two arrays, because the
-// blocks of a level end in any order and must not overwrite values that another block has yet to
-// read.
+// Launches one level after another until one value is left. A kernel has no barrier between its
+// blocks; the end of a launch serves as such a barrier. Each block of a level takes per_block > 1
+// values and leaves one, and the level with only one block writes the result.
+// level.operator()<F>(terms, n, blocks, end, stream) launches a level over n terms. Levels
+// alternate between two arrays, because the blocks of a level end in any order and must not
+// overwrite values that other blocks have yet to read.
 template <class Problem, class Level>
 void IntoLevels(const Problem& p, std::int64_t per_block, Stream& stream, Level level) {
   CudaStream& cuda = Cuda(stream);

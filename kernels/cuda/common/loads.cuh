@@ -7,8 +7,8 @@ namespace tessera {
 
 inline constexpr int kVectorBytes = 16;
 
-// Both kinds read memory that does not change while the kernel runs. kOnce keeps the data out of
-// the L1 cache.
+// Both kinds of loads require memory that does not change while the kernel runs. kOnce keeps the
+// data out of the L1 cache.
 enum class Load { kOnce, kAgain };
 
 // Loads 16 bytes. REQUIRES: address is a multiple of 16. The assembly is volatile to keep the

@@ -51,7 +51,7 @@ constexpr int CeilLog2(std::int64_t n) {
 struct Grid {
   std::uint32_t block_size;
   std::uint32_t blocks;
-  std::int64_t per_thread;  // elements of the busiest thread
+  std::int64_t per_thread;  // maximum number of elements of a thread
 };
 
 // Returns the grid of a launch, with defaults for the parameters that are 0. If grid_size is set,
@@ -195,10 +195,10 @@ __device__ T* DynamicShared() {
 
 // Two numberings of the same tree, which fold cells[0, count) into cells[0]. The threads of a block
 // share the work; count <= 2 * blockDim.x. All of them call Fold after a barrier that makes the
-// cells visible, and afterwards all see the result.
+// cells visible, and all see the result when it returns.
 //
 // With doubling strides, thread t works on cell 2t, at first in all lanes of a warp and then in
-// fewer and fewer. A level writes cells at multiples of 2 * stride and reads the ones between them.
+// fewer and fewer. A level writes cells at multiples of 2 * stride and reads the cells between.
 //
 //   stride 1   0<1 2<3 4<5 6<7    threads 0 1 2 3
 //   stride 2   0<--2   4<--6      threads 0   2
@@ -210,7 +210,7 @@ struct DoublingStrides {
     for (unsigned stride = 1; stride < count; stride *= 2) {
       if (threadIdx.x % stride == 0 && mine + stride < count)
         cells[mine] = F::Combine(cells[mine], cells[mine + stride]);
-      __syncthreads();  // the level is written, and the cells between have been read
+      __syncthreads();  // the level has been written, and its cells have been read
     }
   }
 };

@@ -1,7 +1,7 @@
-// Walks over elements in 16-byte vectors, the widest load of a thread. The reductions along axes
-// and TopK share them. A thread owns vectors at a fixed stride and loads several of them before it
-// uses the first. It folds the elements at position v of its vectors in chain v, so the elements of
-// one vector do not wait for each other.
+// Walks over elements in 16-byte vectors, the widest loads of a thread. The reductions along axes
+// and TopK share this code. A thread owns vectors at a fixed stride and loads several of them
+// before it uses the first. It folds the elements at position v of its vectors in chain v, so the
+// elements of one vector do not wait for each other.
 //
 //   vectors   [a0 a1 a2 a3]   [b0 b1 b2 b3]   [c0 c1 c2 c3]
 //   chain 0    a0 b0 c0        chain 1   a1 b1 c1        ...
@@ -44,7 +44,7 @@ struct Walk {
 };
 
 // Returns the walk of thread `thread` over an array of n elements, which 2^thread_bits threads
-// share. The threads' vectors are interleaved.
+// share. The vectors of the threads are interleaved.
 template <class T>
 __device__ Walk<T> WalkArray(const T* x, std::int64_t n, int thread, int thread_bits) {
   constexpr int kWide = kVector<T>;
@@ -206,7 +206,7 @@ requires(F::kArg) class ThreadFold<F, T> {
 };
 
 // Computes the moments of up to kMaxChain elements at a time, from the sum of the elements'
-// differences from `shift` and the sum of the squares of these differences. That takes two
+// differences from `shift` and the sum of the squares of these differences. This takes two
 // additions and a multiplication per element, whereas merging moments takes divisions. `shift` is
 // the mean so far, or initially the first element. The differences are therefore about as large as
 // the deviations from the mean, and nothing cancels.

@@ -65,7 +65,7 @@ class Kernel {
  public:
   explicit Kernel(std::string code) : code_(std::move(code)) {}
 
-  // Returns null if the kernel cannot be loaded. If memory was short, the next call retries.
+  // Returns null if the kernel cannot be loaded. If memory ran out, the next call retries.
   cudaKernel_t Load() {
     const std::lock_guard lock(mutex_);
     if (kernel_ != nullptr || broken_) return kernel_;
@@ -173,7 +173,7 @@ class Kernels {
 
   std::mutex mutex_;
   std::condition_variable wake_;
-  // Kernels by key. A kernel is null while it is being compiled, and if it cannot be compiled.
+  // Kernels by key, or null while the kernel is being compiled or if it cannot be compiled.
   std::unordered_map<std::string, std::unique_ptr<Kernel>> kernels_;
   std::unordered_set<std::string> seen_;
   std::deque<Job> jobs_;

@@ -13,7 +13,7 @@ class CudaStream;
 namespace tessera::compiled {
 
 // Enqueues the plan's kernel after all earlier work of the stream. REQUIRES: the stream's device is
-// current. Returns false if there is no kernel yet, if there can be none, or if it cannot be
+// current. Returns false if the kernel is not compiled yet, cannot be compiled or cannot be
 // launched. The second call with a plan starts its compilation in the background, once for all
 // streams and for all devices of the same compute capability. The first launch loads the kernel, as
 // it does for any kernel. Throws DeviceError.

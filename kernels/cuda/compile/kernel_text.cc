@@ -50,7 +50,7 @@ class Operations {
  public:
   explicit Operations(absl::string_view text) {
     std::string function;        // the function of operations.cu that the line belongs to, if any
-    std::string* to = &header_;  // where the line goes
+    std::string* to = &header_;  // destination of the line
     for (absl::string_view line : absl::StrSplit(text, '\n')) {
       if (absl::StartsWith(absl::StripLeadingAsciiWhitespace(line), "//")) continue;
       if (absl::StartsWith(line, ".visible .func")) {
@@ -125,7 +125,7 @@ class Kernel {
     absl::StrAppend(&text_, parts..., "\n");
   }
 
-  // These two load a value from a byte offset of the parameter, and return its register.
+  // LongAt and WordAt load a value from a byte offset of the parameter and return its register.
   std::string LongAt(std::size_t offset) {
     const std::string to = Long();
     Line("ld.param.b64 ", to, ", [p+", offset, "];");
@@ -137,7 +137,7 @@ class Kernel {
     return to;
   }
 
-  // Inserts the function's lines instead of a call. The braces limit the scope of its registers.
+  // Inserts the function's lines instead of a call. Braces limit the scope of the registers.
   std::string Call(const std::string& function, bool is_long,
                    const std::vector<std::string>& args) {
     const std::string out = is_long ? Long() : Word();
@@ -150,7 +150,7 @@ class Kernel {
       } else if (absl::StartsWith(code, "st.param.") && absl::StrContains(code, "[func_retval0")) {
         const absl::string_view value = code.substr(code.rfind(',') + 1);
         Line("mov.b", is_long ? 64 : 32, " ", out, ",", value);
-      } else if (code == "ret;") {  // may come before the last line
+      } else if (code == "ret;") {  // not necessarily the last line
         Line("bra.uni ", end, ";");
       } else if (!code.empty()) {
         calls_ = calls_ || absl::StartsWith(code, "call");
@@ -240,7 +240,7 @@ class Kernel {
     return coordinates;
   }
 
-  // Computes the address of the operand's element that belongs to element i of the result.
+  // Computes the address of the operand's element from which element i of the result is computed.
   std::string AddressOf(int operand, const std::string& i) {
     const Lies lies = plan_.lies[operand];
     if (lies == Lies::kWhole || lies == Lies::kUnaligned) {
@@ -489,7 +489,7 @@ class Kernel {
     Line(end, ":");
   }
 
-  // Whether elements of the result may use different elements of the operand.
+  // Whether different elements of the result may use different elements of the operand.
   bool IsLoaded(std::size_t operand) const {
     return plan_.lies[operand] != Lies::kUnused && plan_.lies[operand] != Lies::kOne;
   }
@@ -499,7 +499,7 @@ class Kernel {
   const Operations& operations_ = Operations::All();
   std::string text_, n_, out_;
   std::string first_;  // first element of the thread's group
-  std::map<std::string, std::vector<std::string>> coordinates_;  // by the element's register
+  std::map<std::string, std::vector<std::string>> coordinates_;  // keyed by the element's register
   std::array<std::string, kMostOperands> data_, one_;
   std::array<std::string, kMostInstructions> constant_;
   std::size_t constants_ = 0;

@@ -17,15 +17,15 @@
 
 namespace tessera::compiled {
 
-// How a thread loads the elements of an operand that belong to its group of elements of the result.
+// How a thread loads an operand's elements for the group of results that it computes.
 enum class Lies : std::uint8_t {
   kUnused,
-  kOne,        // one element serves the whole result
-  kWhole,      // element i belongs to element i of the result; groups are aligned
+  kOne,        // one element is used for the whole result
+  kWhole,      // element i is used for element i of the result; groups are aligned
   kUnaligned,  // like kWhole, but groups are not aligned
-  kGroups,     // groups are contiguous and aligned, and begin where the strides lead
-  kRepeated,   // one element, where the strides lead, serves a whole group
-  kEach,       // each element is where the strides lead
+  kGroups,     // strides give the first element of a group; groups are contiguous and aligned
+  kRepeated,   // strides give one element, which is used for a whole group
+  kEach,       // strides give every element
 };
 
 // Everything that the text of a kernel depends on. The values of constants, the addresses of arrays

@@ -29,8 +29,8 @@ __device__ __forceinline__ auto Operation(Carried<V> a, Carried<V> b, Carried<V>
 template <class Element, class V>
 __device__ __forceinline__ Carried<ValueOf<Element>> Rounded(Carried<V> value) {
   if constexpr (std::is_same_v<Element, BFloat16> && std::is_same_v<V, float>) {
-    // The value is converted as the upper half of a pair of bf16, where it has the bits of an f32.
-    // That takes one instruction.
+    // The value is converted to the upper half of a pair of bf16, so the pair has the bits of an
+    // f32. This takes one instruction.
     std::uint32_t bits;
     asm("cvt.rn.bf16x2.f32 %0, %1, 0f00000000;" : "=r"(bits) : "f"(value));
     return std::bit_cast<float>(bits);

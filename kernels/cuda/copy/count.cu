@@ -1,7 +1,7 @@
-// Counts the bytes of a view that are not 0.
+// Counts the nonzero bytes of a view.
 //
 // A warp loads adjacent vectors of 16 bytes and counts in registers, so the only cost is to read
-// the bytes once. One thread looks at the few bytes before and after the vectors, so the kernel is
+// the bytes once. One thread counts the few bytes before and after the vectors, so the kernel is
 // correct for any alignment and any n. A view with gaps is read byte by byte, in the order of its
 // elements.
 //
@@ -22,10 +22,10 @@ using Sum = Fold<ReduceOp::kSum, std::int64_t>;
 constexpr int kBlock = 256;
 constexpr std::int64_t kVector = sizeof(uint4);
 
-// Where blocks add their counts. The two counters are zero whenever no kernel of the stream runs.
+// The counters to which blocks add. Both are zero whenever no kernel of the stream is running.
 struct Total {
   std::int64_t* count;
-  std::uint32_t* blocks;  // that have added their count
+  std::uint32_t* blocks;  // number of blocks that have added their count
   Scalar* result;
 };
 
@@ -37,7 +37,7 @@ __device__ void AddTo(const Total& total, std::int64_t mine) {
   AtomicAdd(total.count, count);
   __threadfence();  // the count is added before the block counts as done
   if (atomicAdd(total.blocks, 1u) != gridDim.x - 1) return;
-  __threadfence();  // the counts of blocks that were done earlier are visible from here on
+  __threadfence();  // the counts that other blocks have added are visible from here on
   total.result->integer = *static_cast<volatile std::int64_t*>(total.count);
   *total.count = 0;
   *total.blocks = 0;

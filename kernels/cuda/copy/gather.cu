@@ -3,9 +3,9 @@
 // allows. The host first merges adjacent dimensions that can be walked with a single stride. Most
 // views then have two or three dimensions.
 //
-// A transposed matrix is worth a separate kernel, because otherwise each of its loads would touch
-// another cache line. Its tiles go through shared memory: they are read along one dimension and
-// written along the other.
+// Transposed matrices have a separate kernel, because otherwise each load would touch a different
+// cache line. Tiles go through shared memory: they are read along one dimension and written along
+// the other.
 #include <cstdint>
 #include <limits>
 

@@ -51,7 +51,7 @@ struct KernelLayout {
     }
   }
 
-  // Returns the place of an element, which has this index in row-major order.
+  // Returns the offset of the element that has index `rest` in row-major order.
   __device__ std::int64_t Offset(Index rest) const {
     std::int64_t offset = 0;
 #pragma unroll

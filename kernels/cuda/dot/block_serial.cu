@@ -2,7 +2,7 @@
 //
 // Compared with `elementwise`, the threads of a block use the shared memory of their SM. Each
 // thread stores its product there, all threads wait at a barrier until every product has arrived,
-// and then one thread adds the products. Only one sum per block goes to device memory and to the
+// and then one thread adds all products. Only one sum per block goes to device memory and to the
 // host, instead of one product per element.
 //
 //   thread      0    1    2   ...  255
@@ -13,11 +13,11 @@
 // for a serial chain of 255 additions, during which 255 threads have nothing to do. Only products
 // are rounded in single precision.
 //
-// `block_serial_atomic` is the same kernel without the host. Blocks cannot wait for each other. If
-// two of them read a cell, add to it and write it back, one addition may be lost. An atomic
-// addition reads, adds and writes in one step, which the memory system does in the L2 cache. Every
-// block therefore adds its sum to one cell atomically, in the order in which the blocks end, and
-// only the result leaves the GPU. The 4096 additions to one address are serialized, but other
+// `block_serial_atomic` is the same kernel, but the host adds nothing. Blocks cannot wait for each
+// other. If two of them read a cell, add to it and write it back, one addition may be lost. An
+// atomic addition reads, adds and writes in one step, which the memory system does in the L2 cache.
+// Every block therefore adds its sum to one cell atomically, in the order in which the blocks end,
+// and only the result leaves the GPU. The 4096 additions to one address are serialized, but other
 // blocks run their chains in the meantime. The drawback is that the order of the additions varies,
 // so the last bits of a floating-point result differ from run to run.
 //
@@ -73,7 +73,7 @@ extern constexpr Strategy<DotProblem> kDotBlockSerial =
     Lesson<ShapeOf<false>, Enqueue, DotProblem>({
         .name = "block_serial",
         .summary =
-            "products in shared memory, thread 0 of each block adds them, the host adds the blocks",
+            "thread 0 of each block adds products in shared memory, the host adds the blocks' sums",
         .source = "reduction on GPU and CPU from the notes on dot products in Metal",
         .deterministic = true,
         .limits = {.block_size = kAnyBlockSize},

@@ -3,9 +3,9 @@
 // The library writes its result to device memory, because its host mode would wait for the stream
 // within the call. A kernel with one thread then converts the result into the Scalar that the host
 // reads. cublasSdot accumulates in single precision, in an order that NVIDIA does not document. The
-// only bound that holds for every order grows with n.
+// only error bound that holds for every order grows with n.
 //
-// Cost at n = 2^20, f32: 8 MiB read; two of the library's kernels and one of ours.
+// Cost at n = 2^20, f32: 8 MiB read; two of the library's kernels and one of our kernels.
 #include "kernels/cuda/common/primitives.cuh"
 #include "kernels/cuda/runtime/cublas_loader.h"
 #include "kernels/cuda/runtime/cuda.h"

@@ -1,4 +1,4 @@
-// Dot, the first step: the GPU multiplies, the host adds.
+// Dot, the first step: the GPU multiplies, and the host adds.
 //
 // A kernel replaces the loop over elements with threads: thread i multiplies a[i] and b[i],
 // independently of all other threads. Threads that do not communicate cannot add their products.
@@ -18,8 +18,8 @@
 namespace tessera {
 namespace {
 
-// The number of products that the host fetches and adds at a time. They are few enough to stay in
-// its caches.
+// The number of products that the host fetches and adds at a time. A slice of this size stays in
+// the host's caches.
 constexpr std::int64_t kSlice = std::int64_t{1} << 21;
 
 template <class F, class Terms>

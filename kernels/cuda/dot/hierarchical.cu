@@ -5,10 +5,10 @@
 // and keeps one cell instead of two. More blocks share the work, and the first level of the tree
 // occupies half of the threads.
 //
-// At n = 2^20 there are 4096 blocks with 9 barriers and an atomic addition each. That is twice the
-// blocks and atomics of `tree_sequential`, with half the shared memory. A thread does one
-// multiplication for these 9 barriers and has one pair of loads in flight. The limit is the time to
-// start blocks and to wait in them, not memory.
+// At n = 2^20 there are 4096 blocks with 9 barriers and an atomic addition each. These are twice as
+// many blocks and atomics as in `tree_sequential`, with half the shared memory. A thread does one
+// multiplication for these 9 barriers and has one pair of loads in flight. The time to start blocks
+// and to wait at barriers is the limit, not memory.
 //
 // Kernel: FoldOneEach. Lesson: kernels/lessons/sum_3_sequential.cu
 #include "kernels/cuda/common/ladder.cuh"

@@ -1,8 +1,8 @@
 // Dot with a fixed number of threads, each with its own sum.
 //
 // Neither barriers nor atomics are needed if no two threads write to the same location. The grid
-// has a fixed size for any n. A thread strides through the operands by the number of threads, so
-// adjacent threads always read adjacent elements. It writes its sum to its own cell in device
+// has a fixed size for any n. With T threads, a thread takes every T-th element, so adjacent
+// threads always read adjacent elements. Each thread writes its sum to a separate cell in device
 // memory. The host adds the cells.
 //
 //   element   0  1  2  3 | 4  5  6  7 | 8  9          4 threads
@@ -10,7 +10,7 @@
 //
 // At n = 2^20, 1024 blocks of 256 threads take four elements per thread, without a barrier. The
 // host fetches and adds 2 MiB of partial sums, which takes a hundred times as long as the kernel.
-// As n grows, this becomes a smaller part of the total time.
+// As n grows, this transfer becomes a smaller part of the total time.
 //
 // Lesson: kernels/lessons/sum_4_coarsened.cu
 #include "kernels/cuda/common/lesson.cuh"

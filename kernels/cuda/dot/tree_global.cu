@@ -1,4 +1,4 @@
-// Dot as a tree in device memory, with one launch per level, until a single value is left.
+// Dot as a tree in device memory, with one launch per level until a single value is left.
 //
 // Compared with `block_partials`, the host does none of the work. A block multiplies two pairs of
 // elements per thread, stores the products in device memory and sums its part in place, with a
@@ -9,7 +9,7 @@
 // The next launch, which starts when the previous one has ended, sums that array in the same way.
 // The launch with only one block writes the result. At n = 2^20, launches of 2048, 4 and 1 blocks
 // move 24 MiB. Much of this data stays in the caches, but every step waits hundreds of cycles for
-// it.
+// its data.
 //
 // Kernel: FoldInMemory. Lesson: kernels/lessons/sum_2_tree.cu
 #include "kernels/cuda/common/ladder.cuh"

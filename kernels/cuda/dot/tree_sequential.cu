@@ -9,10 +9,10 @@
 //   stride 4   0<------4          thread  0
 //
 // Thread t is active at stride s if s divides t. The test takes a division, and adjacent threads
-// differ in its result: a warp executes the addition if any of its 32 threads needs it. At stride 2
-// all warps do half of the work in the full time, at stride 4 a quarter, and so on. The cells that
-// a warp reads are 2s apart. Shared memory has 32 banks, and at s = 16 all of a warp's cells are in
-// one bank. At n = 2^20 there are 2048 blocks with 10 barriers and an atomic addition each.
+// get different results: a warp executes the addition if any of its 32 threads needs it. At stride
+// 2 all warps do half of the work in the full time, at stride 4 a quarter, and so on. The cells
+// that a warp reads are 2s apart. Shared memory has 32 banks, and at s = 16 all of a warp's cells
+// are in one bank. At n = 2^20 there are 2048 blocks with 10 barriers and an atomic addition each.
 //
 // `tree_sequential` changes only the numbering: strides halve instead of doubling, and thread t
 // adds the cell one stride further on to cell t, as long as t is below the stride.

@@ -3,8 +3,8 @@
 // Compared with `coarsened`, the lanes of a warp read each other's registers. The five shuffles of
 // a warp need neither a barrier nor memory, because they synchronize the warp. Instead of one
 // barrier per level, the block has a single barrier, before the sums of its warps are added
-// (FoldBlockShuffle in primitives.cuh). In addition, the grid strides, so a request may fix the
-// number of blocks instead of the items per thread (16 by default).
+// (FoldBlockShuffle in primitives.cuh). In addition, the grid strides over the elements, so a
+// request may set the number of blocks instead of the items per thread (16 by default).
 //
 //   offset 16   lane l adds lane l + 16's value to its own
 //   offset 8    lane l adds lane l + 8's ...

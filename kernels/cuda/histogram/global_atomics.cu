@@ -1,10 +1,10 @@
 // Histogram with atomic additions to the result, in device memory.
 //
-// A thread finds the bin of an element, and adds 1 to its counter. Atomics happen in the L2 cache,
-// which serves many addresses at a time, but the additions to one counter are serialized. If all
-// elements are in a few bins, the counters therefore decide the time. A run of a thread's elements
-// in the same bin is added at once, so sorted elements, or elements that are all the same, need few
-// additions. Elements that alternate between a few bins are the worst case.
+// A thread finds the bin of an element and adds 1 to the bin's counter. Atomics happen in the L2
+// cache, which serves many addresses at a time, but the additions to one counter are serialized. If
+// all elements are in a few bins, these additions therefore determine the time. A run of a thread's
+// elements in the same bin is added at once, so sorted elements, or elements that are all the same,
+// need few additions. Elements that alternate between a few bins are the worst case.
 //
 // Cost at n = 2^20, f32, 256 bins: 4 MiB read, up to 2^20 additions, 2^12 for each counter.
 //
@@ -15,7 +15,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::int64_t kLeast = 16 * kHistogramThreads;  // elements of a block
+constexpr std::int64_t kLeast = 16 * kHistogramThreads;  // minimum number of elements of a block
 
 template <class E, class Bins>
 __global__ void __launch_bounds__(kHistogramThreads)

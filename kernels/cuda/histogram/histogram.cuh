@@ -18,8 +18,8 @@ inline constexpr int kHistogramThreads = 512;
 inline constexpr std::int64_t kHistogramBlocks = kFixedGrid * 256 / kHistogramThreads;
 
 // Calls add(bin, count) for every run of elements in the same bin. The threads of the grid share
-// the elements in vectors of 16 bytes, several of which are in flight. The first threads also have
-// the elements before the first aligned vector, and those after the last one. A thread's run ends
+// the elements in vectors of 16 bytes, several of which are in flight. The first threads also
+// process the elements before the first aligned vector and after the last one. A thread's run ends
 // when its next element is in another bin, so if all elements are in one bin, every thread adds
 // once.
 template <class E, class Bins, class Add>
@@ -61,14 +61,14 @@ __device__ void CountRuns(const E* x, std::int64_t n, Bins& bins, const Add& add
   if (last >= 0) add(last, run);
 }
 
-// Returns the number of blocks, for a grid whose blocks have work for at least `least` elements. A
-// block never has as many elements as a 32-bit counter holds.
+// Returns the number of blocks of a grid in which every block has at least `least` elements. No
+// block has so many elements that a 32-bit counter could overflow.
 inline unsigned HistogramGrid(const HistogramProblem& p, std::int64_t least) {
   const std::int64_t blocks = std::clamp<std::int64_t>(CeilDiv(p.n, least), 1, kHistogramBlocks);
   return static_cast<unsigned>(std::max(blocks, CeilDiv(p.n, std::int64_t{1} << 31)));
 }
 
-// Returns the elements of the busiest thread.
+// Returns the maximum number of elements of a thread.
 inline std::uint64_t HistogramDepth(const HistogramProblem& p, std::int64_t least) {
   return static_cast<std::uint64_t>(
       CeilDiv(p.n, std::int64_t{HistogramGrid(p, least)} * kHistogramThreads));

@@ -1,10 +1,10 @@
 // Histogram with CUB, NVIDIA's library of CUDA primitives.
 //
-// CUB's even bins are open at their upper edge, and it finds the bin of a floating-point number by
-// one multiplication, without looking at the edges. Its counts may therefore differ from the
-// definition. For integers in bins of width 1 they agree, and this strategy accepts only
-// such problems. It refuses many bins, because each of CUB's blocks has counters for all of
-// them.
+// CUB's even bins exclude their upper edge, and CUB finds the bin of a floating-point number with
+// one multiplication, without comparing the number with the edges. Its counts may therefore
+// differ from the definition. For integers in bins of width 1 they agree, and this strategy
+// accepts only such problems. It refuses many bins, because each of CUB's blocks has counters for
+// all of them.
 //
 // Cost at n = 2^20, i32, 256 bins: 4 MiB read.
 #include <algorithm>
@@ -56,7 +56,7 @@ extern constexpr Strategy<HistogramProblem> kHistogramLibrary = {
     .refuses = [](const HistogramProblem& p) -> std::string {
       return p.kind == BinKind::kIntegers && p.bins <= kMost ? "" : "at most 16384 integers";
     },
-    // Each block of CUB has its own counters in the workspace: for elements of one byte, 256.
+    // Each of CUB's blocks has counters in the workspace: 256 of them for elements of one byte.
     .scratch = [](const HistogramProblem& p) -> std::uint64_t {
       const std::int64_t blocks = std::min<std::int64_t>(2048, CeilDiv(p.n, 512));
       return (std::uint64_t{1} << 16) +

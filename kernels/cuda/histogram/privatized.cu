@@ -1,15 +1,15 @@
 // Histogram with separate counters for each block, in shared memory.
 //
-// Compared with `global_atomics`, a block has its own counters, which are added to the result once,
-// at its end. An addition in shared memory does not leave the SM. Additions of a warp's lanes to
-// one counter are still serialized, and so are those to different counters in one bank. If there
-// are few bins, the block has several copies of the counters, and lane l uses copy l mod copies:
+// Compared with `global_atomics`, a block has separate counters, which it adds to the result once,
+// at its end. An addition in shared memory does not leave the SM. A warp's additions to one counter
+// are still serialized, and so are its additions to different counters in one bank. If there are
+// few bins, the block has several copies of the counters, and lane l uses copy l mod copies:
 //
 //     counters   bin 0: copy 0, copy 1, ..., copy c-1   bin 1: copy 0, ...
 //
 // With 32 copies, every lane has a bank to itself, so a warp's additions never wait for each other,
-// wherever the elements are. This needs at most 384 bins. Runs of elements in the same bin, as in
-// `global_atomics`, help where there are fewer copies.
+// whatever their bins. There is memory for 32 copies of at most 384 bins. Runs of elements in the
+// same bin, as in `global_atomics`, help where there are fewer copies.
 //
 // Cost at n = 2^20, f32, 256 bins: 4 MiB read; 128 blocks with 32 KiB of counters each, which add
 // 2^15 sums to the result.
@@ -24,7 +24,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::int64_t kMostCounters = 12288;  // 48 KiB, which every GPU has for each block
+constexpr std::int64_t kMostCounters = 12288;  // 48 KiB, which every GPU offers to each block
 constexpr std::int64_t kLeastElements = 16 * kHistogramThreads;
 
 // Returns the number of copies: a power of 2.
@@ -34,7 +34,7 @@ int Copies(const HistogramProblem& p) {
   return copies;
 }
 
-// A block should not add more counters than it counts elements.
+// A block should count more elements than it adds counters to the result.
 std::int64_t LeastOf(const HistogramProblem& p) { return std::max(kLeastElements, 2 * p.bins); }
 
 template <class E, class Bins>
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kHistogramThreads)
   __syncthreads();  // the counts of all threads have been stored
   for (int bin = static_cast<int>(threadIdx.x); bin < bins.bins; bin += kHistogramThreads) {
     unsigned sum = 0;
-    // Each lane begins with a different copy, because the same copies are in the same bank.
+    // Each lane begins with a different copy, because a copy's counters may share a bank.
     for (int c = 0; c < copies; ++c)
       sum += counters[bin * copies + (c + static_cast<int>(threadIdx.x)) % copies];
     if (sum != 0) atomicAdd(counts + bin, Counter{sum});

@@ -1,18 +1,18 @@
 // A chain is an expression in which every step takes the value of the previous step, operands and
-// constants, for example a * b + c, (a - b)^2, where(a < b, c, d) or exp(2 a). At most one value at
-// a time may wait for a later step, as in half of a GELU. Most requested expressions are chains.
-// They need no registers that are numbered at run time: a thread holds its elements of the last
-// value, of the waiting value (if any) and of the values that a step reads, and branches choose the
-// operation. The thread's elements of the operands are copied to shared memory directly (cp.async),
-// not through registers. Unlike registers, shared memory can be indexed at run time. Only its size
-// limits the number of copies in flight. A thread reads only elements that it has loaded itself, so
-// threads need not wait for each other.
+// constants, for example a * b + c, (a - b)^2, where(a < b, c, d) or exp(2 a). At most one earlier
+// value at a time may wait for a later step, as in half of a GELU. Most requested expressions are
+// chains. They need no registers that are numbered at run time: a thread holds its elements of the
+// last value, of the waiting value (if any) and of the values that a step reads, and branches
+// choose the operation. The operands' elements that the thread uses are copied to shared memory
+// directly (cp.async), not through registers. Unlike registers, shared memory can be indexed at run
+// time. Only its size limits the number of copies in flight. A thread reads only elements that it
+// has loaded itself, so threads need not wait for each other.
 //
 // Elements are loaded in groups of 16 bytes of the chain's type. A group of an operand consists of
 // adjacent elements and is aligned, or it is a single element that is repeated:
 //
 //   kWhole      element i of the result takes element i
-//   kVectors    it takes element i mod period: the operand is broadcast along outer axes
+//   kVectors    element i of the result takes element i mod period: broadcast along outer axes
 //   kRepeated   it takes (i / inner) mod period: broadcast along inner axes, and perhaps outer ones
 //
 // An operand that is a single element for all results is stored with the constants. In chains of
@@ -39,8 +39,8 @@ inline constexpr int kMostSingles = 16;
 inline constexpr int kMostInputs = 4;
 
 // Where an argument of a step comes from: operand i of the chain, the result of the previous step,
-// the waiting value, or single i. While a chain is being built, it may also be the result of step
-// i.
+// the waiting value, or single i. While a chain is being built, an argument may also come from the
+// result of step i.
 inline constexpr std::uint8_t kPrevious = kMostInputs;
 inline constexpr std::uint8_t kSaved = kMostInputs + 1;
 inline constexpr std::uint8_t kSingle = kMostInputs + 2;
@@ -191,7 +191,7 @@ inline bool Place(Chain* chain) {
       if (made != i - 1 && made != saved) return false;
       from = made == i - 1 ? kPrevious : kSaved;
     }
-    // Sums and products are the same in either order, except for the payload of a NaN.
+    // Sums and products do not depend on the operands' order, except for a NaN's payload.
     if (!IsQuick(step) && (step.op == MapOp::kAdd || step.op == MapOp::kMultiply))
       std::swap(step.arguments[0], step.arguments[1]);
     step.quick = IsQuick(step);
@@ -410,16 +410,16 @@ __device__ __forceinline__ void StartCopy(void* to, const void* from) {
                  : "memory");
   }
 }
-// Makes a set of the loads that this thread has started since the previous call.
+// Groups the loads that this thread has started since the previous call into a set.
 __device__ __forceinline__ void EndLoads() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits for all sets of loads except the last kBut.
+// Waits until all sets of loads except the last kBut have arrived.
 template <int kBut>
 __device__ __forceinline__ void WaitForLoads() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kBut) : "memory");
 }
 
-// Starts to load the group that begins with element i. `left` is the number of elements starting at
-// i.
+// Starts to load the group that begins with element i. `left` is the number of elements from
+// element i on.
 template <class T>
 __device__ __forceinline__ void StartLoad(const Input& input, std::int64_t i, std::int64_t left,
                                           Group<T>& to) {
@@ -532,8 +532,8 @@ __device__ __forceinline__ void ForElements(const Groups<T, kGroups>& groups, in
   }
 }
 
-// Reads an argument of a step. It uses branches that copy registers, because the compiler would
-// turn select instructions into accesses to local memory.
+// Reads an argument of a step. The function uses branches that copy registers, because the compiler
+// would turn select instructions into accesses to local memory.
 template <class T, int kGroups, class V, int kN>
 __device__ __forceinline__ void Read(const Groups<T, kGroups>& groups, const V (&value)[kN],
                                      const V (&saved)[kN], std::uint8_t from, const V* singles,

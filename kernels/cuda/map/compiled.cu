@@ -2,8 +2,8 @@
 // like one written by hand for that expression. Its text is assembled from the code of the
 // expression's operations (compile/kernel_text.h), and the driver compiles it to machine code.
 // Compilation takes 30 to 240 ms on one core for most expressions, so it runs on a separate thread,
-// and only for expressions that are used twice. Until the kernel is ready, or if there can be none,
-// `fused` does the work, with the same bits except for the payload of a NaN.
+// and only for expressions that are used twice. Until the kernel is ready, or if it cannot be
+// compiled, `fused` runs and returns the same bits except for the payload of a NaN.
 //
 // A kernel serves all expressions with the same operations, types and layout of operands. The
 // values of their constants are passed as arguments.

@@ -1,12 +1,12 @@
 // Map in one pass: every thread computes the whole expression for four elements, instruction by
-// instruction, in its own registers. Operands are read once and the result is written once.
+// instruction, in its registers. Operands are read once and the result is written once.
 // Intermediate values never leave the SM.
 //
 // The expression is an argument of the kernel, and every thread decodes it. Four elements share the
 // cost of decoding. The registers of an expression are numbered at run time, so they are in local
-// memory, which the L1 cache holds: for each register, the threads of a warp read one line.
+// memory, which the L1 cache holds. To read a register, the threads of a warp read one line.
 // Programs with few instructions and programs without 64-bit values have separate kernels with
-// smaller arguments and cells.
+// smaller arguments and registers.
 //
 // Cost of a * b + c at n = 2^20, f32: 12 MiB read, 4 MiB written, 1024 blocks of 256; 5
 // instructions of about 20 cycles per thread.

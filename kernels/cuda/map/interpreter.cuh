@@ -50,8 +50,8 @@ inline MapLayout LayoutOf(const MapProblem& p) {
   return layout;
 }
 
-// Returns the offset of element i of an operand. Divides in 32 bits where possible, which costs a
-// quarter of a 64-bit division.
+// Returns the offset of element i of an operand. Divides in 32 bits where possible, at a quarter of
+// the cost of a 64-bit division.
 __device__ inline std::int64_t OffsetOf(const MapLayout& layout, const MapLayout::Operand& operand,
                                         std::int64_t i) {
   if (operand.whole) return i;
@@ -145,7 +145,7 @@ __device__ void RunInstruction(const Instruction& in, const MapLayout& layout,
           constexpr MapOp kOp = decltype(o)::value;
           if constexpr (kHasMapOp<kOp, T>) {
             constexpr int kArguments = InfoOf(kOp)->arguments;
-            // The code of a long function exists once, in a loop. A short function's is unrolled.
+            // The code of a long function exists once, in a loop; a short function is unrolled.
             constexpr int kUnrolled = InfoOf(kOp)->flops > 8 ? 1 : kEach;
 #pragma unroll kUnrolled
             for (int j = 0; j < kEach; ++j) {

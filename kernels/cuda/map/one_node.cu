@@ -1,5 +1,5 @@
 // Map with a kernel for each node of the expression. Libraries of elementwise functions work like
-// this. Chains of calls to them are slow, because every value but the last is an array in device
+// this. Chains of such calls are slow, because every intermediate value is an array in device
 // memory, which one kernel writes and another one reads.
 //
 // Cost of a * b + c at n = 2^20, f32: 16 MiB for the operands and the result, and 80 MiB for the
@@ -15,7 +15,7 @@ namespace tessera {
 namespace {
 
 constexpr std::uint32_t kBlock = 256;
-// The bytes of a value in its array, for any type.
+// The number of bytes that a value of any type takes in its array.
 constexpr std::int64_t kCellBytes = 8;
 
 std::uint64_t ScratchOf(const MapProblem& p) {

@@ -1,8 +1,8 @@
 // Matmul with cuBLAS, the vendor's library, which is loaded at run time.
 //
 // Read in column-major order, the memory of a row-major matrix holds the transpose of the matrix,
-// and c = op(a) op(b) becomes c' = op(b)' op(a)'. So the operands are swapped, and m and n too; all
-// pitches and transposes are unchanged.
+// and c = op(a) op(b) becomes c' = op(b)' op(a)'. So the operands are swapped, and so are m and n;
+// all pitches and transposes are unchanged.
 //
 // f32 is computed in f32: the library's default mode keeps at least the precision of its operands
 // and uses TF32 only on request. Its pedantic mode is not used, because fewer kernels support it.
@@ -11,7 +11,7 @@
 // results, which the library allows by default, are disabled. The library chooses the order of the
 // additions, and the error bounds hold for any order.
 //
-// A stack is computed in one call for each index of its outer axes, which takes the whole innermost
+// A stack takes one call for each index of its outer axes. Each call computes the whole innermost
 // axis.
 //
 // Cost for 1024 x 1024 x 1024, f32: 2^31 flops. At best each operand is read once, 8 MiB in total,
@@ -55,7 +55,7 @@ void RunHalves(const MatmulProblem& p, cublasHandle_t handle, const CublasApi& a
 template <class Scalar>
 void RunStack(const MatmulProblem& p, cublasHandle_t handle, const CublasApi& api,
               const Stream& stream) {
-  // The library's kernels have an index of the grid for each product, of at most 65535.
+  // The library's kernels use a grid index for each product. It is at most 65535.
   constexpr std::int64_t kMostProducts = 65535;
   const Scalar one = 1, zero = 0;
   const StackAxis& inner = p.stack_axes[p.stack_rank - 1];
@@ -108,7 +108,7 @@ void Enqueue(const MatmulProblem& p, Stream& any_stream) {
 // the lower bits. Each term of a group, and the result, adds an error of up to 2 u times the
 // largest term (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores",
 // 2021). The worst case is groups of 4, in which the errors of the 4 products, the running sum and
-// the result are up to 12 u together.
+// the result add up to at most 12 u.
 double CublasRoundoff(const MatmulProblem& p) {
   if (SizeOf(p.dtype) != 2) return MatmulChainRoundoff(p);
   return 3 * (static_cast<double>(p.k) + 16) * kRoundoffF32;

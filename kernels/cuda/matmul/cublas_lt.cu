@@ -1,4 +1,4 @@
-// Matmul with cublasLt. This is the same library as in `cublas`, but the algorithm is chosen by
+// Matmul with cublasLt. The library is the same as in `cublas`, but the algorithm is chosen by
 // timing.
 //
 // `cublas` takes the algorithm that the library's heuristics rank first. cublasLt returns the whole
@@ -31,8 +31,8 @@ namespace {
 
 constexpr std::size_t kWorkspace = std::size_t{32} << 20;
 constexpr int kMostProposals = 8;
-// With more multiply-adds than this, a trial takes a tenth of a second, so only the first
-// kLongProposals proposals are tried.
+// If a product has more multiply-adds than this, a trial takes a tenth of a second, so only the
+// first kLongProposals proposals are tried.
 constexpr double kLong = 0x1p40;
 constexpr int kLongProposals = 3;
 // The maximum number of problems whose plans are kept.

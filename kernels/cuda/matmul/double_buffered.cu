@@ -9,8 +9,8 @@
 //     here           | copy 0  | copy 1         | copy 2         |
 //                              | wait  use 0    | wait  use 1    | ...
 //                              ^ one barrier per k-tile: k-tile s is complete for all threads,
-//                                and all are done with k-tile s - 1, so k-tile s + 1 may take
-//                                its place
+//                                and all are done with k-tile s - 1, so k-tile s + 1 may take its
+//                                place
 //
 // There is one barrier per k-tile instead of two. For L = 128, S is 16 instead of 8, so there are
 // half as many k-tiles and, in total, a quarter of the barriers. The block waits only if a copy
@@ -18,8 +18,8 @@
 // thread, take about 4000 cycles on an SM with two blocks, whereas memory responds in under 1000.
 //
 // A background copy writes 16 aligned bytes and cannot transpose them. An operand that is
-// contiguous along k is therefore copied one element at a time. That takes four times as many copy
-// instructions, 8 for every 1024 multiply-adds, but no registers.
+// contiguous along k is therefore copied one element at a time. These copies take four times as
+// many instructions, 8 for every 1024 multiply-adds, but no registers.
 //
 // Cost for 1024 x 1024 x 1024, f32: 2^31 flops and 128 MiB of loads. There are 256 tiles of 64 x 64
 // with 64 k-tiles each, 64 barriers per block, and chains of 1024 multiply-adds.
@@ -44,7 +44,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kStages = 2;
 
-// The depth is that of f32: two stages fit in the 48 KiB that any block may use.
+// The depth is chosen for f32: two stages fit in the 48 KiB that any block may use.
 using Large = SquareTile<128, 16, 8>;
 using Small = SquareTile<64, 16, 4>;  // more blocks, for matrices with few tiles
 

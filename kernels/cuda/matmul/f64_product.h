@@ -1,4 +1,4 @@
-// Declares the function with which other strategies compute products as `tensor_f64` does.
+// Declares the function that other strategies call to compute products as `tensor_f64` does.
 #pragma once
 
 #include "kernels/cuda/runtime/cuda.h"

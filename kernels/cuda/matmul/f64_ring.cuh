@@ -15,7 +15,7 @@ inline constexpr int kDepth = 16;  // steps along k per k-tile, which make rows 
 inline constexpr int kStep = 8;    // steps along k per instruction
 inline constexpr int kGroup = 16;  // tile rows per group of blocks
 inline constexpr int kSquare =
-    16;  // rows of a square, for one instruction's 16 rows of a or two instructions' 8 columns of b
+    16;  // rows of a square: one instruction's 16 rows of a, or two instructions' 8 columns of b
 inline constexpr int kRowBytes = kDepth * int{sizeof(double)};
 inline constexpr int kSquareBytes = kSquare * kRowBytes;
 inline constexpr int kAlignment = 1024;  // required by the swizzle pattern
@@ -48,7 +48,7 @@ __device__ char* FirstKTile() {
 template <bool kAlongK_>
 struct PileKTile {
   static constexpr bool kAlongK = kAlongK_;
-  static constexpr int kStepBytes = kRowBytes;       // bytes between steps along k, if !kAlongK
+  static constexpr int kStepBytes = kRowBytes;       // bytes per step along k, if !kAlongK
   static constexpr int kSquarePitch = kSquareBytes;  // bytes between squares
 };
 

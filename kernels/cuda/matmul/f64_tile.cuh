@@ -88,13 +88,13 @@ class WarpTile {
 #pragma unroll
             for (int h = 0; h < 2; ++h)
               MultiplyDoubles(as[i], bs[buffer][j][h][0], bs[buffer][j][h][1], sums_[i][j][h]);
-          load_a(i, k_tile, next);  // this step is done with the old values
+          load_a(i, k_tile, next);  // this step has used the old values
         }
       }
     }
   }
 
-  // Writes the part of the tile at [row, column] that is inside c, whose rows are `pitch` apart.
+  // Writes the part of the tile at [row, column] that is inside c. Rows of c are `pitch` apart.
   __device__ void Store(std::int64_t row, std::int64_t column, std::int64_t m, std::int64_t n,
                         std::int64_t pitch, bool packable, double* c) const {
     const int g = static_cast<int>(threadIdx.x) % kWarpSize / 4;

@@ -26,8 +26,8 @@
 
 namespace tessera {
 
-// kShift: the vectors of row r are permuted by (r << kShift) mod 8, which differs between rows that
-// lanes read together.
+// kShift: the vectors of row r are permuted by (r << kShift) mod 8. This number differs between
+// rows that lanes read together.
 template <class T, int kTile_, int kDepth_, bool kAlongK_, int kShift = 0>
 struct KTile {
   static constexpr int kTile = kTile_, kDepth = kDepth_;
@@ -45,7 +45,7 @@ struct KTile {
 
 // Copies a thread's share of one operand's k-tiles, one after another, with zeros beyond the edges.
 // All kThreads threads of the block copy together. Values that are the same for all threads are
-// passed to each call, so that they stay in the kernel's parameters, where they take no registers.
+// passed to each call, so that they stay in the kernel's parameters and take no registers.
 template <class T, class S, int kThreads>
 class KTileLoader {
   static constexpr int kWidth = S::kWidth;
@@ -53,7 +53,7 @@ class KTileLoader {
   static_assert(kThreads % S::kVectors == 0);
 
  public:
-  // The first k-tile begins at element [first, k_first].
+  // The first k-tile begins at element [first, k_first] of the operand.
   __device__ KTileLoader(const Operand<T>& operand, std::int64_t first, std::int64_t k_first) {
     const std::int64_t i = first + (S::kAlongK ? Row() : Vector() * kWidth);
     const std::int64_t l = k_first + (S::kAlongK ? Vector() * kWidth : Row());
@@ -125,7 +125,7 @@ class KTileLoader {
   }
 
   const T* next_;  // the source of the thread's first vector
-  int inside_;     // number of values of i from there to the operand's end
+  int inside_;     // number of values of i from next_ to the operand's end
 };
 
 // Loads a lane's square of four elements, [i, l], [i + 1, l], [i, l + 1] and [i + 1, l + 1], where
@@ -152,8 +152,8 @@ __device__ void LoadSquare(const double* k_tile, int i, int l, double (&square)[
 template <int kTile, int kDepth, bool kAlongK>
 using SquareKTile = KTile<double, kTile, kDepth, kAlongK, kAlongK ? 1 : 0>;
 
-// The position of tile number `block` in c. Tiles are in the order of the picture in warp_tiled.cu:
-// in groups of kGroup tile rows, column by column.
+// The position of tile number `block` in c. Tiles are in the order that warp_tiled.cu shows: in
+// groups of kGroup tile rows, column by column.
 struct TilePlace {
   std::int64_t row, column;
 };

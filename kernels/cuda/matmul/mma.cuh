@@ -9,7 +9,7 @@
 //     b: rows numbered like a's columns, column g    b: rows t and t + 4, column g
 //     c: rows g and g + 8, columns 2 t, 2 t + 1      c: the same
 //
-// For older GPUs the file only has to compile, because the strategies that use it require compute
+// For older GPUs, the file only has to compile, because the strategies that use it require compute
 // capability 8.0.
 #pragma once
 
@@ -63,7 +63,7 @@ __device__ void MultiplyHalves(const unsigned (&a)[4], unsigned b0, unsigned b1,
 }
 
 // Computes c += a b. `a` has the elements [g, t], [g + 8, t], [g, t + 4] and [g + 8, t + 4].
-// Compute capability 8 has an instruction only for a quarter of this product.
+// Compute capability 8 only has an instruction for a quarter of this product.
 __device__ inline void MultiplyDoubles(const double (&a)[4], double b0, double b1, double (&c)[4]) {
 #if __CUDA_ARCH__ >= 900
   asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "

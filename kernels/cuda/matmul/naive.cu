@@ -3,7 +3,7 @@
 // Consecutive threads compute consecutive columns. So the loads of b (unless it is transposed) and
 // the stores of c coalesce, and all threads of a row load the same element of a. Still, every
 // multiply-add takes two loads. Each element of a is loaded n times and each element of b m times,
-// from whichever cache still holds it. So loads are the bottleneck, not arithmetic.
+// from a cache if one still holds it. So loads are the bottleneck, not arithmetic.
 //
 // Cost for 1024 x 1024 x 1024, f32: 2^31 flops; 2^31 loads (8 GiB) for operands of 8 MiB; no
 // barriers; a chain of 1024 multiply-adds.

@@ -1,9 +1,9 @@
 // Matmul with one to eight steps along k: an outer product, or the sum of a few outer products.
 //
 // Nearly all of the work is writing c, because for k = 1 each element takes only one multiply-add.
-// Strategies whose tiles are designed for many multiply-adds fetch k-tiles of 8 or more steps, wait
-// for them at barriers, and write c in one burst at the end. Here no warp waits for another, and
-// the columns of b stay in registers while the rows of a are processed:
+// Strategies with tiles for many multiply-adds fetch k-tiles of 8 or more steps, wait for them at
+// barriers, and write c in one burst at the end. Here no warp waits for another, and the columns of
+// b stay in registers while the rows of a are processed:
 //
 //                    b   k x 128, one register per lane, step and column
 //                  +-----+-----+-----+-----+
@@ -13,12 +13,12 @@
 //     memory
 //
 // - The four columns of a lane are 32 apart, so that a warp stores 128 contiguous bytes (of f32) at
-//   a time, for any pitch and alignment of c. A lane with four adjacent columns could store 16
-//   bytes with one instruction, but that took 25 us instead of 19, unless the stores were marked as
-//   streaming.
+//   a time, for any pitch and alignment of c. With four adjacent columns, a lane could store 16
+//   bytes with one instruction, but the product then took 25 us instead of 19, unless the stores
+//   were marked as streaming.
 // - Rows of a and columns of b are loaded together, before the only wait. A warp has 8 rows, or 16
-//   where loading its columns takes many loads relative to the bytes that it writes. With fewer
-//   rows, b would be loaded too often; with more, SMs would be idle at the end.
+//   rows if it loads many elements of b relative to the bytes that it writes. With fewer rows, b
+//   would be loaded too often; with more, SMs would be idle at the end.
 //
 // - If c has few rows, the warps of a block are placed side by side, so that few or none of them
 //   are idle.
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kThreads)
       (std::int64_t{blockIdx.x % column_tiles} * warps_across + warp % warps_across) * kColumns +
       lane;
   const auto rows = static_cast<int>(min(a.extent - row, std::int64_t{kRows}));
-  const std::int64_t columns = b.extent - column;  // from the lane's first column to the edge
+  const std::int64_t columns = b.extent - column;  // columns from the lane's first one to the edge
 
   Value b_each[kSteps][kEach];
 #pragma unroll

@@ -2,7 +2,7 @@
 //
 // Unlike in `naive`, each step along k loads V elements of each operand into registers and uses
 // each element V times. So there are 2 m n k / V loads instead of 2 m n k, and V / 2 multiply-adds
-// per load instead of one half.
+// per load instead of 1 / 2.
 //
 //                     V  V  V            thread [y, x] of a 16 x 16 block:
 //                   +--+--+--+
@@ -16,8 +16,8 @@
 //        +-------+  +--+--+--+
 //
 // Two costs remain. First, all threads in a row of the block load the same elements of a, and all
-// threads in a column load the same elements of b; only the caches keep these loads from device
-// memory. Second, the loads of adjacent threads are V elements apart, so each load of a warp
+// threads in a column load the same elements of b; only the caches keep these loads from reaching
+// device memory. Second, the loads of adjacent threads are V elements apart, so each load of a warp
 // touches V times as many cache lines as necessary.
 //
 // Cost for 1024 x 1024 x 1024, f32, V = 4: 2^31 flops; 2^29 loads (2 GiB), most of them served by

@@ -2,9 +2,9 @@
 // them.
 //
 // In `register_tiled`, threads load from device memory what adjacent threads load as well. Here the
-// block advances along k in k-tiles of S steps. All its threads together fetch S x L elements of
-// each operand into shared memory, and each element is used L times. So there are 2 m n k / L loads
-// from device memory instead of 2 m n k / V. For each step, a thread then loads V elements of each
+// block advances along k in k-tiles of S steps. Its threads together fetch S x L elements of each
+// operand into shared memory, and each element is used L times. So there are 2 m n k / L loads from
+// device memory instead of 2 m n k / V. For each step, a thread then loads V elements of each
 // operand from shared memory into registers and uses each of them V times, which takes 2 m n k / V
 // loads from shared memory. With L = 128 and V = 8, sixteen loads serve 64 multiply-adds.
 //
@@ -20,8 +20,8 @@
 //    k-tile of a        tile of c, L x L
 //
 // There are two barriers per k-tile: one before it is overwritten and one before it is read.
-// Threads do no arithmetic while they wait for memory, and only other blocks on the same SM fill
-// these gaps.
+// Threads do no arithmetic while they wait for memory, and only other blocks on the same SM can
+// fill these gaps.
 //
 // Cost for 1024 x 1024 x 1024, f32: 2^31 flops, 128 MiB of loads; 256 tiles of 64 x 64, 64 k-tiles,
 // 128 barriers per block; a chain of 1024 multiply-adds.
@@ -51,7 +51,7 @@ using Small = SquareTile<64, 16, 4>;  // more blocks, for matrices with few tile
 // Fetches a thread's share of one operand's k-tiles: k-tile[l][i] = operand[first + i, k_first +
 // l], or 0 beyond the edges. All threads of the block fetch together, and consecutive threads fetch
 // consecutive elements along the dimension in which memory is contiguous. Each thread then advances
-// by as many cells as there are threads, which moves it along the other dimension only.
+// by as many cells as there are threads, which is a step along the other dimension only.
 template <class C, class T>
 class KTileFetcher {
  public:
@@ -82,7 +82,7 @@ class KTileFetcher {
 
  private:
   const T* data_;
-  int i_, l_, i_step_, l_step_;  // the thread's first cell, and the step to its next
+  int i_, l_, i_step_, l_step_;  // the thread's first cell, and the step to the next one
   int rows_;                     // number of values of i before the operand's end
   std::int64_t next_, step_, k_tile_step_;
 };

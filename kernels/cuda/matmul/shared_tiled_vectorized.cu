@@ -1,11 +1,11 @@
 // Matmul with tiles in shared memory that are moved 16 bytes at a time.
 //
 // Blocks compute L x L tiles, and threads V x V elements, as in `shared_tiled`. But every load and
-// store moves a 16-byte vector (4 floats or 2 doubles) instead of one element, so the multiply-adds
-// need fewer of them, a quarter as many in f32:
+// store moves a 16-byte vector (4 floats or 2 doubles) instead of one element, so fewer loads and
+// stores are needed, a quarter as many in f32:
 // - From global memory to registers, each operand moves in vectors along its contiguous dimension.
-// - From registers to the k-tile, an operand that is contiguous along k is transposed, because both
-//   k-tiles hold a step along k as one row, and a thread reads them by rows:
+// - From registers to the k-tile, an operand that is contiguous along k is transposed, because in
+//   both k-tiles a row is one step along k, and a thread reads them by rows:
 //
 //       a, row i:  [l l+1 l+2 l+3]  one load        k-tile   l    ....i....
 //                                                          l+1  ....i....   four stores into
@@ -19,13 +19,13 @@
 //   each bank twice.
 // - From registers to c, the same vectors are stored.
 //
-// The loads are issued before the barrier after which the k-tiles may be overwritten, so the wait
-// for slower warps hides part of the memory latency.
+// The loads are issued before the barrier that precedes overwriting the k-tiles, so the wait for
+// slower warps hides part of the memory latency.
 //
 // Cost for 1024 x 1024 x 1024, f32: 2^31 flops, 128 MiB of loads; 256 tiles of 64 x 64, 64 k-tiles,
 // 128 barriers per block; a chain of 1024 multiply-adds. For each k-tile, a thread of a 128 x 128
 // tile does 512 multiply-adds with 2 loads from global memory, 5 stores to shared memory (if one
-// operand is transposed) and 32 loads from it.
+// operand is transposed) and 32 loads from shared memory.
 //
 // Correct for any m, n and k: a vector that crosses an edge is fetched and stored element by
 // element up to the edge, and padded with zeros, which add 0 * 0. Also correct for any pitch and
@@ -108,7 +108,7 @@ class PackFetcher {
  private:
   const T* data_;
   bool packable_, along_k_;
-  int i_, l_, i_step_, l_step_;  // the thread's first vector, and the step to its next
+  int i_, l_, i_step_, l_step_;  // the thread's first vector, and the step to the next one
   int rows_;                     // number of values of i before the operand's end
   std::int64_t next_, step_, k_tile_step_;
   Pack<T> packs_[kPacks];

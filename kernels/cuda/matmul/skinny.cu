@@ -1,11 +1,11 @@
 // Matmul with few rows or few columns: a matrix times one to 32 vectors, such as scoring a batch of
 // queries against a table.
 //
-// Each element of the large operand serves as many multiply-adds as there are vectors, at most 32.
-// So memory is the bottleneck, and the only goal is to keep it busy. Compared with `warp_tiled`,
-// the tile of a block is narrow: 64 or 128 rows (or columns) of the large operand by all vectors.
-// There are also more k-tiles, up to eight of 8 or 16 KiB each, and all but one of them are in
-// flight:
+// Each element of the large operand is used in as many multiply-adds as there are vectors, at most
+// 32. So memory is the bottleneck, and the only goal is to keep it busy. Compared with
+// `warp_tiled`, the tile of a block is narrow: 64 or 128 rows (or columns) of the large operand by
+// all vectors. There are also more k-tiles, up to eight of 8 or 16 KiB each, and all but one of
+// them are in flight:
 //
 //         k ->
 //      +----------+----------+----------+--
@@ -16,16 +16,16 @@
 //      +--------+--------+--------+--
 //        in use   in flight
 //
-// The memory of an H200 delivers about 18 bytes per cycle and SM, after a latency of 1000 cycles or
-// more. So about 20 KiB must be in flight for each SM, and twice that to be safe.
+// The memory of an H200 delivers about 18 bytes per cycle per SM, after a latency of 1000 cycles or
+// more. So about 20 KiB must be in flight for each SM, and twice as much to be safe.
 //
 // - Either operand may be the large one, and it may have either layout (see k_tiles.cuh).
 // - The tensor cores multiply 16-bit elements, and f64 for nine vectors or more (see `tensor_mma`
-//   and `tensor_f64`); each warp computes 16 rows of the tile by all vectors. They cannot compute
-//   in f32. So for f32, every warp processes some of the k-tile's steps for the whole tile. Each
+//   and `tensor_f64`); each warp computes 16 rows of the tile by all vectors. Tensor cores have no
+//   f32. So for f32, every warp processes some of the k-tile's steps for the whole tile. Each
 //   vector of the large operand is then loaded from shared memory only once, and the warps' sums
 //   are added at the end.
-// - When there are fewer tiles than SMs, blocks share a tile: k is cut into parts, the sums of the
+// - If there are fewer tiles than SMs, blocks share a tile: k is cut into parts, the sums of the
 //   parts are written to memory, and a second kernel adds them in order.
 // - Where both operands have at most four vectors and k is long, a kernel without tiles is used
 //   (see skinny_narrow.cuh).
@@ -56,7 +56,7 @@ namespace {
 
 using namespace skinny;
 
-// The destination of results: c itself, or the sums of this part of k, which have the same shape.
+// The destination of results: c itself, or memory of the same shape for the sums of a part of k.
 template <class Out>
 struct Destination {
   Out* c;
@@ -162,8 +162,8 @@ __global__ void __launch_bounds__(kThreads, C::kBlocks)
   }
 }
 
-// Adds the sums of all parts. Each lane has one element, and each warp has a group of parts, so
-// each thread makes few loads in sequence even if there are many parts.
+// Adds the sums of all parts. Each lane has one element, and each warp has a group of parts, so a
+// thread makes only a few loads in sequence even if there are many parts.
 constexpr int kFinishThreads = 256;
 constexpr int kFinishGroups = kFinishThreads / kWarpSize;
 
@@ -193,9 +193,9 @@ __global__ void __launch_bounds__(kFinishThreads)
 constexpr std::int64_t kMostSums = std::int64_t{32} << 20;
 
 // Returns the number of parts into which k is cut, so that there is a block for every SM and no SM
-// has much more work than the others. `sums` is the size of one part's sums in bytes. `waits` says
-// whether threads wait for the full memory latency of each k-tile, because k-tiles are not copied
-// in the background (see KTileLoader).
+// has much more work than the others. `sums` is the size of one part's sums in bytes. waits:
+// whether threads wait for the full memory latency of each k-tile because k-tiles are not copied in
+// the background (see KTileLoader).
 int Parts(std::int64_t tiles, std::int64_t k_tiles, std::int64_t sums, bool waits,
           std::int64_t multiprocessors) {
   const int ends = waits ? 2 : 4;  // the cost of a block's prologue and epilogue, in k-tiles
@@ -217,8 +217,8 @@ int Parts(std::int64_t tiles, std::int64_t k_tiles, std::int64_t sums, bool wait
   return best;
 }
 
-// Calls launch(sums), which writes the sums of `parts` parts of k, m n results for each part, and
-// launches a second kernel that adds them.
+// Calls launch(sums), which writes the sums of `parts` parts of k (m n results for each part), and
+// launches a second kernel that adds these sums.
 template <class Acc, class O, class Launch>
 void RunInParts(const MatmulProblem& p, int parts, CudaStream& stream, const Launch& launch) {
   const std::int64_t n = p.m * p.n;

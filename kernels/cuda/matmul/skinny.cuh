@@ -13,7 +13,7 @@ inline constexpr int kThreads = 256;
 inline constexpr int kWarps = kThreads / kWarpSize;
 inline constexpr int kRowBytes = 128;  // a k-tile's extent along k
 
-// kVectors: the number of the thin operand's vectors, rounded up.
+// kVectors: the number of vectors of the thin operand, rounded up.
 template <class T_, int kVectors_>
 struct Config {
   using T = T_;
@@ -35,7 +35,7 @@ struct Config {
   static constexpr int kStages = std::min(8, 96 * 1024 / kStageBytes);
   static constexpr int kSharedBytes = kStages * kStageBytes;
 
-  // The vectors are permuted to suit the order in which lanes read them.
+  // The vectors are permuted according to the order in which lanes read them.
   template <bool kAlongK>
   using WideKTile = KTile<T, kTile, kDepth, kAlongK, kSquares && kAlongK ? 1 : 0>;
   using ThinKTile = KTile<T, kVectors, kDepth, true, kSquares ? 1 : 0>;

@@ -1,7 +1,7 @@
-// The kernel of `skinny` for operands that both have few vectors, with a long k: a handful of dot
-// products in one launch.
+// The kernel of `skinny` for two operands with few vectors and a long k: a few dot products in one
+// launch.
 //
-// Of the 64 or 128 rows of a tile, at most four would exist. So here each block has a part of k
+// At most four of the 64 or 128 rows of a tile would exist. So here each block has a part of k
 // instead, and its threads are interleaved along that part. Each thread loads one step of all
 // vectors, multiplies all pairs of them, and keeps the sums until the end of the part.
 //
@@ -31,7 +31,7 @@ inline constexpr std::int64_t kLeastNarrowK = std::int64_t{1} << 15;
 template <class T, int kMost, bool kPacks>
 struct Narrow {
   static constexpr int kWidth = kPacks ? Pack<T>::kSize : 1;  // elements per step
-  // The number of steps that each thread has in flight, which its registers limit.
+  // The number of steps that each thread has in flight. Registers limit this number.
   static constexpr int kAhead = (kMost > 2 ? 2 : 4) / (kWidth > 4 ? 2 : 1);
 
   // Loads one step of one vector, with zeros beyond the operand and beyond k_end.

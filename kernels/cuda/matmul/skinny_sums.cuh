@@ -1,5 +1,5 @@
 // Functions with which a warp of `skinny` adds the products of one k-tile to its sums. A thread's
-// share of the tile depends on which units multiply; the kernel takes that into account when it
+// share of the tile depends on the units that multiply; the kernel takes this into account when it
 // stores the sums.
 #pragma once
 

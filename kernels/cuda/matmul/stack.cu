@@ -1,8 +1,8 @@
 // Matmul for stacks of small matrices: one launch computes all products of a stack.
 //
-// The other strategies are made for one product that fills the GPU. A product of 16 x 16 matrices
-// has 256 elements, so a launch for each would take a thousand times longer than its arithmetic.
-// Here a block computes several products, and a thread 4 x 4 elements of one of them:
+// The other strategies are designed for one product that fills the GPU. A product of 16 x 16
+// matrices has 256 elements, so a launch per product would take a thousand times longer than its
+// arithmetic. Here a block computes several products, and a thread 4 x 4 elements of one:
 //
 //     product 0        product 1        ..      block of 128 threads, stack of 16 x 16 matrices:
 //     +--+--+--+--+    +--+--+--+--+            8 products, 16 threads each
@@ -11,17 +11,17 @@
 //     |t4|  |  |  |    |  |  |  |  |            from shared memory for 64 multiply-adds
 //     +--+--+--+--+    +--+--+--+--+
 //
-// The operands of all products of a block are first copied to shared memory, in slices along k if
-// they are long. Neighbouring threads copy neighbouring elements, 16 bytes at a time if rows are
-// aligned, so the copies coalesce however small the matrices are. Both operands keep the same form
-// there, whatever their layout in device memory: a as [row][k], b as [k][column].
+// The operands of all products of a block are first copied to shared memory, in slices along k if k
+// is long. Neighbouring threads copy neighbouring elements, 16 bytes at a time if rows are aligned,
+// so the copies coalesce however small the matrices are. In shared memory, a is [row][k] and b is
+// [k][column], whatever their layouts in device memory.
 //
 // Cost for 4096 products of 16 x 16 by 16 x 16, f32: 12 MiB moved, 2^25 flops, one launch.
 //
-// Correct for any k and stack, for m and n whose 4 x 4 tiles number at most 256, and for all
-// strides: steps beyond k are filled with zeros in both operands, rows and columns beyond an edge
-// are computed and not stored. Each element is one chain of k fused multiply-adds, as in `naive`, so
-// both have the same bits.
+// Correct for any k and stack, for m and n with at most 256 tiles of 4 x 4, and for all strides:
+// steps beyond k are filled with zeros in both operands, and results beyond an edge are computed
+// but not stored. Each element is one chain of k fused multiply-adds, as in `naive`, so both have
+// the same bits.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -37,8 +37,8 @@ namespace {
 constexpr int kEach = 4;  // rows, columns and steps along k of a thread's tile
 constexpr int kMostTiles = 256;
 constexpr int kBlock = 128;         // threads, unless one product needs more
-constexpr int kBlocksPerSm = 8;     // blocks that share an SM, if there are that many
-constexpr int kLeastPerSm = 4;      // blocks for an SM before a block computes several products
+constexpr int kBlocksPerSm = 8;     // maximum number of blocks that share an SM
+constexpr int kLeastPerSm = 4;      // minimum blocks per SM if a block computes several products
 constexpr int kShared = 192 << 10;  // bytes of shared memory for the blocks of an SM
 constexpr int kMostShared = 96 << 10;
 
@@ -71,7 +71,7 @@ struct Plan {
   Divisor threads;           // of one product
   Divisor columns;           // tiles in a row of c
   int products;              // in a block
-  int pitch_a, pitch_b;      // between rows in shared memory
+  int pitch_a, pitch_b;      // distance from row to row in shared memory
   int product_a, product_b;  // between products
   bool packs_of_a, packs_of_b;
   bool packed_c;
@@ -81,11 +81,11 @@ struct Plan {
 template <class T>
 struct StackOperand {
   Operand<T> first;
-  std::int64_t step;  // to the next product
+  std::int64_t step;  // distance to the next product
 };
 
-// Copies the steps [k_first, k_first + slice) of an operand of `products` products to shared memory
-// and fills steps at or beyond k with zeros. Element [i, l] of product g goes to g * product + i *
+// Copies steps [k_first, k_first + slice) of one operand of `products` products to shared memory,
+// with zeros for steps at or beyond k. Element [i, l] of product g goes to g * product + i *
 // i_pitch + l * l_pitch. kPack elements that are contiguous in device memory are copied at a time.
 template <int kPack, class T, class V>
 __device__ __forceinline__ void CopySlice(const StackOperand<T>& from, std::int64_t product_first,
@@ -224,13 +224,13 @@ void Run(const MatmulProblem& p, const StackSteps& stack, int multiprocessors,
       static_cast<int>(std::min<std::int64_t>(CeilDiv(blocks, multiprocessors), kBlocksPerSm));
   const int elements =
       std::min(kShared / per_sm, kMostShared) / static_cast<int>(sizeof(V)) / products;
-  // Slices have nearly the same length.
+  // All slices have nearly the same length.
   const int most =
       std::max(kEach, (elements - (rows + 2) * kEach) / (rows + columns) / kEach * kEach);
   const std::int64_t slices = CeilDiv(p.k, most);
   const int slice = static_cast<int>(CeilDiv(CeilDiv(p.k, slices), kEach) * kEach);
-  // Rows of a are padded so that tiles that are one below the other read from different banks, and
-  // products so that single threads that compute a whole product do.
+  // Rows of a are padded so that vertically adjacent tiles read from different banks. Products are
+  // padded for threads that each compute a whole product.
   const auto odd = [](int elements) {
     return elements / kEach % 2 == 1 ? elements : elements + kEach;
   };

@@ -1,14 +1,14 @@
-// Matmul in f64 on the tensor cores. Their f64 is IEEE arithmetic, and they are twice as fast as
-// fused multiply-adds on the other units.
+// Matmul in f64 on the tensor cores. Their f64 arithmetic is that of IEEE 754 and twice as fast as
+// the fused multiply-adds of the other units.
 //
 // Unlike in `tensor_mma`, an instruction multiplies 16 x 8 by 8 x 8 elements. It requires a lane's
 // four elements of a in consecutive registers, and likewise its two elements of b. ldmatrix does
 // not support f64. A 16-byte load returns elements that are adjacent in memory but, for half of the
 // layouts, not adjacent in the instruction, so they would have to be moved while the tensor cores
 // wait. So every element is loaded separately, 8 bytes per lane, directly into its register, and
-// neither layout needs moves. Which of 16 rows a lane loads is chosen to avoid bank conflicts: the
-// 16 lanes that load together, g = 0 to 3 or 4 to 7 and t = 0 to 3, must use all 16 pairs of banks.
-// The 16-byte vectors in a k-tile are swizzled, with vector v of row r at position v ^ (r mod 8):
+// neither layout needs moves. The choice of the row, one of 16, avoids bank conflicts: the 16 lanes
+// that load together, g = 0 to 3 or 4 to 7 and t = 0 to 3, must use all 16 pairs of banks. The
+// 16-byte vectors in a k-tile are swizzled: vector v of row r is at position v ^ (r mod 8):
 //
 //   contiguous along k: row i, steps t          along i: row t, element i
 //   i = 2 g + half: every other row, so that    i = 8 (g / 2 % 2) + 4 (g / 4) + 2 half + g % 2:
@@ -16,11 +16,11 @@
 //   eight different positions                   in four rows, these vectors have eight positions
 //
 // On Hopper, warps have different roles, as gemm.cuh explains. Four warps fetch: one thread of each
-// requests its share of a k-tile from TMA, in 16 x 16 squares with 128 bytes per row, whose vectors
-// TMA swizzles itself. Eight warps only load and multiply, with the registers that the others have
-// released. No warp waits for the whole block; each continues as soon as a k-tile is full. Blocks
-// are persistent and compute one tile after another. While the results of a tile are stored, the
-// k-tiles of the next tile are already in flight.
+// warp requests the warp's share of a k-tile from TMA, in 16 x 16 squares with 128 bytes per row,
+// whose vectors TMA swizzles itself. Eight warps only load and multiply, with the registers that
+// the others have released. No warp waits for the whole block; each continues as soon as a k-tile
+// is full. Blocks are persistent and compute one tile after another. While the results of a tile
+// are stored, the k-tiles of the next tile are already in flight.
 //
 // On other GPUs, for small matrices, and where TMA cannot read an operand because addresses or
 // pitches are not multiples of 16 bytes, threads copy the k-tiles, as in `tensor_mma`.
@@ -37,7 +37,7 @@
 // Correct for any m, n and k: copies beyond the edges write zeros, which add 0 * 0, and results
 // beyond the edges are not stored. Also correct for any pitch and alignment: where vectors are not
 // aligned, elements are copied one by one. Each sum has k terms, which are added in some order with
-// one rounding each.
+// one rounding per addition.
 //
 // Lesson: kernels/lessons/product_5_tensor_cores.cu
 #include <algorithm>

@@ -2,8 +2,8 @@
 //
 // The levels of tiling are the same as in `warp_tiled`: block, warp and registers, with k-tiles
 // copied in the background. But the innermost level is one instruction, with which a warp
-// multiplies 16 x 16 by 16 x 8 16-bit elements, which is 2048 multiply-adds, and adds the products
-// in f32:
+// multiplies 16 x 16 by 16 x 8 16-bit elements (2048 multiply-adds) and adds the products in
+// f32:
 //
 //     block 128 x 128         warp 64 x 32: 4 x 4 tiles       tile 16 x 8: one instruction
 //     +----+----+----+----+   +---+---+---+---+               for 16 steps along k
@@ -19,7 +19,7 @@
 //
 // An operand whose address or pitch is not a multiple of 16 bytes is first copied to aligned rows,
 // because 2-byte elements are too small for copies in the background. The products of a stack are
-// then computed one after another; otherwise the grid has a row of blocks for each of them.
+// then computed one after another; otherwise the grid has a row of blocks for each product.
 //
 // Cost for 1024 x 1024 x 1024, bf16: 2^31 flops, 64 MiB of loads; 256 tiles of 64 x 64, 16 k-tiles
 // of 64 steps, 16 barriers per block; a chain of 64 tensor core instructions.
@@ -71,7 +71,7 @@ __device__ void LoadTile(const T* k_tile, int i, int l, unsigned (&tile)[4]) {
   }
 }
 
-// Stores two adjacent elements of a row of c. `pairs` says whether one instruction may store both.
+// Stores two adjacent elements of a row of c. pairs: whether one instruction may store both.
 template <class O>
 __device__ void StorePair(float first, float second, std::int64_t column, std::int64_t columns,
                           bool pairs, O* row) {

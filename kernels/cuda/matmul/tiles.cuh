@@ -34,8 +34,8 @@ Operand<T> OperandB(const MatmulProblem& p) {
 
 // --- Stacks ---
 
-// Products that one launch computes, and the steps from each to the next in elements. In a launch
-// whose grid has a row of blocks for each product, blockIdx.y is the product.
+// The products that one launch computes, and the distances from each to the next in elements. In a
+// launch whose grid has a row of blocks for each product, blockIdx.y is the product.
 struct StackSteps {
   std::int64_t products = 1;
   std::int64_t a = 0, b = 0, c = 0;
@@ -50,7 +50,7 @@ struct StackSteps {
 
 constexpr std::int64_t kMostGridRows = 65535;
 
-// Calls f(first, steps) for parts of a stack that lie along its longest axis, of at most `most`
+// Calls f(first, steps) for parts of a stack along its longest axis, each of at most `most`
 // products. `first` is the first product of the part.
 template <class F>
 void ForEachStackPart(const MatmulProblem& p, std::int64_t most, F f) {
@@ -124,7 +124,7 @@ Packable PackableOf(const MatmulProblem& p) {
 
 // A thread's kEach x kEach elements of a kTile x kTile tile of c, which (kTile / kEach)^2 threads
 // compute together. They are not one square but vectors that are a span apart. So adjacent threads
-// read adjacent vectors of a k-tile, which use all banks of shared memory at the same time:
+// read adjacent vectors of a k-tile, which are in different banks of shared memory:
 //
 //              span            span
 //        | t0 | t1 | ..  | t0 | t1 | ..  |   columns of the tile, one vector each; rows likewise
@@ -185,7 +185,7 @@ class ThreadTile {
 // --- Copies in the background ---
 
 // Starts copying kBytes bytes (4, 8 or 16) from global to shared memory, bypassing registers. Only
-// the first `valid` bytes are read, and the rest is filled with zeros, so `from` may be beyond the
+// the first `valid` bytes are read, and the rest is filled with zeros, so `from` may be outside the
 // array if `valid` is 0. Both addresses must be aligned to kBytes.
 template <int kBytes>
 __device__ void CopyAsync(void* to, const void* from, int valid) {
@@ -241,7 +241,7 @@ __device__ void WaitForCopies() {
 template <class T, int kTile, int kDepth, int kPitch, int kThreads>
 class KTileCopier {
   using Vector = Pack<T>;
-  static constexpr int kPacks = kTile / Vector::kSize;  // in a row of the k-tile
+  static constexpr int kPacks = kTile / Vector::kSize;  // vectors in a row of the k-tile
   static_assert(kThreads % kDepth == 0 && kThreads % kPacks == 0 && kPitch % Vector::kSize == 0);
   static_assert(kTile * kDepth % (kThreads * Vector::kSize) == 0);
   static_assert(kThreads % kTile == 0);

@@ -1,4 +1,4 @@
-// Matmul with nested tiles for block, warp and thread, each in the memory of its level.
+// Matmul with nested tiles for block, warp and thread, each tile in the memory of its level.
 //
 // Compared with `double_buffered`:
 // - There is a level between block and thread. A warp computes its own 64 x 32 rectangle, and a
@@ -23,8 +23,8 @@
 //   registers for everything else. If the code needs more, sums are spilled, and fewer
 //   multiply-adds have their operands in different banks of the register file.
 // - Blocks traverse c in groups of kGroup tile rows, column by column, so that the blocks that run
-//   at the same time cover a square of c. That minimizes how much of the operands they read from
-//   the L2:
+//   at the same time cover a square of c. This minimizes the bytes of the operands that they read
+//   from the L2:
 //
 //      0  3  6  9        blocks in the order in which they start, kGroup = 3
 //      1  4  7  10
@@ -34,7 +34,7 @@
 // Cost for 1024 x 1024 x 1024, f32: 2^31 flops, 128 MiB of loads; 256 tiles of 64 x 64, 64 k-tiles,
 // 64 barriers per block; a chain of 1024 multiply-adds. For 4096 x 4096 x 4096: 1024 tiles of 128 x
 // 128, nearly four for each of the 264 blocks that run at the same time, 4 GiB of loads, most of
-// them from the L2, and 2^37 flops. An H200 issues 128 multiply-adds per cycle and SM, so the
+// them from the L2, and 2^37 flops. An H200 issues 128 multiply-adds per cycle per SM, so the
 // multiply-adds take 2.05 ms at 1.98 GHz.
 //
 // Correct for any m, n and k: copies beyond the edges write zeros, which add 0 * 0, and results
@@ -116,14 +116,14 @@ class TransposingLoader {
   const float* next_;  // the source of the thread's first cell
   std::int64_t step_;  // the step to the next one
   int cell_, l_;       // that cell, and its row of the k-tile
-  int inside_;         // number of values of i from there to the operand's end
+  int inside_;         // number of values of i from next_ to the operand's end
 };
 
 // Copies a thread's share of an operand that is contiguous along i, kCopied elements at a time: a
 // 16-byte vector or, where the operand is not aligned to vectors, one element.
 template <int kTile, int kThreads, int kCopied>
 class StraightLoader {
-  static constexpr int kCopies = kTile / kCopied;  // per row of a k-tile
+  static constexpr int kCopies = kTile / kCopied;  // copies per row of a k-tile
   static constexpr int kStep = kThreads / kCopies;
   static_assert(kThreads % kCopies == 0 && kDepth % kStep == 0);
 
@@ -152,7 +152,7 @@ class StraightLoader {
 
  private:
   const float* next_;                // the source of the thread's first cell
-  std::int64_t step_, k_tile_step_;  // the steps to the next cell and the next k-tile
+  std::int64_t step_, k_tile_step_;  // the steps to the next cell and to the next k-tile
   int cell_, l_;                     // the cell, and its row of the k-tile
   int valid_;                        // number of bytes inside the operand
 };
@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   typename S::A a_stream(a, row);
   typename S::B b_stream(b, column);
   int left = static_cast<int>((k + kDepth - 1) / kDepth);   // k-tiles that are not yet copied
-  const int tail = static_cast<int>((k - 1) % kDepth) + 1;  // steps along k in the last one
+  const int tail = static_cast<int>((k - 1) % kDepth) + 1;  // steps along k in the last k-tile
   int k_tiles = left;                                       // k-tiles that are not yet used
   int to = 0;
   // Copies the next k-tile, if there is one. Every call closes a group of copies, so that the
@@ -304,8 +304,8 @@ void Run(const MatmulProblem& p, CudaStream& stream) {
   });
 }
 
-// Returns the work of the busiest SM, in elements of c times `factor`, the relative time per
-// element, which is larger for smaller tiles.
+// Returns the work of the busiest SM, in elements of c times `factor`. The factor is the relative
+// time per element, which is larger for smaller tiles.
 template <class C>
 double Time(const MatmulProblem& p, int multiprocessors, double factor) {
   return static_cast<double>(CeilDiv(Tiles<C>(p) * p.stack, multiprocessors) * C::kRows *

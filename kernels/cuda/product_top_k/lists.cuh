@@ -37,9 +37,9 @@ __device__ void SortBitonicPieces(E (&entries)[kRegs], int lane) {
   if constexpr (kStride > 1) SortBitonicPieces<kStride / 2>(entries, lane);
 }
 
-// Sorts pieces of kSize entries whose two halves are sorted. Each entry of the first half is
-// compared with the entry that is as far from the end of the piece as the first is from its
-// beginning.
+// Sorts pieces of kSize entries whose two halves are sorted. Entry i of the first half of a piece
+// is compared with its mirror image in the second half, entry kSize - 1 - i of the piece. Both
+// halves are then bitonic sequences, which are sorted next.
 template <int kSize, class E, int kRegs>
 __device__ void MergeHalves(E (&entries)[kRegs], int lane) {
   if constexpr (kSize > kWarpSize) {

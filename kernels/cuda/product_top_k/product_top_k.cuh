@@ -4,7 +4,7 @@
 //
 // The main loop, the producer (gemm.cuh, mainloop.cuh) and the sums are the same as in
 // `tensor_bf16` and `tensor_f16`. Compared with running one of these and then `threshold`, only the
-// order of tiles and the epilogue differ.
+// order of tiles and the epilogue are different.
 //
 //     c     row tile  | part 0 ..........| part 1 ..........|     a block takes a part at a time
 //                     | t0 | t1 | t2 |.. |                        and walks along n, tile by tile
@@ -18,17 +18,17 @@
 //   because it is not needed between merges.
 // - Without a limit, every score in the first tile of each part would pass. So the initial limits
 //   come from a sample: the product of the first columns is written to memory, and TopK selects its
-//   best scores. If scores are random, at most k n / s of n scores pass after a sample of s.
+//   best scores. With random scores, at most k n / s of n scores pass the limit of a sample of s.
 // - Another kernel merges the lists of a row's parts.
 //
 // Scores are ordered as in TopK. An entry combines a key and a column in one number, so the order
 // in which lanes finish has no effect. A key does not distinguish -0 from 0; the lowest bit of an
-// entry does. Every NaN here is the one NaN that arithmetic produces.
+// entry does. All NaNs here are the same NaN, the one that arithmetic produces.
 //
 // Correct for any m, n and k if TMA can read the operands: scores beyond the edges are computed but
-// enter no list. Scores have the same bits as with `tensor_bf16` and `tensor_f16` where those
-// compute every tile whole. Every operation rounds to the type of the scores, as in Map, and no
-// multiply-adds are fused.
+// enter no list. Scores have the same bits as with `tensor_bf16` and `tensor_f16` where these
+// strategies do not cut tiles along k. Every operation rounds to the type of the scores, as in Map,
+// and no multiply-adds are fused.
 //
 // Cost for 1024 x 2^20 x 128, k = 10, bf16: 8 row tiles in 16 parts each; 3 GiB of loads, nearly
 // all from the L2; two multiplications, an addition and a comparison per sum.
@@ -52,9 +52,9 @@ namespace tessera {
 using ScoreEntry = unsigned long long;
 inline constexpr ScoreEntry kNoScore = ~ScoreEntry{0};
 
-inline constexpr int kScoreRegisters = 4;                          // per lane, for a list
+inline constexpr int kScoreRegisters = 4;                          // registers per lane for a list
 inline constexpr int kMostSelected = kScoreRegisters * kWarpSize;  // entries per list
-inline constexpr int kFreshRegisters = 2;                          // per lane, for a row's queues
+inline constexpr int kFreshRegisters = 2;                          // for a row's queues
 inline constexpr int kFreshScores = kFreshRegisters * kWarpSize;
 inline constexpr int kWarpRows = 16;
 
@@ -64,15 +64,15 @@ template <class T>
 using SelectingTile = TensorTile<T, 128, 256, 1, 3, /*kBoxes=*/0>;
 
 // The parameters of a launch, in addition to TensorWork. Scores are always compared as if the
-// smallest were wanted. If the largest scores are wanted, the sign of `outer` is reversed, and
-// therefore the sign of all scores.
+// smallest were wanted. If the largest scores are wanted, the sign of `outer` is reversed, which
+// reverses the sign of all scores.
 struct SelectionWork {
   int row_tiles, column_tiles, parts;  // parts per row of tiles, after the sample
   int sample_tiles;
   int k;
   bool smallest;
   float scale, outer, sign;  // sign: multiplies the vector
-  const void* vector;        // of the scores' type; null if there is none
+  const void* vector;        // elements have the scores' type; null if there is no vector
   std::int64_t stride;
   ScoreEntry* lists;  // [rows, parts, k]
   // The best scores of the sample as TopK writes them; null if there is no sample.
@@ -112,7 +112,7 @@ __device__ float ScoreOf(const SelectionWork& work, float c, float vector) {
 
 inline constexpr std::uint32_t kSignBit = 0x80000000u, kInfinityBits = 0x7f800000u;
 
-// NaN has the largest key where the smallest scores are wanted, and otherwise the smallest key.
+// NaN has the largest key if the smallest scores are wanted, and otherwise the smallest key.
 __device__ inline ScoreEntry EntryOf(float score, int column, bool smallest) {
   const std::uint32_t bits = __float_as_uint(score), magnitude = bits & ~kSignBit;
   const std::uint32_t number = magnitude == 0 ? 0 : bits;
@@ -132,8 +132,8 @@ __device__ inline float ScoreOfEntry(ScoreEntry entry, bool smallest) {
 }
 // Returns a bound on the scores of all columns starting at `column`: no score above this bound
 // comes before the limit. A score in a column after the limit's column has to be better than the
-// limit; in other columns it may be equal. If all scores have to be examined, the bound is NaN,
-// because no score compares above NaN.
+// limit; in other columns, a score may also equal the limit. If all scores have to be examined, the
+// bound is NaN, because no score is greater than NaN.
 __device__ inline float BoundOf(ScoreEntry limit, int column) {
   const auto key = static_cast<std::uint32_t>(limit >> 32);
   if (key <= ~(kSignBit | kInfinityBits)) return -std::numeric_limits<float>::infinity();
@@ -181,7 +181,7 @@ class RowSelection {
       for (int i = lane_; i < work_.k; i += kWarpSize) List(row)[i] = kNoScore;
   }
 
-  // Processes the warp's sums of a tile that begins at first_column. `vector` has the vector's
+  // Processes the warp's sums of the tile that begins at first_column. `vector` has the vector's
   // elements for the columns of the tile.
   __device__ void Take(const float (&d)[C::kColumns / 2], int first_column, const float* vector) {
     if (first_row_ >= rows_) return;
@@ -190,7 +190,7 @@ class RowSelection {
     for (int begin = 0; begin < kGroups;) {
       const float bounds[2] = {BoundOf(limits_[0], first_column),
                                BoundOf(limits_[1], first_column)};
-      // Where the smallest are wanted, NaNs are queued only while there are too few other scores.
+      // If the smallest scores are wanted, NaNs are queued only while other scores are too few.
       const bool nans[2] = {!work_.smallest || bounds[0] != bounds[0],
                             !work_.smallest || bounds[1] != bounds[1]};
       float2 next[kGroup];
@@ -244,7 +244,7 @@ class RowSelection {
   static constexpr int kQueue = kFreshScores / 4;
   static constexpr int kGroup = 2;  // pieces of eight columns that are compared together
   static constexpr int kGroups = C::kColumns / 8 / kGroup;
-  static constexpr int kRowScores = 2 * kGroup;  // per lane and row in a group
+  static constexpr int kRowScores = 2 * kGroup;  // scores per lane and row in a group
 
   __device__ ScoreEntry* List(int row) const {
     return work_.lists +
@@ -482,8 +482,8 @@ __global__ void __launch_bounds__(256) ScoreSample(SelectionWork work, S* c, int
 
 // --- Launch ---
 
-// Returns the number of columns in the sample, or 0 if there is no sample. The sample is so large
-// that only about a dozen of the other scores in each row of a part pass its limit, unless a sample
+// Returns the number of columns in the sample, or 0 if there is no sample. The sample is large
+// enough that only about a dozen other scores in each row of a part pass its limit, unless a sample
 // of that size would be too expensive.
 inline std::int64_t SampleColumns(const MatmulProblem& p, std::int64_t k, int multiprocessors) {
   constexpr std::int64_t kTile = 256, kPasses = 12, kMostScores = std::int64_t{1} << 26;
@@ -495,7 +495,7 @@ inline std::int64_t SampleColumns(const MatmulProblem& p, std::int64_t k, int mu
 }
 
 // Returns the number of parts per row of tiles, chosen so that waves of blocks are full or nearly
-// full. Every part begins without a limit. This costs as much as a few tiles.
+// full. Every part begins without a limit, which costs as much as a few tiles.
 inline int SelectionParts(std::int64_t row_tiles, std::int64_t column_tiles, int multiprocessors) {
   constexpr std::int64_t kLeastTiles = 8;
   const std::int64_t most = std::max<std::int64_t>(1, column_tiles / kLeastTiles);
@@ -534,7 +534,7 @@ std::string SelectionRefusal(const ProductTopKProblem& problem, const Device& de
   };
   if (p.transpose_a || !aligned(a) || !aligned(b))
     return "k along the rows of a, and operands that TMA can read";
-  // Tiles that are cut along k give different bits.
+  // Tiles that are cut along k would give different bits.
   bool whole = false;
   RunBestPlan(
       TensorProduct{p.m, p.n, p.k, FetchTime(a), FetchTime(b), device.info().multiprocessors},
@@ -554,7 +554,7 @@ inline std::uint64_t SelectionLists(const ProductTopKProblem& problem, std::int6
 // Counts the loads of tiles, the sample's scores (written and read twice), the lists, and the
 // results.
 inline Cost SelectionCost(const ProductTopKProblem& problem) {
-  constexpr int kMultiprocessors = 132;  // as on an H200
+  constexpr int kMultiprocessors = 132;  // the number on an H200
   const MatmulProblem& p = problem.product;
   const std::int64_t sample = SampleColumns(p, problem.k, kMultiprocessors);
   const auto m = static_cast<std::uint64_t>(p.m), n = static_cast<std::uint64_t>(p.n);

@@ -1,8 +1,8 @@
 // Reduce without a tree: every thread adds its own partial value to a single cell.
 //
 // Compared with `grid_stride`, there is no shared memory, no barrier and no work for the host.
-// Without the tree, all threads of a block would write to the block's one cell, and all but one of
-// their values would be lost. An atomic operation reads, folds and writes in one step that no other
+// Without the tree, if all threads of a block wrote to the block's one cell, all but one of their
+// values would be lost. An atomic operation reads, folds and writes in one step that no other
 // thread can interrupt, so even a single cell for the whole grid is enough.
 //
 // The hardware adds atomically in the L2 cache. Other operations are built from its
@@ -16,8 +16,8 @@
 // another, which takes some hundreds of microseconds.
 //
 // The order of the atomics differs from run to run, so the last bits of a floating-point result may
-// differ too. The state of a reduction has to fit in the word that can be swapped, so ARGMIN,
-// ARGMAX, VARIANCE and STD are refused as well.
+// differ too. The state of a reduction has to fit in the word that compare-and-swap changes, so
+// ARGMIN, ARGMAX, VARIANCE and STD are refused as well.
 //
 // Lesson: kernels/lessons/sum_1_atomics.cu
 #include <algorithm>
@@ -30,8 +30,8 @@
 namespace tessera {
 namespace {
 
-// The grid is limited, because every thread costs an atomic operation, and an operation that has to
-// be retried may cost microseconds.
+// The grid is limited, because every thread performs an atomic operation, and an operation that has
+// to be retried may take microseconds.
 constexpr LaunchLimits::Range kGridSize = {1, 1024};
 // The wait of a thread after its first failure, and its longest wait, in nanoseconds.
 constexpr unsigned kFirstWait = 64;

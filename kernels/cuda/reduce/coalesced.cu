@@ -1,7 +1,7 @@
 // Reduce as a tree in device memory, with one launch per level, in two numberings.
 //
 // `interleaved` is `tree_global` of Dot with any operation. A block takes two elements per thread
-// and folds them in place. From step to step fewer lanes of a warp are active, on cells that are
+// and folds them in place. With each step, fewer lanes of a warp are active, and their cells are
 // further apart. At stride 16 each cell is a separate transaction. At n = 2^20, launches of 2048, 4
 // and 1 blocks move 20 MiB.
 //

@@ -1,9 +1,9 @@
 // Reduce with several elements per thread before the tree: `coarsened` of Dot with any operation.
 //
 // Compared with `privatized`, a thread folds items_per_thread elements (8 by default) instead of
-// two, with their loads in flight together. The values of the blocks are not added atomically,
-// which few operations can be, but folded by another launch of the same kernel. At n = 2^20 there
-// are launches of 512 and 1 blocks. From about 2^25 elements on, memory bandwidth is the limit.
+// two, with their loads in flight together. The values of the blocks are not folded atomically,
+// because few operations can be, but by another launch of the same kernel. At n = 2^20 there are
+// launches of 512 and 1 blocks. From about 2^25 elements on, memory bandwidth is the limit.
 //
 // Kernel: FoldParts. Lesson: kernels/lessons/sum_4_coarsened.cu
 #include "kernels/cuda/common/ladder.cuh"

@@ -1,5 +1,5 @@
 // Reduce along the tree of `fixed_tree` of Dot, whose shape depends only on n. A result can
-// therefore be repeated elsewhere, compared bit by bit and cached by its operands.
+// therefore be reproduced elsewhere, compared bit by bit, and cached by its operands.
 //
 // `compensated` adds f32 and the 16-bit types in double from the first element on: 53 bits instead
 // of 24. For f64, a column is a Pair, as in Dot: TwoSum computes the error of an addition, and

@@ -7,19 +7,19 @@
 // round trip, about 10 us.
 //
 // `two_pass` uses the same kernel to fold the values of the blocks. A kernel has no barrier between
-// its blocks; the end of the first launch serves as one. The second launch has a single block, with
-// one thread for each block of the first launch, so there are at most 1024 blocks. At n = 2^20,
-// starting the second launch takes about as long as the memory accesses.
+// its blocks; the end of the first launch serves as such a barrier. The second launch has a single
+// block, with one thread for each block of the first launch, so there are at most 1024 blocks. At n
+// = 2^20, starting the second launch takes about as long as the memory accesses.
 //
 //   launch 1   [block 0] [block 1] ... [block g - 1]    each strides, folds a tree, leaves a value
 //   launch 2   [   block of g threads   ]               thread t starts with value t
 //
 // In `two_kernels_unrolled`, the grid is not fixed. Its size follows from n and from the number of
 // elements per thread, items_per_thread (8 by default), which is the unroll factor. Each time the
-// factor doubles, the number of blocks to start, of trees to fold and of values to pass on is
-// halved. The kernel does not know the factor: it strides by the number of threads in the grid.
-// There may be more than 1024 blocks, so the threads of the second launch stride through their
-// values. At n = 2^20 there are 512 blocks in the first launch and one in the second.
+// factor doubles, the numbers of blocks to start, trees to fold and values to pass on are halved.
+// The kernel does not know the factor: it strides by the number of threads in the grid. There may
+// be more than 1024 blocks, so the threads of the second launch stride through their values. At n =
+// 2^20 there are 512 blocks in the first launch and one in the second.
 //
 // Kernel: FoldWithStride. Lesson: kernels/lessons/sum_4_coarsened.cu
 #include "kernels/cuda/common/ladder.cuh"
@@ -70,7 +70,7 @@ void TwoPass(const ReduceProblem& p, Stream& stream) {
         LaunchStrides<F>(grid, terms, p.n, ToNextLaunch<F>{values, p.n, p.result}, on);
       },
       [&]<class F>(auto terms, auto end, cudaStream_t on) {
-        if (grid.blocks == 1) return;  // it has written the result
+        if (grid.blocks == 1) return;  // the block has written the result
         LaunchStrides<F>({.block_size = grid.blocks, .blocks = 1}, terms, grid.blocks, end, on);
       });
 }
@@ -104,7 +104,7 @@ extern constexpr Strategy<ReduceProblem> kReduceGridStride =
     Lesson<GridStrideShape, GridStride, ReduceProblem>({
         .name = "grid_stride",
         .summary =
-            "a fixed grid strides through the input, a tree per block, the host folds the blocks",
+            "a fixed grid strides through the input, a tree per block, the host folds the values",
         .source = "reduction with striding from the HIP training examples",
         .deterministic = true,
         .limits = {.block_size = kAnyBlockSize, .grid_size = kAnyGridSize},

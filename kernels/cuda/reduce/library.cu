@@ -94,7 +94,7 @@ void Reduce(Iterator in, std::int64_t n, Load load, typename F::Wide* out, CudaS
               "cub::DeviceReduce::TransformReduce");
   };
   reduce(nullptr);                                          // gets the size of the workspace
-  reduce(stream.Scratch(std::max<std::size_t>(bytes, 1)));  // null would get the size again
+  reduce(stream.Scratch(std::max<std::size_t>(bytes, 1)));  // null would request the size again
 }
 
 // The bound holds for any order of the additions, because CUB chooses the order.

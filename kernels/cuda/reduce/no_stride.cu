@@ -1,6 +1,6 @@
-// Reduce with one element per thread: `hierarchical` of Dot, but the host folds the blocks.
+// Reduce with one element per thread: `hierarchical` of Dot, but the host folds the blocks' values.
 //
-// This is the kernel that most people write first once they know shared memory. Compared with
+// This is the first kernel that most people write once they know shared memory. Compared with
 // `coarsened`, nothing is gained: a thread waits for a single load, and then half of the threads
 // are idle in the tree's first level and more in every later level. The strategy is here for
 // comparison with `grid_stride`. At n = 2^20 there are 4096 blocks with 9 barriers each. The round
@@ -33,7 +33,7 @@ void Enqueue(const ReduceProblem& p, Stream& stream) {
 extern constexpr Strategy<ReduceProblem> kReduceNoStride = Lesson<ShapeOf, Enqueue, ReduceProblem>({
     .name = "no_stride",
     .summary =
-        "one element per thread, a tree in shared memory per block, the host folds the blocks",
+        "one element per thread, a tree in shared memory per block, the host folds the values",
     .source = "reduction without striding from the HIP training examples",
     .deterministic = true,
     .limits = {.block_size = kAnyBlockSize},

@@ -10,8 +10,8 @@
 //   live 4     0<--2  1<--3                         threads 0 1
 //   live 2     0<1                                  thread  0
 //
-// At n = 2^20 there are launches of 2048, 4 and 1 blocks with 9 barriers each, which pass 16 KiB
-// from launch to launch.
+// At n = 2^20 there are launches of 2048, 4 and 1 blocks with 9 barriers per block. The launches
+// pass 16 KiB on to each other.
 //
 // Lesson: kernels/lessons/sum_3_sequential.cu
 #include "kernels/cuda/common/lesson.cuh"

@@ -33,7 +33,7 @@ void Enqueue(const ReduceProblem& p, Stream& stream) {
             terms, p.n, ToNextLaunch<F>{values, p.n, p.result});
       },
       [&]<class F>(auto terms, auto end, cudaStream_t on) {
-        if (grid.blocks == 1) return;  // it has written the result
+        if (grid.blocks == 1) return;  // the block has written the result
         FoldWithShuffles<F><<<1, kMostThreads, 0, on>>>(terms, grid.blocks, end);
       });
 }

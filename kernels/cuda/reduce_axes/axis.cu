@@ -5,7 +5,7 @@
 //
 // A thread loads 16-byte vectors, eight of them before it uses the first
 // (kernels/cuda/common/vectors.cuh). A block of 256 threads is a box: `width` threads across
-// adjacent vectors of outputs, `height` threads along the axis and, if that is less than a block,
+// adjacent vectors of outputs, `height` threads along the axis and, if these are fewer than 256,
 // `depth` threads over consecutive values of outer. All three are powers of two.
 //
 //   columns (inner > 1)                     rows (inner = 1): width 1, vectors run along the axis
@@ -18,8 +18,8 @@
 // The height is chosen so that a thread has at most 8 or 16 vectors. Once the height is a whole
 // block, each thread takes more vectors. A small number of outputs would leave most of the GPU
 // idle, so the axis is then cut into segments with one block each. A block stores the values of its
-// segment in device memory and increments the ticket of its outputs. The block that increments the
-// ticket last folds all segments in index order and resets the ticket. One launch is therefore
+// segment in device memory and increments the ticket of its outputs. The last block to increment
+// the ticket folds all segments in index order and resets the ticket. One launch is therefore
 // enough, without atomics on values. The cut depends only on the shape and the element size, so the
 // same input gives the same bits on every GPU.
 //
@@ -54,15 +54,15 @@ namespace {
 // Returns the number of steps in Fold::Wide after a thread's chains, in one launch.
 std::int64_t WideSteps(const ReduceAxesProblem& p, const Plan& plan) {
   std::int64_t steps = WalkSteps(plan.steps, SizeOf(p.dtype)) + plan.height_bits;
-  // A thread folds at most all segments of an output. The fold over the threads follows.
+  // A thread folds at most all segments of an output. Then the threads' values are folded.
   if (plan.segments > 1) steps += plan.segments + CeilDiv(plan.segments, kMaxChain) + kBlockBits;
   return steps;
 }
 
 // The steps from which the bound and the cost of a problem are computed.
 struct Steps {
-  std::int64_t chain;  // of a thread in Fold::Acc
-  std::int64_t wide;   // after those, in Fold::Wide
+  std::int64_t chain;  // steps of a thread in Fold::Acc
+  std::int64_t wide;   // steps after those, in Fold::Wide
 };
 Steps StepsOf(const ReduceAxesProblem& p) {
   const auto of = [](const ReduceAxesProblem& launch, const Plan& plan) {

@@ -16,8 +16,8 @@
 namespace tessera::axes {
 
 // The number of blocks that must fit into an SM's registers. Four blocks have 128 KiB of loads in
-// flight. With two blocks, the work of a block before its first load and after its last one adds to
-// the time. Four blocks fit only with whole vectors and at most four chains per thread. With
+// flight. With two blocks, the work of a block before its first load and after its last load adds
+// to the time. Four blocks fit only with whole vectors and at most four chains per thread. With
 // Moments and WideSquares, not even three fit.
 template <class F, class T, bool kWhole>
 inline constexpr int kResident = (sizeof(typename F::Wide) > 16) ? 2
@@ -88,7 +88,7 @@ inline constexpr bool kIsWide = false;
 template <class F, class T>
 inline constexpr bool kIsWide<WideFold<F, T>> = true;
 
-// F with results that are still to be folded with other results.
+// F with partial results, which are folded with other partial results later.
 template <class F>
 struct PartialFold : F {
   using Out = typename F::Wide;
@@ -124,12 +124,12 @@ __device__ void Store(typename F::Wide value, std::int64_t length, typename F::O
 }
 
 // The directions in which a kernel can fold. A kernel for a single direction needs fewer registers.
-// For arrays of 8192 x 8192, whole and aligned rows of 16-bit elements take 33 us instead of 42,
-// and unaligned rows of f32 take 86 us instead of 93. Unaligned rows of 16-bit elements, however,
-// take 57 us with kEither and 66 us with kRows (NVIDIA H200, 2026-11-27).
+// With such kernels, for arrays of 8192 x 8192, whole and aligned rows of 16-bit elements take 33
+// us instead of 42, and unaligned rows of f32 take 86 us instead of 93. However, unaligned rows of
+// 16-bit elements take 57 us with kEither and 66 us with kRows (NVIDIA H200, 2026-11-27).
 enum class Lines { kEither, kRows, kColumns };
 
-// Where a thread is: in the box of its block, and in the array.
+// The position of a thread in the box of its block and in the array.
 template <class T>
 struct Place {
   bool rows;
@@ -218,7 +218,7 @@ __device__ __forceinline__ void FoldBox(const Place<T>& place, const Plan& plan,
   }
 }
 
-// Stores the first `outputs` values as results, all together if that is possible.
+// Stores the first `outputs` values as results, all of them together if possible.
 template <class F, class T>
 __device__ __forceinline__ void StoreResults(const typename F::Wide (&values)[kVector<T>],
                                              int outputs, std::int64_t length, typename F::Out* to,
@@ -237,8 +237,8 @@ __device__ __forceinline__ void StoreResults(const typename F::Wide (&values)[kV
   }
 }
 
-// Whether the block is the last of the tile's blocks to arrive here. The values that the others
-// have stored before are then visible. All threads of the block call it.
+// Whether the block is the last of the tile's blocks to arrive here. If it is, it sees the values
+// that the other blocks have stored. All threads of the block call it.
 __device__ __forceinline__ bool IsLastOfTile(std::uint32_t* ticket, std::int64_t segments) {
   __shared__ bool last;
   __threadfence();  // this thread's values are visible to other blocks
@@ -249,7 +249,7 @@ __device__ __forceinline__ bool IsLastOfTile(std::uint32_t* ticket, std::int64_t
   }
   __syncthreads();  // last is written
   if (!last) return false;
-  __threadfence();  // the values of the blocks counted earlier are visible from here on
+  __threadfence();  // the values of blocks counted earlier are visible from here on
   return true;
 }
 

@@ -16,8 +16,8 @@ namespace tessera::axes {
 // It is 16 times as fast as FoldAxis for groups of a single f16, and 0.9 times as fast for
 // unaligned rows of 16 f32 (NVIDIA H200, 2026-11-28).
 inline constexpr std::int64_t kShortBytes = 64;
-// The number of vectors in the run of a block: four for each thread, 16 KiB in total. Eight runs
-// fit on an SM.
+// The number of vectors in the run of a block: four per thread, 16 KiB in total. The shared memory
+// of an SM has space for eight runs.
 inline constexpr int kRunVectors = 4 * kBlock;
 
 // Returns the size in bytes of a group (the elements for one value of outer).

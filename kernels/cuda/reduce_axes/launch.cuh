@@ -51,7 +51,7 @@ void LaunchFold(const ReduceAxesProblem& p, const Plan& plan, CudaStream& stream
   const auto line = static_cast<std::uintptr_t>(plan.rows ? p.length : pitch) * sizeof(T);
   const bool whole = (reinterpret_cast<std::uintptr_t>(p.x) | line) % kVectorBytes == 0;
   if constexpr (kIsWide<F>) {
-    launch(std::false_type{});  // it runs rarely, and this is fast enough
+    launch(std::false_type{});  // this launch is rare, and the general kernel is fast enough
   } else if (whole) {
     launch(std::true_type{});
   } else {

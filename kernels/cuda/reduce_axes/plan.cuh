@@ -1,8 +1,8 @@
 // How a launch divides a reduction along an axis: the box of threads that a block is, the tiles of
 // outputs, and the segments of the axis.
 //
-// Invariant: a plan depends only on the shape of the whole problem and the element size, so a share
-// of the problem and every GPU get the same bits.
+// Invariant: a plan depends only on the shape of the whole problem and the element size, so the
+// bits are the same for any share of the problem and on every GPU.
 #pragma once
 
 #include <algorithm>
@@ -15,18 +15,18 @@ namespace tessera::axes {
 inline constexpr int kBlockBits = 8;
 inline constexpr int kBlock = 1 << kBlockBits;
 // A block along columns is at least 8 vectors wide if there are that many. These are whole cache
-// lines of 128 bytes. In a wider block, of up to 32 vectors (a whole warp), the threads have less
-// to fold among themselves. A block is widened only while there are 2^kTilesBits blocks side by
-// side, because fewer blocks would require more segments.
+// lines of 128 bytes. In a wider block, of up to 32 vectors (a whole warp), fewer values are folded
+// across threads. A block is widened only while there are 2^kTilesBits blocks side by side, because
+// fewer blocks would require more segments.
 inline constexpr int kLeastWidthBits = 3;
 inline constexpr int kMostWidthBits = 5;
 inline constexpr int kTilesBits = 5;
-// The work is spread over this many threads before a thread gets more than one vector. An H200 runs
-// twice as many threads at the same time.
+// The work is divided among this many threads before a thread gets more than one vector. An H200
+// runs twice as many threads at the same time.
 inline constexpr std::int64_t kThreads = std::int64_t{1} << 17;
 // The number of blocks that a cut of the axis aims for. It is the number that 132 SMs run at the
-// same time under the launch bounds of the kernels below, for sums of elements of `size` bytes. The
-// numbers are constants, so the bits do not depend on the device.
+// same time under the launch bounds of the kernels, for sums of elements of `size` bytes. These are
+// constants, so that bits do not depend on the device.
 constexpr std::int64_t BlocksWanted(std::int64_t size) { return 132 * (size < 4 ? 3 : 4); }
 // The minimum number of vectors per thread in a segment, so that a thread has a full batch of loads
 // in flight.
@@ -43,7 +43,7 @@ struct Plan {
   std::int64_t segments;
 };
 
-// Returns the plan for `outer` values of outer; a launch may have another number of them.
+// Returns the plan for `outer` values of outer; a launch may have a different number of them.
 // most_in_column: the maximum number of vectors of a column per thread before several threads share
 // the column.
 inline Plan MakePlan(const ReduceAxesProblem& p, std::int64_t outer,

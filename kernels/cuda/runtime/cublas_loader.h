@@ -1,6 +1,6 @@
 // Loads cuBLAS at run time. The library is 500 MB large, and only the strategies `cublas` and
 // `cublas_lt` need it. No program is linked with the library. The first use looks for the shared
-// object. If there is none, these strategies report what is missing. Included by .cu files only.
+// library. If it is not found, these strategies report what is missing. Included by .cu files only.
 #pragma once
 
 #include <cublasLt.h>
@@ -45,7 +45,7 @@ struct CublasApi {
 // once. Thread safe.
 const CublasApi* LoadCublas() noexcept;
 
-// Returns the name of what the cuBLAS strategies need and this host lacks, or an empty string.
+// Returns what the cuBLAS strategies need but this host lacks, or an empty string.
 std::string CublasMissing(const Device& device);
 
 // Returns the library's constant for a type. REQUIRES: dtype is a floating-point type.

@@ -52,7 +52,7 @@ using StreamHandle = std::unique_ptr<CUstream_st, CudaDeleter>;
 using Event = std::unique_ptr<CUevent_st, CudaDeleter>;
 using PinnedMemory = std::unique_ptr<void, CudaDeleter>;
 
-// These functions create objects on the device that is current on the calling thread.
+// The following functions create objects on the device that is current on the calling thread.
 
 // Creates a stream that does not wait for the legacy default stream. If `first` is set, the blocks
 // of this stream have priority over those of other streams when they wait for space on an SM.
@@ -114,14 +114,14 @@ class CudaDevice final : public Device {
   std::mutex peers_mutex_;
   std::map<int, bool> peers_;  // results of OpenTo, by ordinal
   bool keeps_room_ = false;
-  std::unique_ptr<Partition> large_;  // for streams of large operations; null: they use all SMs
+  std::unique_ptr<Partition> large_;  // for streams of large operations; null: all SMs
 };
 
 // --- Stream ---
 
-// Memory in which the blocks of a launch leave values for each other. It is all zeros whenever no
-// kernel of the stream is running: a kernel that writes to it restores the zeros before it ends, so
-// no launch has to begin with a memset.
+// Memory through which the blocks of a launch pass values to each other. It is all zeros whenever
+// no kernel of the stream is running: a kernel that writes to it restores the zeros before it ends,
+// so no launch has to begin with a memset.
 struct Mailbox {
   // A slot consists of 16 bytes, half of which are flags. A tree has at most kTreeMaxChunks chunks,
   // and the value of a chunk (at most 56 bytes) needs at most seven slots.

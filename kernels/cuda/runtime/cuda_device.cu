@@ -22,15 +22,15 @@ namespace tessera {
 namespace {
 
 // A PCIe 5 link transfers one slot in about 20 us, and a core fills a slot in about 90 us. The time
-// to start a copy is negligible in comparison, and a slot stays in the core's cache.
+// to start a copy is negligible in comparison. A slot stays in the core's cache.
 constexpr std::size_t kSlotBytes = std::size_t{1} << 20;
 // The mailbox's ticket has its own sectors, because the slots are read while it is written.
 constexpr std::size_t kTicketBytes = 256;
 constexpr std::size_t kMailboxBytes = kTicketBytes + Mailbox::kSlots * sizeof(ulonglong2);
 // The pool rounds sizes up to multiples of this number of bytes.
 constexpr std::size_t kPoolUnit = 512;
-// A thread polls this long and then sleeps, so that streams do not each keep a core busy. Small
-// operations end in this time, and waking a sleeping thread would take about as long again.
+// A thread polls for this long and then sleeps, so that streams do not each keep a core busy. Small
+// operations finish within this time, and waking a sleeping thread would take about as long again.
 constexpr std::chrono::microseconds kPollTime{50};
 // The last kTailBytes of a long copy take a third of a millisecond over PCIe 5, which is long
 // enough for a sleeping thread to wake up: on some virtual machines, waking up takes 250 us.
@@ -69,8 +69,8 @@ DeviceError::Kind KindOf(cudaError_t error) {
   }
 }
 
-// Calls query() until it returns something other than "not ready", for at most `time`. Returns
-// false if the time ran out.
+// Calls query() until it returns something other than "not ready", but at most for `time`. Returns
+// false if the time runs out.
 template <class Query>
 bool Poll(Query query, std::chrono::microseconds time = kPollTime) {
   const auto deadline = std::chrono::steady_clock::now() + time;
@@ -306,8 +306,8 @@ bool CudaDevice::OpenTo(const CudaDevice& peer) {
     access.flags = cudaMemAccessFlagsProtReadWrite;
     CUDA_CHECK(cudaMemPoolSetAccess(pool_, &access, 1));
   }
-  // An exception above leaves no entry. The next call then retries, because the cause may have been
-  // a temporary lack of memory.
+  // After an exception above there is no entry, so the next call retries: the cause may have been a
+  // temporary lack of memory.
   return peers_[peer.ordinal()] = possible != 0;
 }
 
@@ -316,8 +316,8 @@ void* CudaDevice::Allocate(std::size_t bytes) {
   void* memory = nullptr;
   cudaError_t error = cudaMallocFromPoolAsync(&memory, bytes, pool_, stream_.get());
   if (error == cudaErrorMemoryAllocation) {
-    // The pool may have enough unused memory, but in fragments. The driver can combine the
-    // fragments that are returned to it.
+    // The pool may have enough unused memory, but in fragments. The driver can combine fragments
+    // that the pool returns to it.
     cudaGetLastError();
     Trim();
     error = cudaMallocFromPoolAsync(&memory, bytes, pool_, stream_.get());
@@ -413,7 +413,7 @@ CudaStream::CudaStream(CudaDevice& device, StreamHandle handle)
   stop_ = MakeEvent(/*timed=*/true);
   result_ = MakePinnedMemory(sizeof(Scalar));
   *result() = Scalar{};
-  // Everything of fixed size is allocated here. Page-locking waits for work that is running on the
+  // All memory of fixed size is allocated here. Page-locking waits for work that is running on the
   // device, and no request should have to wait for such work.
   for (Slot& slot : slots_) {
     slot.done = MakeEvent(/*timed=*/false);
@@ -447,8 +447,8 @@ void CudaStream::FreeAll() noexcept {
 
 void CudaStream::Trim() {
   device_.Use();
-  // Usually, Synchronize returns immediately. After a failed request, it keeps a late kernel from
-  // writing to freed memory or to the result of the next request.
+  // Usually, Synchronize returns immediately. After a failed request, it keeps a kernel that is
+  // still running from writing to freed memory or to the next request's result.
   std::exception_ptr failure;
   try {
     Synchronize();

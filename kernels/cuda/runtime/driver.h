@@ -1,5 +1,5 @@
-// Looks up functions of the CUDA driver through the runtime, because nothing links with the
-// driver's library. Included by .cu files only.
+// Looks up functions of the CUDA driver through the runtime, because nothing links against the
+// driver. Included by .cu files only.
 #pragma once
 
 #include <cuda.h>  // types

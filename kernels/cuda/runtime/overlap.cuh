@@ -27,8 +27,8 @@ __device__ inline void AllowNextKernel() {
 }
 
 // Whether the kernel's code on the current GPU contains the wait. A GPU of compute capability 9.0
-// may run code that was compiled for an older GPU, which has no wait. Queries the driver once for
-// each kernel and GPU. Thread safe.
+// may run code compiled for an older GPU, which contains no wait. Queries the driver once for each
+// kernel and GPU. Thread safe.
 inline bool IsToOverlap(const void* kernel, const CudaDevice& device) {
   if (device.info().compute_capability < 90) return false;
   static std::mutex mutex;
@@ -46,7 +46,7 @@ inline bool IsToOverlap(const void* kernel, const CudaDevice& device) {
 struct LaunchGrid {
   unsigned blocks, threads;
   std::size_t shared_bytes;
-  unsigned cluster = 0;  // blocks per cluster; 0: what the kernel itself specifies, if anything
+  unsigned cluster = 0;  // blocks per cluster; 0: as the kernel specifies, if it does
 };
 
 // Launches a kernel that calls WaitForKernelBefore.

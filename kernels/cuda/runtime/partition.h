@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// The number of SMs outside the partition: the smallest that every known GPU can set apart.
+// The number of SMs outside the partition: the smallest number that every known GPU can reserve.
 inline constexpr unsigned kRoomMultiprocessors = 8;
 
 class Partition {

@@ -106,7 +106,7 @@ bool CanReach(int ordinal, int other) {
   return possible != 0;
 }
 
-// Returns the number of bytes to map for a shard: whole units, also for an array's last shard.
+// Returns the number of bytes to map for a shard: whole units, even for an array's last shard.
 std::size_t MappedBytes(const Shard& shard) {
   return (shard.end - shard.begin + kCudaShardUnit - 1) / kCudaShardUnit * kCudaShardUnit;
 }

@@ -15,15 +15,15 @@
 
 namespace tessera {
 
-// Shards begin at multiples of this, the granularity in bytes of every known GPU's memory.
+// Shards begin at multiples of this number of bytes, the granularity of every known GPU's memory.
 inline constexpr std::size_t kCudaShardUnit = std::size_t{2} << 20;
 
 // Implements Device::AllocateShards for GPUs.
 std::unique_ptr<ShardedMemory> MakeCudaShards(std::span<const Shard> shards);
 
 // The number of bytes, starting at an address, that are in one shard, and the ordinal of the GPU
-// that holds them. If the address is not in sharded memory, ShardPartAt returns all of the bytes
-// and `otherwise`.
+// that holds them. If the address is not in sharded memory, ShardPartAt returns all bytes and the
+// ordinal `otherwise`.
 struct CudaShardPart {
   std::size_t bytes = 0;
   int ordinal = 0;

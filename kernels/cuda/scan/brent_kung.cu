@@ -1,21 +1,21 @@
 // Scan with one block per line, by Brent and Kung's tree.
 //
-// Compared with `kogge_stone`, it adds twice per element instead of log2(B) times. On the way up, a
-// tree as in Dot's `tree_sequential` leaves the totals of 2, 4, 8, ... elements in the last cell of
-// each group. On the way down, each total is added to the middle of the next group:
+// Compared with `kogge_stone`, there are two additions per element instead of log2(B). On the way
+// up, a tree as in Dot's `tree_sequential` leaves the totals of 2, 4, 8, ... elements in the last
+// cell of each group. On the way down, each total is added to the middle of the next group:
 //
 //     up      x0  x0-1  x2  x0-3  x4  x4-5  x6  x0-7
 //     down                             x0-5                distance 2: cell 5 gets cell 3
 //                       x0-2      x0-4      x0-6           distance 1: cells 2, 4, 6
 //
-// It takes twice as many steps, and in most of them few threads work, so it is faster only where
+// There are twice as many steps, and in most of them few threads work, so this is faster only where
 // additions are expensive. A thread has two elements. The active threads of a step are adjacent.
 //
 // Cost at n = 2^20, f32, one row: 2048 pieces of 512, each with 17 barriers and 1024 additions, in
 // a single block.
 //
 // The kernel is correct for any length, because missing elements are the identity, and for any
-// number of warps, because the cells are a power of two.
+// number of warps, because the number of cells is a power of two.
 #include <bit>
 
 #include "kernels/cuda/scan/scan.cuh"
@@ -75,7 +75,7 @@ std::int64_t Steps(const ScanProblem& p) {
 
 extern constexpr Strategy<ScanProblem> kScanBrentKung = {
     .name = "brent_kung",
-    .summary = "one block per line; a tree up and down adds twice per element",
+    .summary = "one block per line; a tree up and down takes two additions per element",
     .source = "Brent and Kung, A Regular Layout for Parallel Adders, 1982",
     .backend = Backend::kCuda,
     .dtypes = kLessonDTypes,

@@ -1,15 +1,15 @@
 // Scan with one block per line, by Kogge and Stone's network.
 //
 // Compared with `serial`, the additions no longer wait for each other: after the step with distance
-// d, each thread has the fold of up to 2d elements that end at its own. A block of B threads needs
-// log2(B) steps instead of B.
+// d, each thread has the fold of up to 2d elements, the last of which is its own. A block of B
+// threads needs log2(B) steps instead of B.
 //
 //     d = 1     x0   x0-1   x1-2   x2-3   x3-4   ...     each adds the cell d before its own
 //     d = 2     x0   x0-1   x0-2   x0-3   x1-4   ...
 //
-// It adds about B log2(B) times, though B additions would do, and each step needs a barrier. There
-// are two copies of the cells, one that a step reads and one that it writes, so that one barrier
-// per step is enough. The block takes one piece of its line after the other and carries the total
+// A block does about B log2(B) additions, though B would be enough, and each step needs a barrier.
+// There are two copies of the cells, one that a step reads and one that it writes, so that one
+// barrier per step is enough. The block processes its line piece by piece and carries the total
 // along.
 //
 // Cost at n = 2^20, f32, one row: 4096 pieces of 256, each with 8 barriers and 2048 additions, in a
@@ -56,7 +56,7 @@ void Enqueue(const ScanProblem& p, Stream& stream) {
   });
 }
 
-// The steps within a piece, and the pieces.
+// The number of folds that an element goes through: the steps within a piece, and the pieces.
 std::int64_t Steps(const ScanProblem& p) {
   return CeilLog2(ScanThreads(p)) + CeilDiv(p.length, ScanThreads(p)) + 1;
 }

@@ -1,7 +1,7 @@
 // Scan with CUB, CUDA's library of building blocks: its single-pass scan with decoupled look-back.
 //
 // Elements are added in their own type, as CUB's documentation recommends, so a sum of floats has a
-// larger error bound than with the other strategies. One call scans one row.
+// larger error bound than in the other strategies. One call scans one row.
 //
 // Cost at n = 2^20, f32: 4 MiB read, 4 MiB written, two launches.
 #include <algorithm>

@@ -1,11 +1,11 @@
 // Scan in one launch that reads x once, by decoupled look-back.
 //
 // Compared with `reduce_then_scan`, a block that has the total of its piece does not end. It sends
-// the total and looks back at the pieces before its own, starting with the nearest: it adds the
-// totals that it finds, until it finds a piece whose block already knows the fold of everything up
-// to its end. Then it knows its own, sends that as well, and stores its results. Two flags say what
-// a slot holds. Pieces are taken by a ticket, so the blocks that a block waits for are done or
-// running.
+// the total and looks back at the pieces before its own, starting with the nearest: it adds up
+// totals until it reaches a piece whose block has already sent the fold of everything up to the end
+// of that piece. The block then sends the same fold for its own piece and stores its results. Each
+// piece has two slots, one per value. Blocks take pieces by ticket, so all blocks that a block
+// waits for are done or running.
 //
 // How far a block has to look depends on timing, and so does the order of the additions: the last
 // bits of floating-point sums change from run to run. `fixed_order` avoids that.
@@ -104,7 +104,7 @@ void Enqueue(const ScanProblem& p, Stream& stream) {
   });
 }
 
-// The items of a thread, twice, the lanes and warps, and in the worst case one piece at a time.
+// The most folds of one element: items of a thread (twice), lanes, warps, and all pieces in turn.
 std::int64_t Steps(const ScanProblem& p) {
   return 2 * kItems + 5 + ScanThreads(p) / kWarpSize + 1 + Pieces(p) + 2;
 }

@@ -1,8 +1,8 @@
 // Scan in three launches: the totals of pieces, the scan of the totals, and the scan of each piece.
 //
-// Compared with `brent_kung`, one long line keeps the whole GPU busy, because the pieces of a line
-// have a block each. A thread folds kItems adjacent elements by itself, and only the threads'
-// totals are scanned together, by shuffles within the warps. The price is that x is read twice.
+// Compared with `brent_kung`, one long line keeps the whole GPU busy, because each piece of a line
+// has a block. A thread folds kItems adjacent elements by itself, and only the threads' totals are
+// scanned together, by shuffles within the warps. The price is that x is read twice.
 //
 //     1   x       | piece 0 | piece 1 | piece 2 |    a block per piece
 //         totals  |   t0    |   t1    |   t2    |
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kMostThreads)
   if (threadIdx.x == 0) totals[blockIdx.x] = total;
 }
 
-// Replaces the totals of a line's pieces with the folds of all pieces before each.
+// Replaces the total of each piece of a line with the fold of all pieces before it.
 template <class F>
 __global__ void __launch_bounds__(kMostThreads)
     ScanOfTotals(std::int64_t pieces, typename F::Wide* totals) {
@@ -96,8 +96,8 @@ void Enqueue(const ScanProblem& p, Stream& stream) {
   });
 }
 
-// The items of a thread, twice, the lanes and warps of both block scans, and the rounds of the
-// second launch.
+// The most folds that one element goes through: the items of a thread (counted twice), the lanes
+// and warps of both block scans, and the rounds of the second launch.
 std::int64_t Steps(const ScanProblem& p) {
   return 2 * kItems + 2 * (5 + ScanThreads(p) / kWarpSize + 1) +
          CeilDiv(Pieces(p), ScanThreads(p)) + 2;

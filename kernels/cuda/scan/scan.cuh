@@ -23,8 +23,8 @@ __device__ A ShuffleWords(A value, Shuffle shuffle) {
   std::memcpy(&value, words, sizeof value);
   return value;
 }
-// Return the value of the lane that is `distance` lanes lower, or of the lane `from`. REQUIRES: the
-// whole warp calls them.
+// These return the value of the lane that is `distance` lanes lower, or of lane `from`. REQUIRES:
+// all lanes of the warp call them.
 template <class A>
 __device__ A ShuffleUp(A value, int distance, int width = kWarpSize) {
   return ShuffleWords(
@@ -37,8 +37,8 @@ __device__ A ShuffleFrom(A value, int from) {
 
 // Kogge and Stone's scan over `width` adjacent lanes, where width is a power of two: in each of its
 // log2(width) steps, a lane combines the value `distance` lanes below with its own, and the
-// distance doubles. Returns the fold of this lane's value and all below. REQUIRES: the whole warp
-// calls it.
+// distance doubles. Returns the fold of this lane's value and all values below it. REQUIRES: the
+// whole warp calls it.
 template <class F, class A>
 __device__ A ScanLanes(A value, int width = kWarpSize) {
   const int lane = static_cast<int>(threadIdx.x) % width;
@@ -91,8 +91,8 @@ struct ScanLines {
 
 // --- Lessons ---
 
-// The types of the strategies that teach Scan. They read elements one by one, so a type of 16 bits
-// would only be slower.
+// The types of the strategies that teach Scan. They read elements one by one, so 16-bit types would
+// only be slower.
 inline constexpr DTypes kLessonDTypes =
     DTypesOf(DType::kF32, DType::kF64, DType::kI32, DType::kI64);
 
@@ -126,7 +126,7 @@ __device__ typename F::Wide ScanBlock(typename F::Wide value, typename F::Wide* 
   return F::Combine(before, below);
 }
 
-// For strategies with a block per line, or more.
+// For strategies with one or more blocks per line: requires that the grid is not too large.
 inline std::string RefusesBlocks(double blocks) {
   constexpr double kMostBlocks = std::numeric_limits<std::int32_t>::max();
   return blocks <= kMostBlocks ? "" : "fewer than 2^31 blocks";
@@ -135,7 +135,7 @@ inline std::string RefusesLines(const ScanProblem& p) {
   return RefusesBlocks(static_cast<double>(p.outer) * static_cast<double>(p.inner));
 }
 
-// The launches of lessons have whole warps.
+// The blocks of the lessons' launches consist of whole warps.
 inline constexpr LaunchLimits::Range kWholeWarps = {kWarpSize, kMostThreads};
 constexpr unsigned ScanThreads(const ScanProblem& p) {
   const unsigned asked = p.launch.block_size != 0 ? p.launch.block_size : 256;

@@ -1,7 +1,7 @@
-// Scan as it is defined: one thread per line, which adds one element after the other.
+// Scan as it is defined: one thread per line, which adds the elements one after another.
 //
-// A row is a chain of dependent additions and loads, so one long row keeps one thread of a quarter
-// of a million busy. Columns are better: adjacent threads read adjacent elements.
+// A row is a chain of dependent additions and loads, so one long row uses only one of a quarter of
+// a million threads. Columns are better: adjacent threads read adjacent elements.
 //
 // Cost at n = 2^20, f32, one row: 8 MiB moved by one thread, 2^20 steps, 74 ms on an H200.
 //

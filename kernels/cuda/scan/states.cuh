@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-// What the lower bits of a state are: nothing yet, the tile's own count, or the count of all tiles
-// up to this one.
+// What the lower bits of a state hold: nothing yet, the tile's own count, or the count of all tiles
+// up to and including this one.
 enum : unsigned { kNothing, kOwn, kAll };
 
 template <class Count>

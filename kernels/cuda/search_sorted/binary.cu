@@ -1,9 +1,9 @@
 // SearchSorted with one thread for each key.
 //
-// A search is a chain of loads, each of which waits for the comparison before it: 28 of them in
-// 2^28 elements. The chip hides this wait with the searches of many other threads. All searches
-// begin with the same few elements, which the caches hold, so that only the last levels go to
-// memory. If the keys are sorted as well, neighbouring threads load the same elements at all
+// A search is a chain of loads (28 for 2^28 elements), each of which waits for the comparison
+// before it. The chip hides this latency with the searches of many other threads. All searches
+// begin with the same few elements, which the caches hold, so only the loads of the last levels go
+// to memory. If the keys are also sorted, adjacent threads load the same elements at almost all
 // levels.
 //
 // Cost at 2^20 keys among 2^20 f32: 4 MiB of keys and 4 MiB of x read, 8 MiB written.

@@ -1,4 +1,4 @@
-// Code that the strategies of SearchSorted share: what they cost.
+// Code that the strategies of SearchSorted share: their cost.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// Returns the cost of a strategy whose threads look up `per_thread` keys each, one after the other.
+// Returns the cost of a strategy in which each thread looks up `per_thread` keys one by one.
 inline Cost CudaSearchSortedCost(const SearchSortedProblem& p, std::int64_t per_thread) {
   constexpr std::uint64_t kSector = 32;
   return SearchSortedCost(p, kSector, static_cast<std::uint64_t>(per_thread));

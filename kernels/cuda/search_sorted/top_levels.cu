@@ -2,8 +2,8 @@
 //
 // Compared with `binary`, a block first copies a sample of x to shared memory: the last element of
 // each of up to 2048 stretches of the same length. The search for a key among the samples finds the
-// only stretch that can contain its position. It takes 11 levels, whose loads take a fraction of
-// the time of a load from the L1 cache. The search in the stretch is as in `binary`.
+// only stretch that can contain its position. It has 11 levels, whose loads take a fraction of the
+// time of a load from the L1 cache. The search in the stretch is as in `binary`.
 //
 //     x         [ . . . s0 ][ . . . s1 ][ . . . s2 ] . .     the last stretch may be shorter,
 //     samples          s0          s1          s2            and has no sample
@@ -26,7 +26,7 @@ namespace {
 constexpr std::uint32_t kBlock = 512;
 constexpr std::int64_t kSamples = 2048, kLeastKeys = 2 * kSamples;  // of a block
 
-// stretch: elements of x for each sample. samples: how many stretches are whole.
+// stretch: the number of elements of x per sample. samples: the number of whole stretches.
 template <class T>
 __global__ void __launch_bounds__(kBlock)
     SearchTopLevels(const T* x, std::int64_t length, std::int64_t stretch, int samples,
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kBlock)
   const std::int64_t step = std::int64_t{gridDim.x} * kBlock;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kBlock + threadIdx.x; i < n; i += step) {
     const auto key = static_cast<V>(keys[i]);
-    int low = 0, high = samples;  // the stretches before `low` come before the key
+    int low = 0, high = samples;  // all stretches before `low` come before the key
     while (low < high) {
       const int middle = (low + high) / 2;
       if (ComesBefore(static_cast<V>(sampled[middle]), key, right)) {
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kBlock)
         high = middle;
       }
     }
-    // The sample of stretch `low` does not come before the key, unless there is no such sample.
+    // If stretch `low` has a sample, the sample does not come before the key.
     const std::int64_t first = low * stretch;
     const std::int64_t last = low < samples ? first + stretch - 1 : length;
     out[i] = PlaceOfKey(x, first, last, key, right);
@@ -74,7 +74,7 @@ void Enqueue(const SearchSortedProblem& p, Stream& stream) {
 
 extern constexpr Strategy<SearchSortedProblem> kSearchSortedTopLevels = {
     .name = "top_levels",
-    .summary = "a sample of the elements in shared memory, and a search in one stretch of them",
+    .summary = "a search among samples in shared memory, then a search in one stretch of elements",
     .source = "definition",
     .backend = Backend::kCuda,
     .dtypes = ArrayDTypes(),

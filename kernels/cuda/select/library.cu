@@ -1,5 +1,5 @@
 // Select with CUB, CUDA's library of building blocks: DeviceSelect of flagged elements, once for
-// the values and once for the indices, which are selected from an iterator that counts.
+// the values and once for the indices (selected from a counting iterator).
 //
 // Cost at n = 2^20, f32, half of them selected: 1 MiB of mask and 4 MiB of x read, 2 MiB written;
 // with indices, 1 MiB of mask again and 4 MiB of indices written.
@@ -53,7 +53,7 @@ extern constexpr Strategy<SelectProblem> kSelectLibrary = {
           return CudaSelectCost(p, p.wants_values && p.wants_indices ? 2 : 1, 64);
         },
     .launch = Enqueue,
-    // CUB's workspace has a state of 16 bytes for each of its tiles.
+    // CUB's workspace has a state of 16 bytes per tile.
     .scratch = [](const SelectProblem& p) -> std::uint64_t {
       return (std::uint64_t{1} << 16) + static_cast<std::uint64_t>(p.n) / 16;
     },

@@ -2,10 +2,10 @@
 //
 // Compared with `two_pass`, a block that has counted its tile does not end. It publishes the count
 // and looks back at the tiles before its own, as in Scan's `look_back`: it adds up their counts
-// until it finds a tile that already knows the count of everything up to its end. The first warp
-// reads the states of 32 tiles at a time, so that a look back over many tiles waits for few loads.
-// Meanwhile the values are loaded into registers, because the block already knows which elements
-// are selected, only not where they go. Tiles are taken by a ticket, so the blocks that a block
+// until it reaches a tile that has already published the count of everything up to its end. The
+// first warp reads the states of 32 tiles at a time, so looking back over many tiles waits for few
+// loads. Meanwhile the values are loaded into registers: the block knows which elements are
+// selected, but not yet where they go. Blocks take tiles by ticket, so the blocks that a block
 // waits for are done or running. Sums of counts do not depend on how far a block looks, so the
 // result is always the same.
 //
@@ -23,8 +23,8 @@ namespace {
 using State = std::uint64_t;
 
 // Returns the number of selected elements in the tiles before this one, to all lanes of a warp.
-// Lane l reads the state of the tile that is l + 1 tiles before. There is a count of 0 before the
-// first tile. REQUIRES: the first tile publishes kAll.
+// Lane l reads the state of the tile l + 1 places before this one. Before the first tile, the count
+// is 0. REQUIRES: the first tile publishes kAll.
 __device__ std::int64_t LookBack(const State* states, std::int64_t tile) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   std::int64_t sum = 0;
@@ -34,7 +34,7 @@ __device__ std::int64_t LookBack(const State* states, std::int64_t tile) {
       state = at >= 0 ? LoadState(states + at) : StateOf<State>(kAll, 0);
     } while (__any_sync(kFullMask, KindOf(state) == kNothing));
     const unsigned all = __ballot_sync(kFullMask, KindOf(state) == kAll);
-    // The lanes beyond the first one that knows everything before it do not count.
+    // Tiles before the nearest one that has published kAll do not count.
     const bool counts = all == 0 || lane < __ffs(static_cast<int>(all));
     auto count = counts ? static_cast<std::int64_t>(state & kCountMask<State>) : 0;
     for (int distance = kWarpSize / 2; distance > 0; distance /= 2)
@@ -44,7 +44,7 @@ __device__ std::int64_t LookBack(const State* states, std::int64_t tile) {
   }
 }
 
-// states: of each tile, zeros at first.
+// states: one state per tile, initially zero.
 template <class E>
 __global__ void __launch_bounds__(kSelectThreads)
     SelectLookBack(SelectArrays<E> arrays, State* states, unsigned* tickets) {

@@ -36,12 +36,12 @@ struct SelectArrays {
         n(p.n) {}
 };
 
-// A tile, which a block of kSelectThreads threads reads. Each warp takes kSelectPart adjacent
-// elements. Lane l looks at the elements l, l + 32, ... of the part, so that the loads of a warp
-// coalesce, and a ballot for each of these rounds says where the lane's element is among the
-// selected ones. The warp lists their places in shared memory. Then lane l takes the entries l,
-// l + 32, ... of the list, so that its loads are in flight together, few of them are wasted, and
-// the stores of a warp are adjacent.
+// A tile, which is read by a block of kSelectThreads threads. Each warp takes kSelectPart adjacent
+// elements. Lane l looks at the elements l, l + 32, ... of the part, so the loads of a warp
+// coalesce, and a ballot in each of these rounds gives the rank of the lane's element among the
+// selected ones. The warp lists the places of selected elements in shared memory. Then lane l takes
+// entries l, l + 32, ... of the list, so its loads are in flight together, few of them are wasted,
+// and the stores of a warp are adjacent.
 template <class E>
 class SelectTile {
  public:
@@ -106,7 +106,7 @@ class SelectTile {
  private:
   const SelectArrays<E>& arrays_;
   const int lane_;
-  std::uint16_t* const places_;  // of the warp's selected elements in its part, in their order
+  std::uint16_t* const places_;  // places of the warp's selected elements in its part, in order
   std::int64_t first_;           // the index of the first element of the warp's part
   int own_ = 0;                  // the number of the warp's selected elements
   int before_ = 0;               // the number of elements selected by the warps before it

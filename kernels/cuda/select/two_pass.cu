@@ -1,9 +1,9 @@
 // Select with two passes over the mask.
 //
 // The destination of an element is the number of selected elements before it, so no thread can
-// store anything before the elements of earlier tiles are counted. The first launch counts each
-// tile of 4096 elements, a block of the second one turns the counts into sums of the counts before
-// a tile, and the third launch reads the mask again and stores the elements (Billeter, Olsson and
+// store anything before the elements of earlier tiles are counted. The first launch counts the
+// selected elements of each tile of 4096, the second replaces each count with the sum of all
+// earlier counts, and the third reads the mask again and stores the elements (Billeter, Olsson and
 // Assarsson, Efficient Stream Compaction on Wide SIMD Many-Core Architectures, 2009).
 //
 // Cost at n = 2^20, f32, half of them selected: 1 MiB of mask, twice, and 4 MiB of x read, because

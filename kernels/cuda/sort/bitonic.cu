@@ -1,9 +1,9 @@
 // Sort by a sorting network, with one block per row, in shared memory.
 //
 // Which elements a network compares does not depend on their values, so all threads compare at the
-// same time, and no thread waits for what another has found (top_k/bitonic.cuh, which has a
-// picture). A network does not keep the order of equal keys. An entry therefore consists of a key
-// and, in its lower bits, the element's index, so that no two entries are equal.
+// same time, and no thread waits for the result of another (see the picture in top_k/bitonic.cuh).
+// A network does not keep the order of equal keys. An entry therefore consists of a key and, in the
+// lower bits, the element's index, so no two entries are equal.
 //
 // Every length is rounded up to a power of two, and a network for n entries has log2(n)
 // (log2(n) + 1) / 2 rounds: it compares far more often than a merge sort. This pays off only

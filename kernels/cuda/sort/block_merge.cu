@@ -1,9 +1,9 @@
 // Sort by merging, with many blocks per row.
 //
 // Compared with `bitonic`, a row may have any length: blocks sort tiles of kTile elements, and then
-// merge sorted runs in pairs, each twice as long as before. A run is merged by many blocks, and a
-// tile of a block by its threads, without waiting for each other: the merge path says where in both
-// runs the d-th element of their merged order comes from.
+// merge sorted runs in pairs, each twice as long as before. Many blocks merge one run, and the
+// threads of a block merge one tile, without waiting for each other: the merge path tells which
+// elements of both runs are the first d of the merged order.
 //
 //               b0 b1 b2 b3       A step along the path takes the next element of a (down) or of b
 //          a0 ---+                (right). The path crosses each diagonal d = i + j once, at the i
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kThreads)
     const std::int64_t end = min(begin + kTile, a_count + b_count);
     if (threadIdx.x < 2)
       splits[threadIdx.x] = MergePath(a, a_count, b, b_count, threadIdx.x == 0 ? begin : end);
-    __syncthreads();  // the ends of the path are known
+    __syncthreads();  // the ends of the tile's path are known
     const std::int64_t a_first = splits[0], b_first = begin - a_first;
     const auto of_a = static_cast<int>(splits[1] - a_first);
     const auto all = static_cast<int>(end - begin);

@@ -1,9 +1,9 @@
 // Sort with CUB, CUDA's library of building blocks: its radix sort for one row, and its segmented
 // sort for several.
 //
-// CUB sorts numbers by their bits, so a NaN with a sign would come first. It is therefore given the
-// keys of kernels/problem/sort.h with the elements' positions, and the values are then collected
-// from x. Values of one row of integers, without positions, are sorted directly.
+// CUB sorts numbers by their bits, so a NaN with a sign would come first. CUB therefore sorts the
+// keys of kernels/problem/sort.h together with the elements' positions, and the values are then
+// collected from x. If only the values of one row of integers are wanted, they are sorted directly.
 //
 // Cost at n = 2^20, f32, one row: keys of 4 MiB and positions of 4 MiB, which CUB reads and writes
 // in each of 4 passes; 2 launches besides CUB's.
@@ -41,7 +41,7 @@ __global__ void StoreByPosition(SortArrays<Word> arrays, const Position* positio
     arrays.Store(i / arrays.n, i % arrays.n, positions[i]);
 }
 
-// Calls sort(workspace, bytes) for the size of the workspace, and then to sort.
+// Calls sort(workspace, bytes) twice: for the size of the workspace, and to sort.
 template <class F>
 void WithWorkspace(CudaStream& stream, const F& sort) {
   std::size_t bytes = 0;

@@ -1,19 +1,19 @@
-// Sort digit by digit, with one launch per digit, in which elements are read and written once.
+// Sort digit by digit, with one launch per digit that reads and writes each element once.
 //
-// Compared with `radix`, two reads of each pass are saved. The digits of all passes are counted in
-// one launch before the first pass, because the number of elements with a digit does not depend on
-// their order. What remains is the number of elements with the same digit in the tiles before a
-// tile. Blocks learn it from each other by decoupled look-back, as in Scan's `look_back`: a block
-// publishes its counts, adds up the counts of the tiles before it, starting with the nearest, until
-// it finds a tile that already knows the counts of all tiles up to itself. It then publishes the
-// same counts for its own tile. Thread d of a block does this for digit d.
+// Compared with `radix`, each pass saves one of its two reads. The digits of all passes are counted
+// in one launch before the first pass, because the number of elements with a digit does not depend
+// on their order. A tile still needs the number of elements with the same digit in earlier tiles.
+// Blocks learn it from each other by decoupled look-back, as in Scan's `look_back`: a block
+// publishes its counts and adds up the counts of the tiles before it, starting with the nearest,
+// until it reaches a tile that has already published the counts of all tiles up to itself. The
+// block then publishes such counts for its own tile. Thread d of a block does this for digit d.
 //
 //     states   tile 0   tile 1   tile 2   tile 3        tile 3 adds the counts of tiles 2 and 1,
 //               all      all     count    count         and then knows those of all before it
 //
-// A state is one word (kernels/cuda/scan/states.cuh). Tiles are taken by a ticket, so the blocks
-// that a block waits for have started, and wait only for earlier ones. All sums are of integers, so
-// the result does not depend on how far a block looks.
+// A state is one word (kernels/cuda/scan/states.cuh). Blocks take tiles by ticket, so the blocks
+// that a block waits for have started, and wait only for earlier blocks. All sums are of integers,
+// so the result does not depend on how far a block looks.
 //
 // Cost at n = 2^20, f32, one row: x is read once to count digits. Each of 4 passes reads 4 MiB and
 // writes 4 MiB, the same again with indices, and 1 KiB of states for each tile of 4096 elements; 6
@@ -29,8 +29,8 @@
 namespace tessera {
 namespace {
 
-constexpr int kHistograms = 4;                // per block and digit
-constexpr std::int64_t kLeastPart = 1 << 15;  // elements for which a part gets its own block
+constexpr int kHistograms = 4;                // copies of each digit's counter in a block
+constexpr std::int64_t kLeastPart = 1 << 15;  // minimum number of elements in a part
 
 // --- Counts of digits ---
 
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kRadixThreads) ScanDigits(Count* counts) {
 // --- States ---
 
 // Returns the number of elements with a digit in the `tiles` tiles of the row before this one.
-// state: of the tile before this one. REQUIRES: the first tile of a row publishes kAll.
+// state: the state of the previous tile. REQUIRES: the first tile of a row publishes kAll.
 template <class Count>
 __device__ Count LookBack(const Count* state, std::int64_t tiles) {
   Count sum = 0;
@@ -206,7 +206,7 @@ Cost CostOf(const SortProblem& p) {
 
 extern constexpr Strategy<SortProblem> kSortOnesweep = {
     .name = "onesweep",
-    .summary = "distributes by one digit of the keys at a time, with one launch per digit",
+    .summary = "distributes elements by one digit of the keys at a time, with one launch per digit",
     .source =
         "Adinets and Merrill, Onesweep: A Faster Least Significant Digit Radix Sort for GPUs, 2022",
     .backend = Backend::kCuda,

@@ -1,16 +1,16 @@
 // Sort digit by digit, with three launches per digit.
 //
 // Compared with `block_merge`, no elements are compared: a pass distributes all elements of a row
-// to 256 lists by 8 bits of their keys, from the lowest bits to the highest, and keeps the order
-// within a list. A row is divided into parts with a block each.
+// among 256 buckets by 8 bits of their keys, from the lowest bits to the highest, and keeps the
+// order within a bucket. A row is divided into parts, one per block.
 //
 //     count     a block counts the digits of its part
-//     scan      for each digit, the counts of the parts before each part are added up
+//     scan      for each digit and part, the counts of the earlier parts are added up
 //     scatter   a block ranks the elements of its part (radix.cuh) and moves each to
 //               the elements with lower digits + those of earlier parts with this digit + its rank
 //
-// Lists are stored tile by tile, so neighbours in a list are neighbours in memory, and most stores
-// are coalesced. The price is that a pass reads the elements twice.
+// Buckets are filled tile by tile, so neighbours in a bucket are neighbours in memory, and most
+// stores are coalesced. The price is that a pass reads the elements twice.
 //
 // Cost at n = 2^20, f32, one row: 4 passes; each reads 8 MiB and writes 4 MiB, plus 4 MiB of
 // indices read and written; 12 launches.
@@ -24,8 +24,8 @@
 namespace tessera {
 namespace {
 
-constexpr int kHistograms = 8;                // per block
-constexpr std::int64_t kLeastPart = 1 << 14;  // elements for which a part gets its own block
+constexpr int kHistograms = 8;                // copies of a block's counters
+constexpr std::int64_t kLeastPart = 1 << 14;  // minimum number of elements in a part
 
 // Block b has part b % parts.count of row b / parts.count. Writes table[row][digit][part].
 template <class Word, class Count>
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kRadixThreads)
 }
 
 // Block b replaces the counts of digit b % 256 of row b / 256 with the sums of the counts before
-// them, and writes the sum of all to totals[b].
+// them, and writes the sum of all counts to totals[b].
 template <class Count>
 __global__ void __launch_bounds__(kRadixThreads)
     ScanParts(std::int64_t parts, Count* table, Count* totals) {
@@ -143,7 +143,7 @@ Cost CostOf(const SortProblem& p) {
 
 extern constexpr Strategy<SortProblem> kSortRadix = {
     .name = "radix",
-    .summary = "distributes by one digit of the keys at a time, with three launches per digit",
+    .summary = "distributes elements by one digit of the keys at a time; three launches per digit",
     .source =
         "Satish, Harris and Garland, Designing Efficient Sorting Algorithms for Manycore GPUs, "
         "2009",

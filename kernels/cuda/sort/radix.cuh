@@ -1,21 +1,21 @@
 // One pass of a radix sort for one tile: a block ranks the elements of a tile by 8 bits of their
-// keys, and moves them, in this order, to the lists of these bits. `radix`, `onesweep` and
-// `segmented` share it.
+// keys, and moves them, in this order, to the buckets of these bits. `radix`, `onesweep` and
+// `segmented` share this code.
 //
-// A warp owns 32 * kItems adjacent elements of the tile, and a lane every 32nd of them, so that a
-// warp loads adjacent elements together and an item of all lanes comes before the next item. First
-// the warps count their digits. The sums over the lower warps and over the lower digits make each
-// warp's counter of a digit the rank of its next element with this digit:
+// A warp owns 32 * kItems adjacent elements of the tile, and each lane every 32nd of them. So a
+// warp loads adjacent elements together, and item j of every lane comes before item j + 1 of any
+// lane. First the warps count their digits. Adding the counts of lower warps and lower digits turns
+// each warp's counter of a digit into the rank of its next element with this digit:
 //
 //     rank = elements with lower digits + those of lower warps with this digit
 //            + earlier ones of this warp
 //
 // Then, for each item, every lane sets its bit in the warp's mask of its digit, so that the mask
-// says which lanes have this digit. The number of lower lanes is added to the counter's value, and
-// the lowest lane advances the counter.
+// says which lanes have this digit. A lane's rank is the counter's value plus the number of lower
+// lanes in the mask. The lowest lane advances the counter.
 //
-// The elements then go to their ranks in shared memory, from where the block stores them in order:
-// elements of one list have adjacent places there and in memory.
+// The elements then go to their ranks in shared memory, and the block stores them in this order:
+// elements of one bucket are adjacent both there and in memory.
 #pragma once
 
 #include <algorithm>
@@ -45,16 +45,16 @@ __device__ int PlaceInTile(int j) {
 
 // The shared memory of RankTile.
 struct RankSpace {
-  // First the number of a warp's elements with each digit, and then the rank of the next of them.
+  // At first the number of a warp's elements with each digit, later the rank of the next one.
   std::uint32_t counts[kRadixWarps][kDigits];
-  std::uint32_t masks[kRadixWarps][kDigits];  // the lanes of a warp whose item has the digit
+  std::uint32_t masks[kRadixWarps][kDigits];  // per digit, the lanes of a warp whose item has it
   std::uint32_t starts[kDigits];  // the number of elements of the tile with lower digits
 };
 
 // Ranks the first `valid` elements of a tile, where digit(j) is the digit of the thread's item j.
 // Ranks of other items are undefined. Calls counted(number of elements whose digit is threadIdx.x)
-// as soon as it is known, and returns the number. space.starts is complete on return. REQUIRES: a
-// block has kRadixThreads threads. `space` may be used again without a barrier, if it is only read
+// as soon as this number is known, and returns it. space.starts is complete on return. REQUIRES: a
+// block has kRadixThreads threads. `space` may be reused without a barrier if it has only been read
 // in between.
 template <int kItems, class Digit, class Counted>
 __device__ unsigned RankTile(const Digit& digit, int valid, RankSpace& space,
@@ -104,7 +104,7 @@ __device__ unsigned RankTile(const Digit& digit, int valid, RankSpace& space,
   return count;
 }
 
-// One pass over all rows. Elements have words, and indices if `indices` or `to_index` is set.
+// One pass over all rows. An element has a word, and an index if `indices` or `to_index` is set.
 template <class Word, class Count>
 struct RadixPass {
   const Word* from;
@@ -139,9 +139,9 @@ class RadixTile {
 
   __device__ RadixTile(const Pass& pass, Shared& shared) : pass_(pass), shared_(shared) {}
 
-  // Loads the tile that begins with element `first` of a row. Nothing at or after element `end` is
-  // part of it. Calls counted(number of its elements whose digit is threadIdx.x) as soon as it is
-  // known, and returns the number.
+  // Loads the tile that begins with element `first` of a row. Elements at or after `end` are not
+  // part of it. Calls counted(number of its elements whose digit is threadIdx.x) as soon as this
+  // number is known, and returns it.
   template <class Counted>
   __device__ unsigned Load(std::int64_t row, std::int64_t first, std::int64_t end,
                            const Counted& counted) {
@@ -204,7 +204,7 @@ class RadixTile {
  private:
   // Returns the rank of the element that the thread stores as its item j.
   __device__ static int Slot(int j) { return j * kRadixThreads + static_cast<int>(threadIdx.x); }
-  // Returns where in the array this element goes. REQUIRES: words_[j] is the element.
+  // Returns the element's destination in the array. REQUIRES: words_[j] is the element.
   __device__ std::int64_t Target(int j) const {
     return begin_ + shared_.bases[pass_.Digit(words_[j])] + Slot(j);
   }
@@ -221,7 +221,7 @@ class RadixTile {
 
 // The arrays between which the passes of a sort move elements. The number of passes is even, so
 // odd passes write to scratch memory, and even passes to the results, whose memory also holds the
-// indices between two passes.
+// indices between passes.
 template <class Word, class Count>
 class RadixPasses {
  public:

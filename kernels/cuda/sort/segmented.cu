@@ -3,7 +3,7 @@
 // Compared with `onesweep`, elements stay on the chip between the passes: a block loads a row, or
 // as many short rows as fit, sorts it digit by digit, and stores it. Device memory is read and
 // written once. The passes are the same as those of the other radix sorts (radix.cuh), but no block
-// needs to know what another one has counted.
+// needs the counts of another block.
 //
 // Rows that share a block are sorted together, by their keys alone. Each element is stored with its
 // former position in the block, in 16 bits. A last pass distributes the elements by the number of
@@ -15,7 +15,7 @@
 // memory; one launch.
 //
 // The kernel is correct for any number of rows: a grid strides over them. Rows of one element are
-// copied like others. Loads and stores are of single elements, so they are correct for any
+// copied like longer rows. Loads and stores are of single elements, so they are correct for any
 // alignment.
 #include <algorithm>
 
@@ -40,7 +40,7 @@ template <class Word, class Digit>
 __device__ void Pass(const Digit& digit, int valid, Space<Word>& space, const Word (&words)[kItems],
                      const std::uint16_t (&places)[kItems]) {
   std::uint32_t ranks[kItems];
-  // Its barriers come after all threads have read the elements of the previous pass.
+  // After RankTile's barriers, all threads have read the elements of the previous pass.
   RankTile<kItems>(digit, valid, space.ranks, ranks, [](unsigned) {});
 #pragma unroll
   for (int j = 0; j < kItems; ++j) {
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kRadixThreads, 3)
     }
     if (together > 1) {
       reload();
-      // Missing elements may have any position, so that the digit is reduced to its bits.
+      // Missing elements may have any position, so the remainder keeps the digit in its range.
       const auto row_of = [&](int j) {
         return static_cast<unsigned>(places[j]) / static_cast<unsigned>(n) % kDigits;
       };

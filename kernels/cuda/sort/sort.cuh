@@ -37,18 +37,18 @@ struct SortArrays {
   }
 };
 
-// Returns the bytes of x, and of `moved` further reads or writes of all elements, plus the bytes of
-// the results. Each element has `index_bytes` in addition to its word.
+// Returns the bytes of x, of `moved` further reads or writes of all elements, and of the results.
+// In these reads and writes, an element has `index_bytes` in addition to its word.
 inline std::uint64_t SortBytes(const SortProblem& p, std::uint64_t moved,
                                std::uint64_t index_bytes) {
   const auto n = static_cast<std::uint64_t>(p.elements());
   return n * SizeOf(p.dtype) + moved * n * (SizeOf(p.dtype) + index_bytes) + SortOutBytes(p);
 }
 
-// Returns the digits of a key.
+// Returns the number of digits of a key.
 inline int PassesOf(DType dtype) { return static_cast<int>(SizeOf(dtype)); }
 
-// For strategies with counters for each row.
+// For strategies with counters per row.
 inline std::string RefusesManyShortRows(const SortProblem& p) {
   constexpr std::int64_t kLeast = 1024;
   return p.n >= kLeast || p.rows <= kLeast ? "" : "rows of 1024 elements or more";

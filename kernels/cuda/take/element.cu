@@ -51,8 +51,8 @@ __device__ Place<N> PlaceOf(const Elements<E, N>& p, N at) {
   return place;
 }
 
-// Returns the address of the element of x, or null if there is none. For an index that many
-// elements share, the first of them marks its position.
+// Returns the address of the element of x, or null if the index is out of range. If many elements
+// share a bad index, only the first of them marks its position.
 template <class E, class I, class N>
 __device__ const E* Find(const Elements<E, N>& p, const TakeIndexes<I>& indexes, N at,
                          const Place<N>& place, I loaded) {

@@ -1,7 +1,7 @@
 // Take with Thrust, CUDA's library of algorithms: thrust::gather of elements of a vector.
 //
-// thrust::gather does not check its map. The map is therefore an iterator that checks an index when
-// it is read, and gives the first element of x in place of a bad index.
+// thrust::gather does not check its map. The map is therefore an iterator that checks each index
+// when it is read and replaces a bad index with 0.
 //
 // Cost at 2^20 random i64 indices, f32: 32 MiB of sectors and 8 MiB of indices read, 4 MiB written.
 #include <thrust/execution_policy.h>

@@ -2,19 +2,19 @@
 //
 // A row of the result is cut into slots: the aligned vectors of the result that it overlaps. The
 // first and the last slot of a row may be shorter. A group of 1 to 32 adjacent lanes copies the
-// slots of a piece, which is a whole row if that has no more slots than a warp has lanes. An index
-// is therefore read by a few lanes instead of once per element. A group takes kEach pieces at the
-// same time: it loads their indices, then a vector of each, and then stores them, so each thread
-// has kEach loads of 16 bytes in flight.
+// slots of a piece, which is a whole row if the row has at most 32 slots. An index is therefore
+// read by a few lanes instead of once per element. A group takes kEach pieces at the same time: it
+// loads their indices, then a vector of each, and then stores them, so each thread has kEach loads
+// of 16 bytes in flight.
 //
 //   result   .....[aaaaaaaaaaa|aaaaaaaaaaaaaaaa|aaaaaaaa]......    slots 0, 1 and 2 of row a
 //   x        ..[aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa]...........
 //
 // Stores of whole slots are aligned. If the source of a slot is not, its bytes come from the two
 // aligned vectors of x that it straddles, provided that both are inside the row. All other slots
-// are copied element by element. No byte outside of a row is read. If all rows are aligned, which
-// the host finds out, a kernel without these cases runs. It needs few registers, so enough of its
-// loads are in flight to keep the memory busy.
+// are copied element by element. No byte outside of a row is read. If the host finds that all rows
+// are aligned, a kernel without these cases runs. This kernel needs few registers, so enough loads
+// are in flight to keep the memory busy.
 //
 // Cost at 2^14 rows of 64 f32: 4 MiB and 2^14 indices read, 4 MiB written.
 #include <algorithm>
@@ -59,7 +59,7 @@ __device__ uint4 Shifted(const uint4& lo, const uint4& hi, unsigned shift) {
 }
 
 // The part of a row that one thread copies: elements of type E, an unsigned type of the elements'
-// size. It is constructed, loaded and stored, in this order. A default-constructed slot does
+// size. A slot is constructed, loaded and stored, in this order. A default-constructed slot does
 // nothing.
 template <class E>
 class Slot {
@@ -98,7 +98,7 @@ class Slot {
   const unsigned char* from_ = nullptr;
   unsigned char* to_ = nullptr;
   int bytes_ = 0;
-  bool whole_ = false;  // whether there are 16 bytes, and vectors inside the row contain them
+  bool whole_ = false;  // whether it has 16 bytes, all in vectors inside the row
   uint4 low_ = {}, high_ = {};
 };
 
@@ -172,9 +172,9 @@ __global__ void __launch_bounds__(kBlock) TakeRows(RowLayout p, TakeIndexes<I> i
   }
 }
 
-// Returns the layout with the groups that leave the fewest lanes idle. Of two such layouts, it is
-// the one with larger groups. Groups have 8 lanes or more if the row is long enough for them,
-// because these read 128 adjacent bytes.
+// Returns the layout with the groups that leave the fewest lanes idle. If there are several such
+// layouts, the one with the largest groups is returned. Groups have 8 lanes or more if the row is
+// long enough, because 8 lanes read 128 adjacent bytes.
 RowLayout LayoutOf(const TakeProblem& p) {
   const auto size = static_cast<std::int64_t>(SizeOf(p.dtype));
   RowLayout layout = {.x = static_cast<const unsigned char*>(p.x),

@@ -10,7 +10,7 @@
 namespace tessera {
 
 // The indices of a problem. *mark is 0, or ~position for the first position that has been marked.
-// It is in the device's memory, because atomics on the host's memory are slow.
+// The mark is in device memory, because atomics on host memory are slow.
 template <class I>
 struct TakeIndexes {
   const I* indices;
@@ -20,9 +20,9 @@ struct TakeIndexes {
 
   __device__ I Load(std::int64_t position) const { return __ldg(indices + position); }
 
-  // Returns the index in [0, length) that the loaded index means, or -1 if it is out of range. Then
-  // it also marks the position if `marks` is set. The load before the atomic keeps most threads
-  // from the atomic if many indices are bad.
+  // Returns the index in [0, length) that the loaded index stands for. If that is out of range,
+  // returns -1 and, if `marks` is set, marks the position. If many indices are bad, the load before
+  // the atomic spares most threads the atomic.
   __device__ std::int64_t Resolve(I loaded, std::int64_t position, bool marks) const {
     const std::int64_t index = ResolveIndex(loaded, length, mode);
     if (index < 0 && marks) {
@@ -33,7 +33,7 @@ struct TakeIndexes {
   }
 };
 
-// Without a mark, ~0 is -1.
+// If no position has been marked, the result is ~0 = -1.
 template <class I>
 __global__ void StoreFirstBad(TakeIndexes<I> indexes, Scalar* result) {
   result->index = static_cast<std::int64_t>(~*indexes.mark);

@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-// A piece has at most about 1 / kMostPart of all columns. That also limits the additional memory
+// A piece has at most about 1 / kMostPart of all columns. This also limits the additional memory
 // that a strategy needs for a piece of b.
 constexpr std::int64_t kMostPart = 2;
 // The rate of copies from another GPU in bytes per second: nine tenths of the rate measured between
@@ -23,7 +23,7 @@ constexpr double kCopyRate = 350e9;
 constexpr double kMostGrowth = 8;
 // The number of columns in a piece is a multiple of every strategy's tile size.
 constexpr std::int64_t kPieceUnit = 256;
-// The rows of the copy are aligned to lines of the L2 cache. That also satisfies TMA.
+// The rows of the copy are aligned to lines of the L2 cache. This alignment also satisfies TMA.
 constexpr std::int64_t kLine = 128;
 // The largest pitch that cudaMemcpy2DAsync accepts.
 constexpr std::int64_t kMostPitch = (std::int64_t{1} << 31) - 1;
@@ -82,7 +82,7 @@ std::size_t BytesElsewhere(int here, const void* data, std::size_t bytes, int ot
   return elsewhere;
 }
 
-// Rows of `width` bytes each, or a part of one row. They are on one GPU.
+// Rows of `width` bytes each, or a part of one row, all on one GPU.
 struct RowsOnGpu {
   char* to;
   const char* from;
@@ -133,7 +133,7 @@ PieceSizes SizesOf(const MatmulProblem& part, std::int64_t round, double rate, d
           .growth = std::clamp(multiply / copy, 1.0, kMostGrowth)};
 }
 
-// The work of a strategy that takes all columns in one launch.
+// The work of a strategy that computes all columns in one launch.
 class WholeWork {
  public:
   WholeWork(const ProductShare& share, const Strategy<MatmulProblem>& strategy)

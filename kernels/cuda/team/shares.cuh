@@ -6,7 +6,7 @@
 //      SMs                 b0    | b1    | b2 ..
 //
 // A kernel that reads b from another GPU's memory would fetch it again for every tile of rows,
-// because no L2 cache keeps another GPU's memory. Kernels read b remotely all the same if scratch
+// because no L2 cache keeps another GPU's memory. Kernels nevertheless read b remotely if scratch
 // memory has no space for the copy of b. Each GPU copies from the next GPU first, and then from the
 // one after that. If all GPUs began with the same shard of b, they would share the bandwidth of one
 // GPU. A GPU's own part of b is copied on a separate stream at the same time, because the copy
@@ -33,8 +33,8 @@
 
 namespace tessera {
 
-// A stream for copies, next to the stream that does the work. When its owner releases it, the work
-// waits for its copies.
+// A stream for copies, in addition to `work`, the stream that does the work. When the owner
+// releases the copy stream, `work` waits for all copies on it.
 struct CopyStream {
   StreamHandle stream;
   Event event;  // recorded after the last copy
@@ -49,9 +49,9 @@ struct CopyStreamEnd {
 class ProductShare {
  public:
   // `round` is the number of elements of c that the GPU computes at a time, or 0 if the strategy
-  // takes all columns in one launch. `rate` is the approximate number of multiply-adds per second.
-  // `index` is the position of this share among `count` shares. Each share begins with different
-  // columns. Throws DeviceError.
+  // computes all columns in one launch. `rate` is the approximate number of multiply-adds per
+  // second. `index` is the position of this share among `count` shares. Each share begins with
+  // different columns. Throws DeviceError.
   ProductShare(const MatmulProblem& p, const TeamShare& share, std::int64_t round, double rate,
                std::size_t index, std::size_t count);
 
@@ -70,7 +70,7 @@ class ProductShare {
   double TakeCopy(const MatmulProblem& p);
   // Returns a copy stream whose work begins after all earlier work of the stream.
   std::unique_ptr<CopyStream, CopyStreamEnd> TakeCopyStream();
-  // Moves next_ to the following columns and starts their copy.
+  // Advances next_ to the following columns and starts to copy these.
   void Fetch();
   void Copy(const ProductPiece& piece);
 
@@ -78,7 +78,7 @@ class ProductShare {
   MatmulProblem problem_;
   const void* source_ = nullptr;  // the original b, if it is copied
   std::int64_t source_pitch_ = 0;
-  int source_ordinal_ = 0;  // of the GPU that has b, if b is not sharded
+  int source_ordinal_ = 0;  // the GPU that has b, if b is not sharded
   PieceSizes sizes_;
   std::int64_t at_ = 0;  // first column of the piece after next_
   std::int64_t left_;    // number of columns from there on, wrapping around at the end of b

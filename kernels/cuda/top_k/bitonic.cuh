@@ -1,6 +1,6 @@
-// Sorting and merging in a block's shared memory by comparison networks (Batcher, 1968). Which
-// places are compared does not depend on their values, so all threads compare at the same time
-// without communication.
+// Sorting and merging in a block's shared memory by comparison networks (Batcher, 1968). The places
+// that are compared do not depend on the values, so all threads compare at the same time without
+// communication.
 //
 // A sequence that rises and then falls, or a rotation of such a sequence, is bitonic. Comparing its
 // two halves place by place leaves two bitonic halves, and no element of the first half is above
@@ -69,8 +69,8 @@ __device__ void SortBlock(E* entries, int n) {
   }
 }
 
-// Merges `fresh`, a sorted list of `count` places, into `best`, a sorted list of `size` places,
-// which keeps the best of both. Ends with a block barrier. REQUIRES: size is a power of two, and
+// Merges `fresh`, a sorted list of `count` places, into `best`, a sorted list of `size` places.
+// `best` keeps the best of both. Ends with a block barrier. REQUIRES: size is a power of two, and
 // there is a block barrier before the call.
 template <class E>
 __device__ void MergeBest(E* best, int size, const E* fresh, int count) {

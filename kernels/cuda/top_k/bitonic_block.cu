@@ -16,8 +16,8 @@
 // Cost for 16 rows of 2^16, k = 100, f32: 4 MiB read by 16 blocks; 64 chunks per row, each with 55
 // rounds to sort and 8 to merge; 2^16 * 32 comparisons per row.
 //
-// The kernel is correct for any k and n: places without an element, in a chunk and in the list at
-// first, hold an entry that comes after every element. It is correct for any alignment, because
+// The kernel is correct for any k and n: places without an element (in a chunk, and initially in
+// the list) hold an entry that comes after every element. It is correct for any alignment, because
 // loads are scalar. Elements with equal keys are ordered by their indices, which are the lower bits
 // of the compared numbers.
 #include "kernels/cuda/top_k/bitonic.cuh"

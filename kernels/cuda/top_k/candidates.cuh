@@ -11,7 +11,7 @@
 // size lasts for about another m elements. In a row whose elements keep getting better, every
 // element beats the limit. If many threads have such elements, each of these threads first offers
 // only its best one. The k-th best of the offered elements is better than nearly all other
-// elements, which are then dropped without being sorted. The first limit is found in the same way.
+// elements, so these are dropped without being sorted. The first limit is found in the same way.
 //
 // An entry's place is part of the comparison, so the order in which entries reach the buffer does
 // not affect the result.

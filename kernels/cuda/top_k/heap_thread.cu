@@ -1,10 +1,10 @@
 // TopK as in the textbook: one thread per row, and a heap of the best elements so far.
 //
-// The heap has the worst of the k best on top, and each element is no better than the two below it.
-// An element that beats the top replaces it and sinks to its place. Any other element is done after
-// one comparison. When the row has been read, the heap becomes a sorted list in k steps. In each
-// step, the top, which is the worst element, is swapped with the last element of the heap, the heap
-// shrinks by one, and the new top sinks.
+// The worst of the k best elements is at the top of the heap, and each element is no better than
+// the two below it. An element that beats the top replaces it and sinks to its place. Any other
+// element is done after one comparison. When the row has been read, the heap becomes a sorted list
+// in k steps. In each step, the top, which is the worst element, is swapped with the last element
+// of the heap, the heap shrinks by one, and the new top sinks.
 //
 //     heap, places of values and indices     0
 //     of the row's results                1     2      place j is no better than 2 j + 1 and
@@ -12,7 +12,7 @@
 //
 // The heap is stored where the results will be, so no other memory is needed. On a GPU, the heap
 // has no other advantage. Adjacent threads read elements a whole row apart, so each 4-byte load
-// moves 32 bytes. The threads of a warp sink elements at different times, and the other threads
+// moves 32 bytes. The threads of a warp sink elements at different times, while the other threads
 // wait. If there are only a few long rows, all but a few threads of the GPU have no work.
 //
 // Cost for 16 rows of 2^16, k = 100, f32: 4 MiB read by 16 threads; in random order k (1 + ln(n /

@@ -5,7 +5,7 @@
 //               head                          tail    single loads, after all vectors
 //
 // A comparison is one instruction on the value, whose sign is flipped if necessary so that the
-// largest are always selected. Elements that pass are tested again with their key and their place.
+// largest are always selected. Elements that pass are then compared as entries (key and place).
 #pragma once
 
 #include <cstdint>
@@ -98,8 +98,8 @@ class Part {
     std::uint32_t pending = 0;
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
-      // The values decide which elements are tested again. NaNs are tested again, because they are
-      // not less than or equal to any value.
+      // A first test compares only values. Elements that pass it are then compared as entries. NaNs
+      // pass, because they are not less than or equal to any value.
       const uint4 flipped = Flipped(vectors[j]);
       bool passes[kWide], any = false;
 #pragma unroll
@@ -113,10 +113,10 @@ class Part {
         if (passes[v]) pending |= 1u << (j * kWide + v);
     }
     // Elements before the first vector are offered last but come before equal elements of the
-    // vectors, so they are always tested again.
+    // vectors, so they are always compared as entries.
     if (candidates.open() || kCount == 1) pending = ~0u;
     pending &= there;
-    // The elements to test are known only at run time, and registers cannot be indexed, so the
+    // The pending elements are known only at run time, and registers cannot be indexed, so the
     // vectors are copied to memory.
     uint4 kept[kCount];
     if (pending != 0) {

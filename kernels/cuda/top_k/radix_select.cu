@@ -3,7 +3,7 @@
 //
 // Unlike in `bitonic_block`, only the result is sorted. Keys are 16-bit, 32-bit or 64-bit numbers.
 // A first pass counts how many elements have each value of the upper 8-bit digit. Adding up the
-// counts starting at the smallest digit gives the upper digit of the k-th key, and the number of
+// counts, starting with the smallest digit, gives the upper digit of the k-th key and the number of
 // elements with that digit that are still needed. A second pass counts the next digit among these
 // elements only, and so on. After as many passes as a key has digits, all bits of the k-th key are
 // known.
@@ -43,7 +43,7 @@ constexpr int kDigits = 1 << kDigitBits;
 constexpr int kThreads = kDigits;  // one per digit value, in all kernels but the last
 constexpr int kHistograms = 8;     // per block
 constexpr int kMostSortThreads = 1024;
-constexpr std::int64_t kLeastPart = 1 << 14;  // elements for which a part gets its own block
+constexpr std::int64_t kLeastPart = 1 << 14;  // minimum number of elements in a part
 constexpr std::int64_t kBlocksEach = 8;       // desired number of blocks per SM
 
 // The part of a row's k-th key that is known so far.
@@ -81,7 +81,7 @@ __device__ void ForParts(std::int64_t rows, std::int64_t n, RowParts parts, F f)
 }
 
 // Adds to histograms[row] the counts of the next digit of the keys that begin with the row's
-// prefix. `top` says whether this is the first digit, so that there is no prefix yet.
+// prefix. top: whether this is the first digit, for which there is no prefix yet.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     CountDigits(TopKArrays<T> arrays, RowParts parts, int shift, bool top, const Choice* choices,
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kThreads)
            });
 }
 
-// Appends the next digit to choices[row], and leaves zeros in histograms[row].
+// Appends the next digit to the prefix in choices[row], and sets histograms[row] to zero.
 __global__ void __launch_bounds__(kThreads)
     ChooseDigit(std::int64_t rows, std::int64_t k, bool top, Choice* choices,
                 unsigned long long* histograms) {

@@ -9,11 +9,11 @@
 //     tile       |t0|t1|t2|..|t0|t1|t2|..|                4 vectors of 16 bytes per thread
 //                while one is compared, the next is in flight
 //
-// A block processes a part of a row, or a whole short row. It has only as many threads as there is
+// A block processes a part of a row, or a whole short row. It has only as many threads as it has
 // work for, for example one warp for a row of 512 floats. If it has a part of a row, it stores the
-// k best elements of the part, sorted, in device memory. The block that is the last to count itself
-// on the row's ticket merges the lists. With p parts and p j >= k, the worst of the parts' j-th
-// best elements is a limit for the merge from the start. All lists are read at the same time, best
+// k best elements of the part, sorted, in device memory. The last block to count itself on the
+// row's ticket merges the lists. With p parts and p j >= k, the worst of the parts' j-th best
+// elements is a limit for the merge from the start. All lists are read at the same time, best
 // entries first, so that a few entries of each list are usually enough.
 //
 // Cost for 16 rows of 2^16, k = 100, f32: one launch of 64 blocks, 4 per row, reads 4 MiB. Each
@@ -32,8 +32,8 @@ namespace {
 
 // The number of threads for which an SM has enough registers, at 64 registers per thread.
 constexpr int kResidentThreads = 1024;
-// Threads per block. At this size four blocks fit on an SM, and they do not wait for each other.
-// Four long lists do not fit on an SM, so long lists get larger blocks, which also sort faster.
+// Threads per block. At this size, four blocks fit on an SM and do not wait for each other. Four
+// long lists do not fit, so blocks for long lists are larger, which also makes sorting faster.
 constexpr int kFewThreads = 256;
 constexpr std::int64_t kLeastTiles = 4;  // per part
 constexpr std::int64_t kMostLength = std::int64_t{1} << 31;
@@ -79,7 +79,7 @@ Plan PlanOf(const TopKProblem& p, int multiprocessors) {
   return plan;
 }
 
-// Loads an entry that another block wrote during this launch, from the L2 cache.
+// Loads, from the L2 cache, an entry that another block has written during this launch.
 __device__ inline std::uint64_t LoadListed(const std::uint64_t* from) {
   return __ldcg(reinterpret_cast<const unsigned long long*>(from));
 }
@@ -100,7 +100,7 @@ __device__ void MergeParts(const TopKArrays<T>& arrays, const Plan& plan, std::i
   const auto k = static_cast<std::uint32_t>(arrays.k);
   const std::uint32_t count = parts * k;
   const auto load = [&](std::uint32_t i) { return LoadListed(lists + i); };
-  // At least k entries are at or before the worst of all parts' entries at `level`.
+  // At least k entries are not worse than the worst of all parts' entries at `level`.
   const std::uint32_t level = (k + parts - 1) / parts - 1;
   E limit = 0;
   for (std::uint32_t p = threadIdx.x; p < parts; p += blockDim.x) {
@@ -134,7 +134,7 @@ __device__ void MergeParts(const TopKArrays<T>& arrays, const Plan& plan, std::i
       entries[e] = (entries[e] | kPlaces) ^ kPlaces ^ (i % parts * k + i / parts);
       if (entries[e] < candidates.limit()) pending |= 1u << e;
     }
-    // This round has an entry of every part, and the later entries of a part are no better.
+    // This round has an entry of every part, and later entries of a part are no better.
     if (!__syncthreads_or(pending != 0)) break;
     candidates.Offer(pending, [&](int e) { return entries[e]; });
   }
@@ -201,8 +201,8 @@ void Run(const TopKProblem& p, CudaStream& stream) {
              TopKArrays<T>(p), plan, lists, tickets);
 }
 
-// The numbers of SMs for which the cost and the scratch memory are stated; no GPU has more than the
-// second one. Launches use the device's number.
+// The number of SMs for which the cost is stated, and a maximum for all GPUs, for which the scratch
+// memory is stated. Launches use the device's number.
 constexpr int kUsualMultiprocessors = 132;
 constexpr int kMostMultiprocessors = 192;
 
@@ -219,7 +219,7 @@ Cost CostOf(const TopKProblem& p) {
   return {.bytes = TopKBytes(p, 1) + 2 * ListBytes(p, plan),
           .flops = elements,
           .atomics = plan.parts > 1 ? static_cast<std::uint64_t>(plan.parts) : 0,
-          // A thread reads its elements, and takes part in the sorting of a few buffers.
+          // A thread reads its elements and helps to sort a few buffers.
           .depth = static_cast<std::uint64_t>(plan.length / plan.threads) + 4 * bits * bits};
 }
 

@@ -1,16 +1,16 @@
 // Batches on a GPU: one launch with a block for each problem. A problem is one chunk of the tree of
 // kernels/same_bits/fixed_tree.h. The problem's block folds it as `fixed_tree` does, and blocks do
-// not communicate. If no problem is longer than a row of the tree, each problem has a warp instead,
-// and each thread takes eight lanes. Eight times as many problems are then under way at the same
+// not communicate. If no problem is longer than a row of the tree, each problem has only one warp,
+// and each thread takes eight lanes. Eight times as many problems are then in progress at the same
 // time.
 //
 // Problems of equal length at equal distances, such as slices of an array, are described by the
 // first problem and the distance. Otherwise the problems are in a table in page-locked host memory.
-// A block fetches all of its entries of the table together, for two reasons: a read over PCIe takes
-// longer than the fold of a short problem, and a longer read takes no more time. A block has one
-// entry per warp or, if there are more problems than blocks that run at a time, up to four entries
-// for problems that it folds one after another. Results go directly to host memory, so there is no
-// copy before or after the launch.
+// A block fetches all of its table entries together, for two reasons: a read over PCIe takes longer
+// than the fold of a short problem, and a longer read takes no more time than a short one. A block
+// has one entry per warp or, if there are more problems than blocks that run at a time, up to four
+// entries for problems that it folds one after another. Results go directly to host memory, so
+// there is no copy before or after the launch.
 //
 // Cost of 1000 Dots of 4096 f32: 1000 blocks read 32 MB, and each has all of its 32 KiB in flight.
 // The results are 24 KB over PCIe, and a table would be another 32 KB.
@@ -60,7 +60,7 @@ struct Batch {
 };
 
 // Fetches the block's `count` table entries starting at entry `first`. All threads of the block
-// take part. Returns null if there is no table.
+// call it. Returns null if there is no table.
 template <class C, unsigned kMost>
 __device__ const ItemOf<C>* FetchLines(const Batch<C>& batch, unsigned first, unsigned count) {
   constexpr unsigned kWords = sizeof(ItemOf<C>) / sizeof(uint4);
@@ -99,8 +99,8 @@ __global__ void __launch_bounds__(kTreeLanes, BatchBlocks<C, kRows>())
   }
 }
 
-// Folds an array of at most one row. All threads of a warp take part, and the first thread stores
-// the result.
+// Folds an array of at most one row. All threads of a warp call it, and the first thread stores the
+// result.
 template <class C>
 __device__ void FoldRow(const TreeOperands<C>& in, std::int64_t n, ReduceOp op, bool mirror,
                         Scalar* result) {

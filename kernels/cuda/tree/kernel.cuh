@@ -5,8 +5,8 @@
 // steps. They have a separate kernel, FoldShort, in which each block makes one trip to memory.
 //
 // Invariant: each chunk has one value, which one block sends to the chunk's slot (or keeps, if it
-// is the receiver), and the receiver folds the values by chunk. So the bits depend only on the
-// tree, not on the grid, the block size or the order in which blocks run.
+// is the receiver), and the receiver folds the values in the order of the chunks. So the bits
+// depend only on the tree, not on the grid, the block size or the order in which blocks run.
 //
 // Included by .cu files that are compiled with -fmad=false.
 #pragma once

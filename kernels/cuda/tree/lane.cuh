@@ -37,7 +37,7 @@ struct TreeWork {
   Mailbox mailbox;
   Scalar* result;
   std::int64_t first, end;  // the chunks of this launch
-  unsigned last_ticket;     // the receiver's: one less than the number of blocks in all launches
+  unsigned last_ticket;     // receiver's ticket: one less than the number of blocks in all launches
 };
 
 template <class C>
@@ -128,8 +128,8 @@ __device__ typename C::Wide FoldColumns(
   return wide[0];
 }
 
-// How the operands are aligned: all to 16 bytes, all with the same remainder modulo 16, or in any
-// way.
+// How the addresses of the operands are aligned: all to 16 bytes, all with the same remainder
+// modulo 16, or arbitrarily.
 enum class Placement { kAligned, kAlike, kAny };
 
 // The vectors of one lane of the chunk [begin, end).
@@ -154,10 +154,10 @@ struct LaneVectors {
   static constexpr bool kAlike = kPlacement == Placement::kAlike;
 
   int ahead;
-  int late;            // columns that are one row late
+  int late;            // number of columns that are one row late
   std::int64_t first;  // the element at which the first vector begins
-  int rows;            // with a whole vector
-  int all;             // rows, including the last incomplete one
+  int rows;            // number of rows with a whole vector
+  int all;             // number of rows, including an incomplete last one
   const unsigned char* next[O];
   unsigned shift[O];
 

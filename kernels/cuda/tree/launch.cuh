@@ -150,7 +150,7 @@ void LaunchTreeAlone(const TreeOperands<C>& in, const View* const (&views)[C::kO
 }
 
 // launch_share(work, stream) launches the chunks of a share, like LaunchTreeWork. All GPUs send to
-// the mailbox of `own`. They can access each other's memory, because that was set up when the
+// the mailbox of `own`. They can access each other's memory, because access was set up when the
 // operand was divided among them.
 template <class C, class LaunchShare>
 void LaunchTreeShares(ReduceOp op, const TreeLaunch& launch, Scalar* result,

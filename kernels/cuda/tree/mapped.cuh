@@ -6,8 +6,8 @@
 //
 // A step is decoded once for the kRows vectors of values that a thread computes at a time.
 //
-// Invariant: while a thread folds the rows of one batch, the loads of the next batch are under way
-// into the other half of its shared memory.
+// Invariant: while a thread folds the rows of one batch, the loads of the next batch into the other
+// half of its shared memory are in flight.
 //
 // Included by .cu files that are compiled with -fmad=false.
 #pragma once
@@ -48,8 +48,8 @@ struct MappedLane {
   const chained::Chain& chain;
   uint4* loaded;  // shared memory for two batches of rows
   std::int64_t end, first;
-  int rows;   // with an element of this lane
-  int whole;  // with all V of its elements
+  int rows;   // rows with an element of this lane
+  int whole;  // rows with all V of its elements
 
   __device__ __forceinline__ MappedLane(const chained::Chain& of, uint4* memory, std::int64_t begin,
                                         std::int64_t until, int lane)

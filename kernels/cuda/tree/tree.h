@@ -16,8 +16,8 @@ namespace tessera {
 // The number of vectors that a thread has in flight, for all operands together.
 inline constexpr int kBatchVectors = 4;
 
-// The parameters of a strategy's launch. A grid of 0 means one block per chunk, and a block of 0
-// means 256 threads.
+// The parameters of a strategy's launch. A grid size of 0 means one block per chunk, and a block
+// size of 0 means 256 threads.
 struct TreeLaunch {
   Tree tree;
   std::uint32_t grid = 0;

@@ -1,5 +1,5 @@
-// WindowSum from running sums that restart in every segment. It takes a handful of additions per
-// element, for any radius.
+// WindowSum from running sums that restart in every segment. It takes a few additions per element,
+// for any radius.
 //
 // Compared with `shared`, the number of additions does not grow with the radius. The obvious method
 // is one running sum over the whole array and the difference of two of its values: window =
@@ -22,19 +22,19 @@
 // passed on:
 // 1. ChunkTotals computes the sum of each chunk's last positions, from the beginning of its last
 //    segment (or of the chunk). For short segments it reads very little.
-// 2. ScanTotals computes the sum that crosses from each chunk into the next. That is the chunk's
-//    total, plus the sum that crosses into it if its last segment begins before the chunk. There is
-//    one block for each direction, because there are few chunks.
+// 2. ScanTotals computes the sum that crosses from each chunk into the next. This is the chunk's
+//    total, plus the sum that crosses into the chunk if its last segment begins before the chunk.
+//    There is one block for each direction, because there are few chunks.
 // 3. ScanChunks, from the right, computes every position's suffix.
 // 4. ScanChunks, from the left, computes every position's prefix and adds the suffix from step 3.
-// Each kernel starts while the previous kernel is still running, and only reads the array until the
-// previous kernel has ended. Within a block, the scan first covers the kItems positions of a
+// Each kernel starts while the previous kernel is still running, and reads nothing but the array
+// until that kernel has ended. Within a block, the scan first covers the kItems positions of a
 // thread, then a warp, then the block. Each level tests how far back the segment reaches, so the
 // values need no flags (ScanSegments).
 //
 // Cost at n = 2^20, radius 8, f32: 12 MiB read, 8 MiB written, 256 chunks, about 8 * 2^20
 // additions; 4 launches; depth under 100. At n = 2^28 the traffic is 5.4 to 7.5 GB, depending on
-// the radius, because step 1 reads long segments twice more. That takes 1.2 to 1.8 ms at 4.3 TB/s.
+// the radius, because step 1 reads long segments twice more. This takes 1.2 to 1.8 ms at 4.3 TB/s.
 //
 // The kernels are correct for any n and radius: positions outside the array count as zeros and
 // continue without end, so all chunks have the same length. They are correct for any alignment,
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ Wide cells[kChunk + kThreads];
   __shared__ WarpValues<Wide> shared;
   __shared__ Wide sums[kThreads];
-  __shared__ std::int64_t chunk_offset;  // of the chunk's first position in its segment
+  __shared__ std::int64_t chunk_offset;  // offset of the chunk's first position in its segment
   const int thread = static_cast<int>(threadIdx.x);
   const std::int64_t chunk = first_chunk + blockIdx.x;
   const std::int64_t first = chunk * kChunk;

@@ -4,7 +4,7 @@
 // Compared with `simple`, a block loads an element only once even if several of its windows contain
 // it. The windows of adjacent results overlap in all but two elements, so a block of B threads
 // needs only B + 2 radius elements. Its threads fetch these together, wait for each other, and then
-// read each window from shared memory. That takes 1 + 2 radius / B loads from memory per element
+// read each window from shared memory. This takes 1 + 2 radius / B loads from memory per element
 // instead of 2 radius + 1. The number of additions stays the same.
 //
 //     x     ..........[ radius |        B         | radius ]..........
@@ -95,7 +95,7 @@ void Run(const WindowSumProblem& p, CudaStream& stream) {
 
 double Roundoff(const WindowSumProblem& p) {
   const std::int64_t pieces = CeilDiv(BlockSize(p) + 2 * p.radius, Capacity(p, BlockSize(p)));
-  // The end of a piece may split a chain in two.
+  // The end of a piece may split a chain of additions in two.
   return WindowLoopRoundoff(p, 2 * pieces);
 }
 

@@ -31,8 +31,8 @@ inline double TensorSumRoundoff(std::int64_t k) {
 }
 
 // Returns the cost of a product with tiles of `columns` columns and with operands in `parts` parts,
-// whose elements have `size` bytes. The cost includes what copies of c and of the operands read and
-// write, if they are needed.
+// whose elements have `size` bytes. The cost includes the bytes that copies of c and of the
+// operands read and write, if there are any.
 inline Cost TensorCost(const MatmulProblem& p, std::int64_t columns, std::size_t size, int parts,
                        bool copies_a, bool copies_b) {
   const auto copy = [&](bool copies, std::int64_t rows) {
@@ -49,8 +49,8 @@ inline Cost TensorCost(const MatmulProblem& p, std::int64_t columns, std::size_t
   return cost;
 }
 
-// Returns an upper bound on the bytes of sums that go to c through scratch memory. If TMA cannot
-// write c, these are all sums. If k is split, they are all sums of each piece. If tiles are
+// Returns an upper bound on the bytes of the sums that reach c through scratch memory. If TMA
+// cannot write c, these are all sums. If k is split, they are all sums of each piece. If tiles are
 // computed in parts, they are the sums of one tile per SM. GPUs with these units have up to 160
 // SMs, and the largest tile is 128 x 256.
 inline std::uint64_t SumsScratch(const MatmulProblem& p) {
@@ -118,8 +118,8 @@ void RunPlanAnyLayout(const MatmulProblem& p, const TensorOperand<typename C::T>
 }
 
 // Returns how many elements of its share a GPU computes at a time, with one tile of rows x columns
-// per SM (see ProductShare). Returns 0, which means the whole share, if pieces cannot be written in
-// place.
+// per SM (see ProductShare). Returns 0, which stands for the whole share, if pieces cannot be
+// written in place.
 inline std::int64_t RoundOfTiles(const MatmulProblem& p, int multiprocessors, std::int64_t rows,
                                  std::int64_t columns) {
   const auto size = static_cast<std::int64_t>(SizeOf(p.out_dtype));

@@ -1,4 +1,4 @@
-// `tensor_bf16` and `tensor_f16`, which differ only in the element type.
+// The strategies `tensor_bf16` and `tensor_f16`, which differ only in the element type.
 #pragma once
 
 #include <cstdint>

@@ -8,7 +8,7 @@
 //
 // Of the nine products of parts, only the six largest are summed (see the source below). The other
 // three are below 2^-23 of a term. Six products take six times the arithmetic of bf16. But each
-// part in shared memory is used up to three times, so the tensor cores run at full speed. A sixth
+// part in shared memory is used up to three times, so the tensor cores run at full speed. One sixth
 // of the bf16 speed is still more than twice the speed of the f32 units.
 //
 //              b0    b1    b2
@@ -36,9 +36,9 @@
 //
 // - Small elements: the parts of an element below 2^-109 could underflow. So elements are
 //   multiplied by 2^23 before they are split, and results by 2^-46. Every f32 is a multiple of
-//   2^-149, so every part is a multiple of 2^-126, and is zero or a normal number. Even terms that
-//   are too small for f32 are summed. A subnormal result is the sum rounded once, or twice where k
-//   is cut, whereas plain f32 rounds each term.
+//   2^-149, so every part is a multiple of 2^-126, and is zero or a normal number. Even terms too
+//   small for f32 are added. A subnormal result is the sum rounded once, or twice where k is cut,
+//   whereas plain f32 rounds each term.
 // - Large elements: the multiplication by 2^23 may overflow for elements of 2^105 or more. Results
 //   of 2^82 or more and large terms that cancel may overflow too. An infinity cannot be split
 //   either (inf - inf is NaN). Each of these cases leaves a value in c that is not finite, which
@@ -223,7 +223,7 @@ void Enqueue(const MatmulProblem& p, Stream& any_stream) {
   EnqueueAgain(p, nonfinite, stream);
 }
 
-// Returns the number of scratch bytes for the parts of n columns of b.
+// Returns the number of bytes of scratch memory for the parts of n columns of b.
 std::uint64_t PartsOfB(const MatmulProblem& p, std::int64_t n) {
   return p.transpose_b ? CopyScratch<T>(n, p.k, kParts) : CopyScratch<T>(p.k, n, kParts);
 }
@@ -271,8 +271,8 @@ class PartsWork {
 // The errors below are in units of 2^-24, relative to the sum of |terms|. Omitting three of the
 // products costs 2: two of these are up to 2^-8 2^-16 of a term, and the third is smaller. In a
 // k-tile of 32 terms, truncation costs 3 (32 + 16) for the large product of each term, plus 3 (5 32
-// + 16) times 2^-7 for the five small ones, which together are at most 2^-7 of the term. Adding up
-// the k-tiles costs 2, because an addition loses at most its last bit, and only where a k-tile
+// + 16) times 2^-7 for the five small products, which together are at most 2^-7 of the term. Adding
+// up the k-tiles costs 2, because an addition loses at most its last bit, and only where a k-tile
 // outweighs all earlier ones. The last addition costs 1, and if k is cut into two to k / 128
 // pieces, each of them costs 1 as well. The sum of a k-tile starts from the previous rounding
 // error, at most 2^-24 of all earlier terms. Where that error outweighs the k-tile's own terms, it

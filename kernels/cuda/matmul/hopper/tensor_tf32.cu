@@ -1,11 +1,11 @@
 // Matmul on Hopper's tensor cores, with f32 sums and f32 operands, of which 19 bits are used.
 //
 // Unlike in `tensor_bf16`, operands are not converted. The tensor cores read the sign, 8 exponent
-// bits and 10 fraction bits of each element. They cut off the rest, always towards zero. The rest
-// is up to 2^-10 of the element. So sums of terms with the same sign are too small, by 7e-4 for
-// uniformly distributed numbers. The speed is half that of bf16, since a k-tile of the same number
-// of bytes is half as deep. f32 operands are multiplied this way only if a request names the
-// strategy.
+// bits and 10 fraction bits of each element. They cut off the rest, always towards zero. This rest
+// is up to 2^-10 of the element. So sums of terms with the same sign are too small in magnitude, by
+// 7e-4 for uniformly distributed numbers. The speed is half that of bf16, since a k-tile of the
+// same number of bytes is half as deep. f32 operands are multiplied this way only if a request
+// names the strategy.
 //
 // For f32 operands in shared memory, wgmma requires k to be along the rows. A b that is not
 // transposed, as in the plain product, has k across its rows. So the plain product is computed as
@@ -49,7 +49,7 @@ void Enqueue(const MatmulProblem& p, Stream& any_stream) {
                      : Prepared(p.a, p.m, p.k, p.lda, false, stream);
   const auto b = p.transpose_b ? Prepared(p.b, p.n, p.k, p.ldb, false, stream)
                                : Prepared(p.b, p.k, p.n, p.ldb, true, stream);
-  // The product is c' = b' a' if b has k across its rows.
+  // If b has k across its rows, the product is computed as c' = b' a'.
   const TensorProduct product =
       b.mn_major ? ProductOf(p.n, p.m, p.k, b, a, stream) : ProductOf(p.m, p.n, p.k, a, b, stream);
   const auto run = [&](auto tile, const TensorPlan& plan) {
@@ -63,7 +63,7 @@ void Enqueue(const MatmulProblem& p, Stream& any_stream) {
   RunBestPlan(product, tuning::kTilesTf32, run);
 }
 
-// Cutting 13 bits off costs up to 2^-10 of an element, twice what rounding to nearest costs.
+// Cutting off 13 bits costs up to 2^-10 of an element, twice as much as rounding to nearest.
 double Roundoff(const MatmulProblem& p) {
   return Then(Then(0x1p-10, 0x1p-10), TensorSumRoundoff(p.k));
 }

@@ -5,7 +5,7 @@
 // registers. A quarter of an SM issues one instruction per cycle, so each instruction that is not a
 // multiply-add takes the place of one. Even-numbered registers are in one bank and odd-numbered
 // ones in another, and each bank seems to deliver one register per cycle. A multiply-add reads
-// three registers. By itself it takes two cycles, or three if all three registers are in one bank.
+// three registers. It takes two cycles by itself, or three if all three registers are in one bank.
 // If it reads the same register in the same operand position as the previous multiply-add, that
 // value comes from a latch (".reuse" in the machine code). It then takes one cycle if the other two
 // registers are in different banks. By this count, the inner loop of `warp_tiled` needs 1.42 cycles
@@ -14,8 +14,8 @@
 //
 // - A thread computes 8 x 16 elements. The 24 operands of a step take 6 loads and serve 128
 //   multiply-adds, and each element of a serves 16 consecutive ones. With 128 sums per thread,
-//   there are enough registers for 8 warps per SM. That is enough, since a warp's multiply-adds do
-//   not wait for each other.
+//   there are enough registers for 8 warps per SM. These are enough, since a warp's multiply-adds
+//   do not wait for each other.
 // - The multiply-adds are not interleaved with copies. As in `tensor_bf16`, a producer uses TMA to
 //   fetch the operands, and each consumer (here a warp) waits for them at barriers independently of
 //   the others. In a k-tile of 16 steps, 2048 of 2176 instructions are multiply-adds, against 1024
@@ -58,7 +58,7 @@
 
 namespace tessera {
 
-extern const Strategy<MatmulProblem> kMatmulWarpTiled;  // for products that are too small
+extern const Strategy<MatmulProblem> kMatmulWarpTiled;  // used for products that are too small
 
 namespace {
 
@@ -92,7 +92,7 @@ struct Work {
   bool c_packable;
   float* c;
   float* partials;         // [blocks, Tile::kRows * Tile::kColumns]
-  std::uint32_t* written;  // [blocks], set once a partial is written; 0 before and after
+  std::uint32_t* written;  // [blocks], set once a partial is written; 0 between launches
 };
 
 // --- Which block computes what ---
@@ -108,8 +108,8 @@ __device__ TilePlace PlaceOf(const Work& work, int tile) {
 
 // --- A thread's share of a tile ---
 
-// The load is volatile, so that it stays in order with the waits for barriers, which are volatile
-// as well.
+// The load is volatile, so that the compiler keeps it in order with the waits for barriers, which
+// are volatile as well.
 __device__ Pack<float> LoadShared(std::uint32_t from) {
   Pack<float> pack;
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -118,7 +118,7 @@ __device__ Pack<float> LoadShared(std::uint32_t from) {
   return pack;
 }
 
-// Elements of one operand for a step, in vectors that are kLanes vectors apart.
+// A thread's elements of one operand for a step, in vectors that are kLanes vectors apart.
 template <int kEach, int kLanes>
 struct Fragment {
   float v[kEach];
@@ -326,7 +326,7 @@ std::int64_t Tiles(const MatmulProblem& p) {
 }
 
 // Returns whether the tiles fill most of the chip and copies are cheap compared with the product.
-// An H200 copies an element in about the time of 64 multiply-adds.
+// An H200 copies an element in about the time that 64 multiply-adds take.
 bool IsLarge(const MatmulProblem& p, int multiprocessors) {
   const double copies = (CopiesA(p) ? 64.0 / static_cast<double>(p.n) : 0) +
                         (CopiesB(p) ? 64.0 / static_cast<double>(p.m) : 0);
@@ -368,7 +368,7 @@ Cost CostOf(const MatmulProblem& p) {
 }
 
 std::uint64_t ScratchOf(const MatmulProblem& p) {
-  // One tile of partial sums for each SM; SumsScratch says how many SMs there are at most.
+  // There is a tile of partial sums for each SM; see SumsScratch for the maximum number of SMs.
   const auto partials = static_cast<std::uint64_t>(std::min<std::int64_t>(Tiles(p), 160));
   return partials * Tile::kRows * Tile::kColumns * sizeof(float) +
          (CopiesA(p) ? CopyScratch<float>(p.k, p.m) : 0) +
@@ -379,7 +379,7 @@ std::uint64_t ScratchOf(const MatmulProblem& p) {
 
 extern constexpr Strategy<MatmulProblem> kMatmulWarpTiledTma = {
     .name = "warp_tiled_tma",
-    .summary = "8 x 16 elements per thread, fetched by TMA, tiles shared out evenly",
+    .summary = "8 x 16 elements per thread, fetched by TMA; tiles are divided evenly among the SMs",
     .source = "CUTLASS's SIMT kernels and Stream-K (Osama et al., 2023)",
     .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32),

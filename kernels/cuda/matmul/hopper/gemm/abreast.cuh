@@ -1,19 +1,19 @@
 // Keeps the blocks of a launch abreast, that is, at about the same step along k.
 //
 // Blocks that compute adjacent tiles read the same k-tiles. The first block to read a k-tile brings
-// it into the L2, where the others find it if they follow soon enough. No block waits for another,
-// though, so over many long tiles the blocks drift apart, until each reads its operands from device
-// memory itself. For a bf16 product of 32768 x 32768 x 32768, an H200 then takes 147 ms, compared
-// with 106 ms if the blocks stay together (2026-11-26; docs/notebook.md, "Blocks that drift
-// apart").
+// it into the L2, where the other blocks find it if they follow soon enough. No block waits for
+// another, though, so over many long tiles the blocks drift apart, until each block reads its
+// operands from device memory itself. For a bf16 product of 32768 x 32768 x 32768, an H200 then
+// takes 147 ms, compared with 106 ms if the blocks stay together (2026-11-26; docs/notebook.md,
+// "Blocks that drift apart").
 //
-// To prevent this, each fetching thread counts its steps, of several k-tiles each, in one counter
+// To prevent this, each fetching thread counts its steps (of several k-tiles each) in one counter
 // that all blocks share. The addition returns the counter's previous value, which shows how far the
 // blocks have advanced on average. A block that is more than kMostLead steps ahead of that average
-// waits. Each block examines the value only one step later, when the value has long arrived, so a
+// waits. Each block examines the value only one step later, long after the value has arrived, so a
 // block that is not ahead never waits. Since the leads of all blocks add up to 0, few blocks can be
-// far behind if none is far ahead. A block that is far behind has to read from device memory again
-// what the others have already read.
+// far behind if none is far ahead. A block that is far behind has to read again from device memory
+// what the other blocks have already read.
 #pragma once
 
 #include <cstdint>
@@ -47,8 +47,8 @@ class Abreast {
  private:
   static constexpr unsigned kMostLead = 1;
   // The longest wait, about half a millisecond. Waiting is only an optimization, and the other
-  // blocks may not be running because another kernel occupies their SMs. So a block whose wait has
-  // timed out does not wait again.
+  // blocks may not be running because another kernel occupies their SMs. So a block does not wait
+  // again after a wait has timed out.
   static constexpr long long kMostCycles = 1 << 20;
 
   __device__ void WaitForOthers(std::uint32_t steps_of_all) {

@@ -23,7 +23,7 @@ __device__ std::uint32_t PackPair(float low, float high) {
   return bits;
 }
 
-// Copies a consumer's sums of one box, 64 rows of 128 bytes, to shared memory. `thread` is the
+// Copies a consumer's sums for one box (64 rows of 128 bytes) to shared memory. `thread` is the
 // calling thread's index in its warpgroup.
 template <class O>
 __device__ void StageBox(const float* sums, int thread, std::uint32_t to) {
@@ -84,8 +84,8 @@ __device__ void StoreTile(const float (&d)[kCount], const CUtensorMap& c_map, st
   constexpr int kWidth = 128 / kSize;  // columns of a box
   constexpr int kAll = C::kColumns / kWidth;
   constexpr int kBoxSums = kCount / kAll;
-  // The boxes of a tile are side by side. The boxes of a turned tile form pairs, each below the
-  // previous one.
+  // The boxes of a tile are side by side. The boxes of a turned tile form pairs, and each pair is
+  // below the previous one.
   static_assert(!kTurn || (kSize == 4 && C::kBoxes == 2));
   const auto box_row = [&](int box) { return kTurn ? column + box / 2 * C::kGroupRows : row; };
   const auto box_column = [&](int box) {

@@ -24,13 +24,13 @@
 //   cores use the same pattern, which costs nothing and avoids all bank conflicts.
 // - 16-bit operands may have either layout in shared memory, with k along the rows or across them,
 //   so transposes cost nothing. For f32, k has to go along the rows, unless the operand comes
-//   through registers, which is possible for one of the two (MultiplyTurned).
-// - Blocks are persistent: there is one per SM, and each computes tile after tile. The order is the
-//   one shown in warp_tiled.cu, in which tiles computed at the same time share rows and columns.
+//   through registers, which is possible for one of the two operands (MultiplyTurned).
+// - Blocks are persistent: there is one per SM, and each computes tile after tile. The tiles are in
+//   the order shown in warp_tiled.cu, so tiles computed at the same time share rows and columns.
 //   The path to the first multiplication is short, since a small product takes little longer than
 //   that.
-// - Two blocks, one below the other, can form a cluster, in which each fetches half of the columns
-//   of b for both.
+// - Two blocks, one below the other, can form a cluster, in which each block fetches half of the
+//   columns of b for both blocks.
 // - Each consumer copies its results to shared memory box by box, and TMA writes whole lines from
 //   there.
 // - If there are too few tiles for the SMs, the tiles are made smaller, or k is split into pieces

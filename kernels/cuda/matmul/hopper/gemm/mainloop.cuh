@@ -29,9 +29,9 @@ struct TensorKTile {
       : a(MatrixAt(Descriptor(kMnA), pipeline.a() + consumer * kGroupA)),
         b(MatrixAt(Descriptor(kMnB), pipeline.b())) {}
 
-  // Computes the product of part part_a of a and part part_b of b over the k-tile, and either sets
-  // d to this product or, if `add` is set, adds the product to d. Addresses in descriptors are in
-  // units of 16 bytes.
+  // Computes the product of part part_a of a and part part_b of b over the k-tile. Adds the product
+  // to d if `add` is set, and otherwise sets d to it. Addresses in descriptors are in units of 16
+  // bytes.
   template <class D, int kCount>
   __device__ void Multiply(int part_a, int part_b, bool add, D (&d)[kCount]) const {
 #pragma unroll
@@ -64,8 +64,8 @@ __device__ void MultiplyKTiles(int k_tiles, int consumer, int thread, TensorPipe
 
 // Like MultiplyKTiles, but for f32 with k across the rows of a. wgmma cannot read that layout from
 // shared memory, so the fragments of a come through registers. The fragments of the next k-tile are
-// loaded while the current one is being multiplied. The rows of a may be multiplied in any order,
-// and in the following order each load of a warp covers all banks. In warp w, row 16 w + r of the
+// loaded while the current one is being multiplied. The rows of a may be multiplied in any order.
+// In the following order, each load of a warp covers all banks. In warp w, row 16 w + r of the
 // consumer's 64 rows is index
 //
 //      32 (w / 2) + 16 (r / 4 % 2) + 8 (w % 2) + 4 (r / 8) + r % 4
@@ -130,7 +130,7 @@ __device__ void MultiplyTurned(int k_tiles, int consumer, int thread, TensorPipe
 // (Dekker's fast two-sum, 1971). In each k-tile the products of the finest parts come first, while
 // d is small. The consumers alternate, so that one adds while the other's k-tile is being
 // multiplied. Otherwise they would run in lockstep, and the tensor cores would be idle while both
-// add.
+// consumers add.
 template <class C, bool kMnA, bool kMnB, int kCount>
 __device__ void MultiplyParts(int k_tiles, int consumer, int thread, TensorPipeline<C>& pipeline,
                               float (&d)[kCount]) {

@@ -31,7 +31,7 @@ __device__ Out Rounded(In x) {
 }
 
 // Loads a vector of elements from a row that ends at `columns`, with zeros beyond the end.
-// `packable` says whether rows are aligned to vectors.
+// `packable`: whether rows are aligned to vectors.
 template <class In, int kWidth>
 __device__ void LoadRow(const In* row, std::int64_t column, std::int64_t columns, bool packable,
                         In (&x)[kWidth]) {
@@ -48,8 +48,8 @@ __device__ void LoadRow(const In* row, std::int64_t column, std::int64_t columns
   }
 }
 
-// Copies a matrix: out[row][column] = in[row][column]. The rows of `in` are `pitch` apart. The rows
-// of `out` are `out_pitch` apart, which is a multiple of the vector width. Each thread writes one
+// Copies a matrix: out[row][column] = in[row][column]. The rows of `in` are `pitch` elements apart.
+// The rows of `out` are out_pitch apart, a multiple of the vector width. Each thread writes one
 // vector. The elements of `out` between columns and out_pitch are never read.
 template <class In, class Out>
 __global__ void __launch_bounds__(256)
@@ -103,8 +103,8 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-// Computes c[y][x] as the sum of sums[0][y][x], sums[1][y][x], ..., in this order. The rows of
-// `sums` are `pitch` apart, and the rows of c are n apart. A block processes kFinishedRows x
+// Computes c[y][x] as the sum of sums[0][y][x], sums[1][y][x], ..., in this order. Rows of `sums`
+// are `pitch` elements apart, and rows of c are n elements apart. A block processes kFinishedRows x
 // kFinishedColumns elements, one row per warp. A warp issues all its loads before it writes.
 constexpr int kFinishedRows = 8, kFinishedColumns = 256;
 
@@ -154,7 +154,7 @@ std::uint64_t CopyScratch(std::int64_t rows, std::int64_t columns, int parts = 1
 }
 
 // The maximum number of rows or columns of the other operand for which a copy may be kept. At this
-// number, splitting f32 into parts takes a tenth of the product's time.
+// maximum, splitting f32 into parts takes a tenth of the product's time.
 constexpr std::int64_t kMostOthersToKeepFor = 1024;
 
 // Returns CopyScratch bytes of memory for a prepared copy of a matrix. `others` is the number of

@@ -80,7 +80,7 @@ __device__ void FetchKTiles(const CUtensorMap& a_map, const CUtensorMap& b_map,
   };
   const int boxes_a = inside(kBoxesA, kWidthA, row, work.rows);
   const int boxes_b = inside(kBoxesB, kWidthB, column, work.columns);
-  // `all` says whether to fetch every box without a check.
+  // all: whether to fetch every box without a check.
   const auto fetch = [&](auto all) {
     const int bytes = all ? C::kStageBytes : C::kParts * (boxes_a * kBytesA + boxes_b * kBytesB);
     for (int k_tile = 0; k_tile < place.k_tiles; ++k_tile, pipeline.Next()) {
@@ -117,8 +117,8 @@ __device__ void FetchKTiles(const CUtensorMap& a_map, const CUtensorMap& b_map,
     }
   };
   // Checks whether the last boxes begin inside the matrices. The counts of boxes cannot be compared
-  // instead, because nvcc 13.0 compiles max(0, min(x, 4)) == 4 wrongly, into a minimum and a test
-  // of x <= 4.
+  // instead, because nvcc 13.0 miscompiles max(0, min(x, 4)) == 4 into a minimum and a test of x <=
+  // 4.
   if (C::kParts > 1 ||
       (row + C::kRows - kWidthA < work.rows && column + C::kColumns - kWidthB < work.columns)) {
     fetch(std::true_type());

@@ -23,8 +23,8 @@ struct TensorProduct {
   bool whole_tiles = false;
 };
 
-// Returns the time to fetch a row of a box of the operand, in the model's unit, or 0 if the rates
-// of the tiles already include it. If the row's 128 bytes span two lines of the L2, TMA reads both
+// Returns the time to fetch a row of a box of the operand, in the model's unit, or 0 if the tiles'
+// rates already include this time. If the row's 128 bytes span two lines of the L2, TMA reads both
 // lines.
 template <class T>
 double FetchTime(const TensorOperand<T>& x) {
@@ -47,7 +47,7 @@ TensorProduct ProductOf(std::int64_t m, std::int64_t n, std::int64_t k, const Te
 template <class C>
 TensorPlan BetterPlan(TensorPlan best, int tile, double rate, const TensorProduct& p) {
   constexpr double kStart = C::kCluster == 1 ? tuning::kStart : tuning::kStartOfPair;
-  // At least one tile and one k-tile, because empty products are also planned.
+  // There is at least one tile and one k-tile, because empty products are also planned.
   const std::int64_t tiles =
       std::max<std::int64_t>(1, CeilDiv(p.m, C::kRows * C::kCluster) * CeilDiv(p.n, C::kColumns));
   const std::int64_t slots = p.multiprocessors / C::kCluster;
@@ -57,7 +57,7 @@ TensorPlan BetterPlan(TensorPlan best, int tile, double rate, const TensorProduc
                C::kParts * (C::kRows * p.a_row + C::kColumns / C::kCluster * p.b_row));
   const auto try_splits = [&](std::int64_t splits) {
     const std::int64_t split_k_tiles = CeilDiv(k_tiles, splits);
-    // The sums are written and read back in f32, at 10 bytes per clock cycle and SM.
+    // The sums are written and read back in f32, at 10 bytes per clock cycle per SM.
     const double added = splits == 1
                              ? 0
                              : tuning::kAdd + static_cast<double>(p.m * p.n * (splits + 1)) * 4 /

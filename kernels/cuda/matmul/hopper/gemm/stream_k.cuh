@@ -19,7 +19,7 @@ __device__ inline void AnnouncePartial(std::uint32_t* written) {
   asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(written) : "memory");
 }
 
-// The number of threads in a consumer and its messenger, which synchronize at named barriers. The
+// The number of threads in a consumer and its messenger. The two synchronize at named barriers. The
 // messenger is a warp of the fetching warpgroup. It announces to other blocks that the consumer's
 // sums are stored, or waits until another block's sums are stored, so the consumer does not have to
 // wait for memory. At each barrier one side arrives and the other waits, since bar.sync requires
@@ -60,7 +60,7 @@ __device__ void AddPartial(float (&d)[kCount], const TensorWork& work, int consu
   }
 }
 
-// Called by a messenger. Announces sums and waits for sums, in the order of its consumer's pieces.
+// Called by a messenger. Announces or waits for sums, in the order of its consumer's pieces.
 template <class C>
 __device__ void PassMessages(const TensorWork& work, int cluster, int clusters, int consumer) {
   const bool speaks = threadIdx.x % kWarpSize == 0;

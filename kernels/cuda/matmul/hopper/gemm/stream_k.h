@@ -1,8 +1,8 @@
-// Persistent workers, which are blocks or clusters, share the tiles of c so that none is idle at
-// the end. The tiles that do not make up a whole round, and one more tile per worker, are divided
-// evenly. One worker computes the first steps along k of such a tile and stores its sums, and the
-// next worker computes the rest of the tile (after Stream-K, Osama, Merrill, Cecka, Garland and
-// Owens, 2023).
+// Persistent workers, which are blocks or clusters, share the tiles of c so that no worker is idle
+// at the end. The tiles that do not make up a whole round, and one more tile per worker, are
+// divided evenly. One worker computes the first steps along k of such a tile and stores its sums,
+// and the next worker computes the rest of the tile (after Stream-K, Osama, Merrill, Cecka, Garland
+// and Owens, 2023).
 //
 //     8 tiles, 3 workers
 //     worker 0   tile 0 | first part of 4 | tile 3
@@ -57,7 +57,7 @@ struct Sharing {
   int k_tiles;      // per tile
   int rounds;       // whole tiles per worker
   int shared;       // tiles that are shared after the whole ones: 0, or more than there are workers
-  int each, extra;  // shared k-tiles per worker; `extra` workers have one more
+  int each, extra;  // shared k-tiles per worker; the first `extra` workers have one more
 };
 
 // Divides the work so that every worker computes only whole tiles.
@@ -99,8 +99,8 @@ TESSERA_HD inline Piece PieceOf(const Sharing& sharing, int worker, int workers,
   }
   if (i < sharing.rounds) return {i * workers + worker, 0, k_tiles, true, true};
   i -= sharing.rounds;
-  // [begin, end) are the worker's k-tiles among all shared k-tiles. There are at least as many as
-  // in one tile, so no tile has three parts.
+  // [begin, end) are the worker's k-tiles among all shared k-tiles. A worker has at least as many
+  // as one tile has, so no tile has three parts.
   const int begin = worker * sharing.each + (worker < sharing.extra ? worker : sharing.extra);
   const int end = begin + sharing.each + (worker < sharing.extra ? 1 : 0);
   const int first_shared = sharing.rounds * workers;
@@ -116,9 +116,9 @@ TESSERA_HD inline Piece PieceOf(const Sharing& sharing, int worker, int workers,
 
 inline constexpr int kStepKTiles = 16;
 inline constexpr std::int64_t kLeastSteps = 400;
-// Returns for how many steps, of kStepKTiles k-tiles each, workers are kept abreast (abreast.cuh).
-// These steps cover the whole tiles that every worker computes before the shared ones. Returns 0 if
-// there are too few steps for workers to drift apart.
+// Returns the number of steps (of kStepKTiles k-tiles each) during which workers are kept abreast
+// (abreast.cuh). These steps cover the whole tiles that every worker computes before the shared
+// ones. Returns 0 if there are too few steps for workers to drift apart.
 inline int StepsAbreast(const Sharing& sharing, std::int64_t workers) {
   const std::int64_t whole = sharing.shared != 0 ? sharing.rounds : sharing.tiles / workers;
   const std::int64_t steps = whole * ((sharing.k_tiles + kStepKTiles - 1) / kStepKTiles);

@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-// The tile of c that a block computes at a time. T_: BFloat16, Half, Tf32 or std::int8_t.
+// The tile of c that a block computes at one time. T_: BFloat16, Half, Tf32 or std::int8_t.
 // kCluster_: the number of blocks, one below the other, that share the columns of b that they load.
 // kParts_: the number of matrices that an operand is split into (see `tensor_f32x3`). kBatch_:
 // whether the pieces of a launch are products of consecutive matrices in memory (see `ozaki_f64`)
@@ -43,7 +43,7 @@ struct TensorTile {
   static constexpr int BoxBytes(bool mn_major) {
     return mn_major ? kMnBytes : kGroupRows * kRowBytes;
   }
-  // A consumer stores its results kBoxes boxes at a time, with rows of 128 bytes.
+  // A consumer stores its results kBoxes boxes at a time. The rows of a box have 128 bytes.
   static constexpr int kBoxes = kBoxes_;
   static constexpr int kBoxBytes = kGroupRows * 128;
   static constexpr int kStagingBytes = kBoxes * kBoxBytes;
@@ -73,7 +73,7 @@ __device__ int BarrierOf(Meeting meeting, int consumer) {
 
 // The launch parameters that all blocks receive.
 struct TensorWork {
-  int rows, columns;  // of c, or of its transpose if that is computed
+  int rows, columns;  // extents of c, or of its transpose if that is computed
   // Tiles here are cluster tiles, of kCluster * kRows x kColumns. A group consists of several rows
   // of tiles.
   int row_tiles;
@@ -86,7 +86,7 @@ struct TensorWork {
   int steps;                      // steps in which blocks are kept abreast, see abreast.cuh
   std::uint32_t* steps_of_all;    // the counter of these steps
   bool floats;                    // whether results are stored as f32, not as T
-  unsigned* nonfinite;            // for several parts: set if an element of c is an infinity or NaN
+  unsigned* nonfinite;            // with several parts: set if an element of c is infinite or NaN
 };
 
 // The position of one piece of work: the cluster's tile, and its k-tiles.

@@ -1,8 +1,8 @@
 // All parameters that were tuned for Hopper: the tiles that each strategy chooses among, and the
 // constants of the model that makes the choice (plan.cuh). With these rates and constants, the
 // model prefers what was faster on one H200 (CUDA 13.0, November 2026). For 16-bit types, 75 shapes
-// were measured with each tile: with whole tiles, with tiles in parts, and with k split. Another
-// GPU needs its own values.
+// were measured with each tile size: with whole tiles, with tiles in parts, and with k split.
+// Another GPU needs its own values.
 #pragma once
 
 #include <tuple>
@@ -19,7 +19,7 @@ struct RatedTile {
 
 namespace tuning {
 
-// Clusters of two blocks share the boxes that they fetch. That pays off for many tiles, and for
+// Clusters of two blocks share the boxes that they fetch. Sharing pays off for many tiles, and for
 // small tiles with a long k. The arguments are rows, columns, blocks per cluster, and stages.
 template <class T>
 inline constexpr std::tuple kTiles16{RatedTile<TensorTile<T, 128, 256, 2, 3, /*kBoxes=*/4>>{0.8},
@@ -36,8 +36,8 @@ inline constexpr std::tuple kTilesTf32{RatedTile<TensorTile<Tf32, 128, 256, 2, 4
 inline constexpr std::tuple kTilesF32x3{
     RatedTile<TensorTile<BFloat16, 128, 128, 1, 4, 2, /*kParts=*/3>>{0.78}};
 
-// Rows of c per group of tiles. With this many, blocks that run at the same time cover about a
-// square of c.
+// Rows of c per group of tiles. With this many rows, blocks that run at the same time cover roughly
+// a square of c.
 inline constexpr int kGroupedRows = 2048;
 
 // The unit of time is what a 16-bit multiply-add takes on one SM at full speed; a microsecond has

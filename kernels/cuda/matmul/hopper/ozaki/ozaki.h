@@ -18,7 +18,7 @@ __extension__ using Integer128 = unsigned __int128;
 // previous ones, so residues fit in a signed byte. The product of the moduli is 2^110.2.
 inline constexpr int kModuli = 14;
 
-// Bits per limb of an element that is converted to residues, and bits per part of a weight.
+// The bits in each limb of an element that is converted to residues, and in each part of a weight.
 inline constexpr int kLimbBits = 20, kWeightBits = 37;
 
 struct Modulus {
@@ -50,7 +50,7 @@ TESSERA_HD constexpr std::int32_t Residue(std::int32_t x, const Modulus& p) {
   return x - static_cast<std::int32_t>(quotient) * p.value;
 }
 
-// An integer of at most 55 bits and a sign, in limbs of 20 bits. The highest limb has the sign.
+// An integer with a sign and at most 55 bits, in limbs of 20 bits. The highest limb has the sign.
 struct Limbs {
   std::int32_t low, middle, high;
 };
@@ -109,9 +109,9 @@ struct Bound {
 inline Bound BoundOf(std::int64_t k) {
   if (k <= 2) return {0, std::numeric_limits<double>::infinity()};
   const auto steps = static_cast<double>(k);
-  // This is at least 2^35 less than the square root of half the product of the moduli. This margin
-  // covers the error of the reconstruction and the amount by which rounding increases a norm, at
-  // most sqrt(k) / 2.
+  // The room is at least 2^35 less than the square root of half the product of the moduli. This
+  // margin covers the error of the reconstruction and the amount by which rounding increases a
+  // norm, at most sqrt(k) / 2.
   const double room = std::sqrt(static_cast<double>(ProductOfModuli(kTable)) / 2) * (1 - 0x1p-19);
   const double cosine =
       (1 + 0x1p-10) * (2 * std::sqrt(steps) * room + steps) / ((steps - 2) * 0x1p-53 * room * room);
@@ -128,7 +128,7 @@ struct RowSums {
 };
 
 // Returns whether the row meets the bound. If it does, the row is to be scaled by 2^*exponent. Rows
-// with an infinity or NaN, or with a nonzero norm below 2^-450 or above 2^450, do not meet the
+// with an infinity or NaN, or with a nonzero norm below 2^-450 or above 2^450, never meet the
 // bound, so all scales and results are in the range of normal numbers.
 TESSERA_HD inline bool ScaleRow(const RowSums& sums, const Bound& bound, std::int32_t* exponent) {
   *exponent = 0;

@@ -1,13 +1,13 @@
 // Matmul of f64 in integer arithmetic on Hopper's tensor cores, within the error bound of plain
 // f64.
 //
-// The tensor cores multiply signed bytes exactly, and at thirty times the rate of the f64
-// arithmetic that `tensor_f64` uses (1979 compared with 67 tera-operations per second in the H200's
-// data sheet). So rows of a and columns of b are converted to integers, and the integers to
-// residues modulo 14 small numbers. The products of the residues are computed in bytes (the second
-// scheme of Ozaki, Uchino and Imamura). The product of the moduli is about 2^110. For each element
-// of c, the Chinese remainder theorem finds the one integer that has the residues of the 14 results
-// and whose magnitude is below half of that product:
+// The tensor cores multiply signed bytes exactly, at thirty times the rate of the f64 arithmetic
+// that `tensor_f64` uses (1979 compared with 67 tera-operations per second in the H200's data
+// sheet). So rows of a and columns of b are converted to integers, and the integers to residues
+// modulo 14 small numbers. The products of the residues are computed in bytes (the second scheme of
+// Ozaki, Uchino and Imamura). The product of the moduli is about 2^110. For each element of c, the
+// Chinese remainder theorem finds the one integer that has the residues of the 14 results and whose
+// magnitude is below half of that product:
 //
 //      a ── 2^e, round ──> integers ──> residues ─┐
 //                                                 ├─ 14 products, residues ──> 2^-(e+f) integer = c
@@ -19,8 +19,8 @@
 //
 // The size of the integers: let P be the product of the moduli. Rows of a and columns of b are
 // scaled to a norm of at most R = sqrt(P / 2), rounding included, so that no sum exceeds P / 2 (by
-// the Cauchy-Schwarz inequality). The exponent is the largest for which the norm fits, so the norm
-// of a scaled row is greater than R / 2. The elements of the row are about 2^54 / sqrt(k).
+// the Cauchy-Schwarz inequality). The exponent is the largest for which the norm is at most R, so
+// the norm of a scaled row is greater than R / 2. The elements of the row are about 2^54 / sqrt(k).
 //
 // The error of rounding: let x and y be a scaled row and column, and let d and f be the amounts
 // that rounding removes from their elements, at most 1/2 each. Then the integer result is off by
@@ -44,9 +44,9 @@
 //
 // `tensor_f64` computes the whole product if any row of a or column of b has a smaller g^2,
 // contains an infinity or NaN, or has a norm above 2^450 or below 2^-450. For example, g^2 is
-// smaller if a third of a row's uniform numbers are replaced by zeros, or if its elements are of
-// very different sizes. The device decides, with a flag that every kernel checks. Such a product
-// takes an additional pass over the operands. Rows of zeros are exact.
+// smaller if a third of a row's uniform numbers are replaced by zeros, or if its elements have very
+// different magnitudes. The device decides, with a flag that every kernel checks. For such a
+// product, the examination is an additional pass over the operands. Rows of zeros are exact.
 //
 // The expected error is also smaller than that of plain f64. The table shows the root mean square
 // of the error over at least 300 sums, relative to sum |x y|, for this arithmetic on a CPU and for
@@ -329,8 +329,8 @@ Cost CostOf(const MatmulProblem& p) {
   const Bands bands = BandsOf(p);
   const auto times_a =
       static_cast<std::uint64_t>(p.m <= bands.rows ? 1 : CeilDiv(p.n, bands.columns));
-  // Operands are read for the sums and again for the conversion. The operand `a` is converted once
-  // for every band of columns, or only once if all rows of `a` fit in one band.
+  // Operands are read for the sums and again for the conversion. Operand a is converted once for
+  // every band of columns, or only once if all rows of a fit in one band.
   Cost cost = MatmulCost(p, m * k * (1 + times_a) + 2 * n * k);
   cost.bytes += kModuli * (m * k * times_a + n * k + 2 * m * n +
                            MatmulTileLoads(p, kClusterRows, kTileColumns));

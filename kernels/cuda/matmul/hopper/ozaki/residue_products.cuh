@@ -59,7 +59,7 @@ __device__ inline void MultiplyBytes(int k_tiles, int consumer, int thread, cons
     pipeline.Release(last, thread);
 #pragma unroll
     for (std::int32_t& sum : d) sum = Residue(sum, modulus);
-    SumsAreComplete(d);  // before the next product adds to them
+    SumsAreComplete(d);  // required before the next product adds to the sums
   }
 }
 
@@ -68,8 +68,8 @@ __device__ inline std::uint32_t PackBytes(const std::int32_t* x) {
   return __byte_perm(low, high, 0x5410);
 }
 
-// work.k_tiles counts the k-tiles of all moduli, as if k were split into kModuli pieces. `plain` is
-// a flag; if it is set, nothing is computed.
+// work.k_tiles counts the k-tiles of all moduli, as if k were split into kModuli pieces. If the
+// flag `plain` is set, nothing is computed.
 __global__ void __cluster_dims__(ByteTile::kCluster, 1, 1) __launch_bounds__(ByteTile::kThreads, 1)
     MultiplyResidues(const __grid_constant__ CUtensorMap a_map,
                      const __grid_constant__ CUtensorMap b_map,

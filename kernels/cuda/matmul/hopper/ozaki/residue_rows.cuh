@@ -13,9 +13,9 @@
 
 namespace tessera::ozaki {
 
-// Rows of a, or columns of b, per block, and threads and warps per block.
+// The rows of a (or columns of b), the threads and the warps of a block.
 inline constexpr int kBlockRows = 32, kThreads = 256, kWarps = kThreads / kWarpSize;
-// Steps along k per sum of RowSumsOf, per tile of ConvertRows, and per thread of such a tile.
+// Steps along k in a sum of RowSumsOf, in a tile of ConvertRows, and for a thread of such a tile.
 inline constexpr int kPiece = 1024, kTileSteps = 128, kEach = 8;
 
 // Computes sums over rows, one per piece of k: [pieces, rows]. kAlongK: whether k goes along the

@@ -1,11 +1,11 @@
-// Functions for Hopper's matrix instructions, which PTX has only for compute capability 9.0 and
-// CUDA C++ does not expose. Each function wraps one instruction; gemm.cuh explains how they are
-// used. For their semantics, see "mbarrier", "cp.async.bulk.tensor", "wgmma" and "setmaxnreg" in
-// the PTX ISA, 8.0.
+// Functions for Hopper's matrix instructions, which exist in PTX only for compute capability 9.0
+// and not in CUDA C++. Each function wraps one instruction; gemm.cuh explains how they are used.
+// For their semantics, see "mbarrier", "cp.async.bulk.tensor", "wgmma" and "setmaxnreg" in the PTX
+// ISA, 8.0.
 //
 // A file that uses wgmma or setmaxnreg must be compiled for sm_90a (CMakeLists.txt). The other
-// functions need sm_90. For older GPUs, a file compiles only if its code for them uses none of
-// these functions.
+// functions need sm_90. A file compiles for older GPUs only if its code for these GPUs uses none of
+// the functions.
 #pragma once
 
 #include <cuda.h>  // for the type CUtensorMap; nothing links against the driver
@@ -131,13 +131,13 @@ __device__ inline void StoreSharedAt(std::uint32_t to, unsigned block, float val
 //
 // A tensor map describes matrices in global memory, and the shape of the box that an instruction
 // copies. x counts elements along the contiguous dimension, and y counts along the other. The part
-// of a box outside the matrix reads as zeros, and is not written.
+// of a box that is outside the matrix is read as zeros and is not written.
 
 __device__ inline void PrefetchMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Copies the box at (x, y) of the z-th matrix to shared memory. Its bytes count toward the barrier.
+// Copies the box at (x, y) of the z-th matrix to shared memory. The barrier counts its bytes.
 __device__ inline void LoadBox(std::uint32_t to, const CUtensorMap* map, int x, int y, int z,
                                std::uint32_t barrier) {
   asm volatile(
@@ -147,8 +147,8 @@ __device__ inline void LoadBox(std::uint32_t to, const CUtensorMap* map, int x, 
       : "memory");
 }
 
-// Copies the box to every block of the cluster whose bit in `blocks` is set. Its bytes count toward
-// the barrier of each of these blocks.
+// Copies the box to every block of the cluster whose bit in `blocks` is set. The barrier of each of
+// these blocks counts its bytes.
 __device__ inline void LoadBoxMulticast(std::uint32_t to, const CUtensorMap* map, int x, int y,
                                         int z, std::uint32_t barrier, unsigned blocks) {
   asm volatile(

@@ -16,7 +16,7 @@ namespace tessera {
 // column. The sums d[4 j + 2] and d[4 j + 3] are in the same columns, 8 rows further down.
 
 // Returns the descriptor of an operand in shared memory for one instruction. A row has row_bytes
-// (64 or 128) bytes, and its 16-byte vectors are swizzled with TMA's pattern to avoid bank
+// bytes (64 or 128), and its 16-byte vectors are swizzled with TMA's pattern to avoid bank
 // conflicts: vector p of row r is in slot p ^ r % 8, or in slot p ^ r / 2 % 4 if rows have 64
 // bytes.
 //   k along the rows: a row is one index of the other dimension. `stride` is the distance in bytes
@@ -63,7 +63,7 @@ __device__ void OperandsAreRead(std::uint32_t (&a)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(a[i])::"memory");
 }
 
-// The operand numbers in the text of the instructions, and the registers that they stand for.
+// The operands' numbers in the text of the instructions, and the registers that these stand for.
 #define TESSERA_NAMES_32                                                   \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"

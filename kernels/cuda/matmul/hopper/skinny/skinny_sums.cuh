@@ -101,7 +101,7 @@ struct TensorSums {
     const int warp_row = warp * C::kWarpRows;
 #pragma unroll
     for (int l = 0; l < C::kDepth / 16; ++l) {
-      // Two 16-byte vectors hold 16 steps, and a row of a box holds 64.
+      // Two 16-byte vectors hold 16 steps along k, and a row of a box holds 64 steps.
       const int box = l / 4, place = l % 4 * 2;
       unsigned a[kTiles][4];
 #pragma unroll

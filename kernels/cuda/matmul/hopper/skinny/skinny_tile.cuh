@@ -43,7 +43,7 @@ struct Tile {
   static constexpr int kThinBoxBytes = kThinBoxRows * kThinBoxRowBytes;
   static constexpr int kBytes = kBytesA + kThinBoxes * kThinBoxBytes;
 
-  static constexpr int kAlignment = 1024;  // of a swizzled box in shared memory
+  static constexpr int kAlignment = 1024;  // required of a swizzled box in shared memory
   static constexpr int kStageBytes = (kBytes + kAlignment - 1) / kAlignment * kAlignment;
   static constexpr int kConsumers = 8, kCluster = 1;  // consumers are warps
   static constexpr int kMultiplying = kConsumers * kWarpSize;

@@ -8,8 +8,8 @@
 // no matter what its warps are doing.
 //
 // - A tile is the product of 128 rows of the large operand and all vectors of the small one. Each
-//   tile is divided along k into k-tiles, which the blocks of a cluster, up to 8, share evenly. A
-//   cluster has as many blocks as it takes to give all SMs the same amount of work:
+//   tile is divided along k into k-tiles, which the blocks of a cluster, up to 8, share evenly. The
+//   size of the clusters is chosen so that all SMs have about the same amount of work:
 //
 //         k ->
 //       | block 0  | block 1  |   tile 0
@@ -50,7 +50,7 @@
 
 namespace tessera {
 
-extern const Strategy<MatmulProblem> kMatmulSkinny;  // for operands that TMA cannot read
+extern const Strategy<MatmulProblem> kMatmulSkinny;  // used for operands that TMA cannot read
 
 namespace {
 
@@ -81,8 +81,8 @@ __device__ void FetchTile(const CUtensorMap& wide_map, const CUtensorMap& thin_m
   }
 }
 
-// Runs in the warpgroup of the fetching thread, which has to take part in every barrier of the
-// cluster. It requests the k-tiles of a tile before it waits for the results of the previous tile.
+// Runs in the warpgroup of the fetching thread, which has to call every barrier of the cluster. The
+// thread requests the k-tiles of a tile before it waits for the results of the previous tile.
 template <class C, class Out>
 __device__ void Fetch(const CUtensorMap& wide_map, const CUtensorMap& thin_map,
                       const Work<Out>& work, TensorPipeline<C> pipeline) {
@@ -94,7 +94,7 @@ __device__ void Fetch(const CUtensorMap& wide_map, const CUtensorMap& thin_map,
       ClusterWait();  // the sums of the previous tile have arrived
       ClusterArrive();
     }
-    ClusterWait();  // all blocks run, or have read the sums of the previous tile
+    ClusterWait();  // all blocks have started, or have read the previous tile's sums
     ClusterArrive();
   }
   ClusterWait();
@@ -203,17 +203,17 @@ __global__ void __launch_bounds__(C::kThreads, 1)
 
 // --- Launch ---
 
-// The number of blocks in a cluster, which share a tile, and the number of clusters to launch.
+// The number of blocks in a cluster (they share a tile), and the number of clusters to launch.
 struct Clusters {
   int blocks, count;
 };
 
-// Returns the clusters with which the busiest block finishes earliest. `fitting` returns how many
-// clusters of a given size can run at the same time. There may be fewer than the SMs could hold.
+// Returns the clusters with which the last block finishes earliest. `fitting` returns how many
+// clusters of a given size can run at the same time, which may be fewer than the SMs could hold.
 template <class Fitting>
 Clusters ChooseClusters(std::int64_t tiles, std::int64_t k_tiles, int multiprocessors,
                         Fitting fitting) {
-  constexpr std::int64_t kEnd = 2;  // k-tiles that a block could read while it finishes a tile
+  constexpr std::int64_t kEnd = 2;  // the time to finish a tile, in k-tiles that a block could read
   Clusters best{1, 1};
   auto least = std::numeric_limits<std::int64_t>::max();
   for (int blocks = 1; blocks <= std::min<std::int64_t>(kMostBlocks, k_tiles); ++blocks) {
@@ -229,7 +229,7 @@ Clusters ChooseClusters(std::int64_t tiles, std::int64_t k_tiles, int multiproce
   return best;
 }
 
-// Returns whether TMA can read the small operand in the layout of C.
+// Returns whether TMA can read the small operand in the layout that the tile type C requires.
 template <class C, class T = typename C::T>
 bool IsReadable(const Operand<T>& thin, std::int64_t k) {
   const auto [rows, pitch, step] = C::kThinAlongK
