@@ -1,7 +1,7 @@
-// The order in which Sort sorts, defined once for the host and the device: that of TopK's keys
-// (kernels/problem/top_k.h). Strategies move elements as words of their size and compute the key of
-// a word whenever they need it. Values therefore keep their bits, and the types of one size share
-// their code.
+// The order in which Sort sorts, defined once for the host and the device. It is the order of
+// TopK's keys (kernels/problem/top_k.h). Strategies move elements as words of their size and
+// compute the key of a word whenever they need it. Values therefore keep their bits, and types of
+// the same size share code.
 #pragma once
 
 #include <algorithm>

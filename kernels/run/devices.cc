@@ -168,7 +168,7 @@ std::vector<Shard> MakeShards(absl::Span<Device* const> devices, std::uint64_t b
   std::vector<Shard> shards;
   std::uint64_t begin = 0;
   for (std::uint64_t i = 1; i <= count; ++i) {
-    // The first units % count devices have one unit more than the others.
+    // The first units % count devices get one unit more than the others.
     const std::uint64_t last = units / count * i + std::min(i, units % count);
     const std::uint64_t end = std::min(bytes, last * unit);
     if (end > begin) shards.push_back({devices[i - 1], begin, end});
