@@ -272,7 +272,7 @@ absl::StatusOr<ArrayType> TopKType(const View& x, std::int64_t k, int axis);
 // result of the type that the functions above return. Errors are those of ComputeService in
 // proto/tessera/v1/compute.proto, among them
 //   RESOURCE_EXHAUSTED / SCRATCH_EXHAUSTED {requested, free, total}: copies of operands and of
-//     results do not fit the stream's scratch budget. If they exceed the budget's limit, an
+//     results do not fit in the stream's scratch budget. If they exceed the budget's limit, an
 //     operation that names no strategy falls back on ChooseInPlace. The fallback depends on
 //     configuration and never on load, because another strategy gives different bits.
 //   CANCELLED / CANCELLED: stream.stopped() became true, and the result is not valid.

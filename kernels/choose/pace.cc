@@ -105,7 +105,7 @@ int KindOfCopy(const View& view, DType to) {
 
 // --- Problems whose costs do not fit in 64 bits ---
 
-// A smaller problem whose costs fit 64 bits. The costs of the original are `scale` times as high.
+// A smaller problem whose costs fit in 64 bits. The original's costs are `scale` times as high.
 template <class Problem>
 struct Scaled {
   Problem problem;
