@@ -282,9 +282,9 @@ std::string_view ThinStrategy(const MatmulProblem& problem) {
   return problem.n <= kFew && problem.m >= kMany ? "naive" : "";
 }
 
-// Returns the tree's choice, or "" if that is `ozaki_f64` and would need more than 1 GiB of scratch
-// memory. The limit is a constant because the choice must depend neither on the size of a GPU's
-// memory nor on how much of it other requests use.
+// Returns the decision tree's choice, or "" if `ozaki_f64` is chosen and needs more than 1 GiB of
+// scratch memory. The limit is a constant because the choice must depend neither on the size of a
+// GPU's memory nor on how much of it other requests use.
 std::string_view TunedWithin(const MatmulProblem& problem, const Device& device) {
   constexpr std::uint64_t kMostScratch = std::uint64_t{1} << 30;
   const std::string_view tuned = TunedStrategy(problem);
@@ -315,8 +315,8 @@ std::string_view StackStrategy(const MatmulProblem& product) {
   }
 }
 
-// The choice for a stack follows that for one of its products. Products that do not fill a GPU by
-// themselves are given to a strategy that computes many of them at the same time.
+// A stack gets the strategy of one of its products. However, products that do not fill a GPU by
+// themselves get a strategy that computes many of them at the same time.
 //
 // On a GPU, except for large f64 products and thin products, the choice follows the measured times
 // of random products (kernels/choose/tuning.h). The chosen strategy's error bound never exceeds

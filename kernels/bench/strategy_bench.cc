@@ -1,6 +1,6 @@
 // Times every strategy with one device's events, and also the vendor's calls and the ceilings. If
-// --regret is given, instead times random problems: the strategies that requests get by default,
-// the vendor's calls and the other strategies. `strategy_bench --help` lists the flags.
+// --regret is given, it times random problems instead, with the strategies that requests get by
+// default, the vendor's calls and the other strategies. `strategy_bench --help` lists the flags.
 //
 // Times are device times, from the first to the last step of one operation. In the fixed list, the
 // host enqueues all steps before the first one begins, except for operations named lone_...; random

@@ -67,7 +67,7 @@ class Pace {
   };
   // `factor` is the learned factor. `base` is the calibrated factor or, without calibration, the
   // factor that was expected before the first call; 0 means that there is none yet. The two form
-  // one word, so they are read and replaced together.
+  // one word, so they are read and replaced atomically.
   struct Rate {
     float base = 0, factor = 0;
   };

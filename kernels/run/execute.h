@@ -155,7 +155,7 @@ absl::StatusOr<double> CheckSeconds(const Strategy<Problem>& strategy, const Pro
   return TooLong(
       absl::StrCat(Absl(Problem::kOperation), " with strategy ", Absl(strategy.name)),
       strategy.name, estimate, limit,
-      slow ? "; a request that names no strategy gets the default one of this problem" : "");
+      slow ? "; a request that names no strategy gets the default one for this problem" : "");
 }
 
 class Stopwatch {

@@ -40,7 +40,7 @@ TESSERA_HD std::int32_t SearchBin(C x, std::int32_t bins, const Edge& edge) {
   return low;
 }
 
-// Bin i contains the elements that are i.
+// Bin i contains the elements that equal i.
 template <class E>
 struct IntegerBins {
   std::int32_t bins;
