@@ -240,7 +240,7 @@ struct SortProblem {
   static constexpr std::string_view kOperation = "sort";
   DType dtype = DType::kF32;
   bool descending = false;
-  // Which of the results are wanted: at least one of them.
+  // Which results are wanted; at least one must be.
   bool wants_values = true;
   bool wants_indices = true;
   std::int64_t rows = 0;
@@ -284,7 +284,7 @@ struct TakeProblem {
 struct SelectProblem {
   static constexpr std::string_view kOperation = "select";
   DType dtype = DType::kF32;  // of x and values, any type
-  // Which of the results are wanted: at least one of them.
+  // Which results are wanted; at least one must be.
   bool wants_values = true;
   bool wants_indices = true;
   std::int64_t n = 0;
@@ -456,8 +456,8 @@ struct Strategy {
   bool stacks = false;
 };
 
-// Returns one product that stands for every product of a stack. Its addresses are those of the
-// least aligned operands and result in the stack, which need not belong together.
+// Returns one product that stands for every product of a stack. Each of its addresses is the least
+// aligned one in the stack, so they may be of different products.
 inline MatmulProblem LeastAlignedProduct(const MatmulProblem& p) {
   MatmulProblem product = p;
   product.stack = 1;

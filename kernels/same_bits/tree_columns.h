@@ -83,8 +83,8 @@ struct PlainColumns : KindOf<T, typename Fold<op, T>::Wide, op> {
 
 // --- Sums ---
 
-// The narrow accumulator of plain sums. It is that of Fold, in which products and sums of 16-bit
-// elements are f32.
+// The narrow accumulator of plain sums: Fold's, which is f32 for products and sums of 16-bit
+// elements.
 template <class T>
 using NarrowOf = typename Fold<ReduceOp::kSum, T>::Acc;
 

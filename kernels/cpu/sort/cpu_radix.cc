@@ -228,7 +228,7 @@ std::uint64_t ScratchOf(const SortProblem& p) {
   return static_cast<std::uint64_t>(workers) * WorkerBytes(p, parts);
 }
 
-// The depth is half of the busiest core's operations, because those of adjacent elements overlap.
+// The depth is half of the busiest core's operations, because those on adjacent elements overlap.
 Cost CostOf(const SortProblem& p) {
   const auto n = static_cast<std::uint64_t>(p.elements());
   const std::uint64_t passes = SizeOf(p.dtype), moved = p.wants_indices ? 4 : 2;
