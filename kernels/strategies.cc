@@ -357,7 +357,7 @@ const Strategy<WindowSumProblem>* DefaultOf(const WindowSumProblem& problem, con
                  device);
 }
 
-// The order of the additions, and therefore the bits, are the same on every device.
+// The order of the combinations, and therefore the bits, are the same on every device.
 const Strategy<ScanProblem>* DefaultOf(const ScanProblem& problem, const Device& device) {
   return FirstOf({"fixed_order"}, problem, device);
 }

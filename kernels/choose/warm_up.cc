@@ -92,7 +92,7 @@ TopKProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
 }
 template <>
 SortProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
-  // Every strategy accepts rows of this length. Elements are random: some sort equal ones faster.
+  // All strategies accept this length. Bits are random, because equal elements may sort faster.
   SortProblem p = {.dtype = dtype, .rows = s.elements / 1024, .n = 1024};
   p.x = arena.bits.data();
   p.values = arena.out.data();

@@ -110,7 +110,7 @@ TESSERA_HD inline void StoreReal(double value, Scalar* result) {
 
 // Acc: the accumulator within a thread and a block. Wide: the accumulator for results of blocks or
 // long chains, so that no chain of single-precision additions grows with n. Squares and products
-// are wide from the start, because they may overflow the type of their operands.
+// are wide from the start, because they may be out of range for the operands' type.
 template <ReduceOp op, class T>
 struct Fold {
   using R = ReduceOp;
