@@ -142,7 +142,7 @@ struct ArrayType {
   }
 };
 
-// Checks the rank, that no extent is negative, and that the size in bytes fits 63 bits.
+// Checks the rank, that no extent is negative, and that the size in bytes fits in 63 bits.
 // INVALID_ARGUMENT / BAD_SHAPE {shape, ...}.
 absl::StatusOr<ArrayType> MakeArrayType(DType dtype, absl::Span<const std::int64_t> shape);
 
@@ -272,7 +272,7 @@ absl::StatusOr<ArrayType> TopKType(const View& x, std::int64_t k, int axis);
 // result of the type that the functions above return. Errors are those of ComputeService in
 // proto/tessera/v1/compute.proto, among them
 //   RESOURCE_EXHAUSTED / SCRATCH_EXHAUSTED {requested, free, total}: copies of operands and of
-//     results do not fit the stream's scratch budget. If they exceed the budget's limit, an
+//     results do not fit in the stream's scratch budget. If they exceed the budget's limit, an
 //     operation that names no strategy falls back on ChooseInPlace. The fallback depends on
 //     configuration and never on load, because another strategy gives different bits.
 //   CANCELLED / CANCELLED: stream.stopped() became true, and the result is not valid.
@@ -322,8 +322,8 @@ absl::Status RunReduceBatch(Stream& stream, ReduceOp op, BatchOperand operand,
 // an effect.
 absl::Status RunCopy(Stream& stream, const View& view, DType dtype, const Output& out,
                      const RunOptions& options = {});
-// Does the same with out on another device. The copy is direct if Stream::ReachesPeer, and
-// otherwise goes through the host. It is made in pieces. If the view has gaps or elements are
+// Does the same with out on another device, in pieces. The copy is direct if Stream::ReachesPeer
+// returns true, and otherwise goes through the host. If the view has gaps or elements are
 // converted, the scratch memory of `from` holds two pieces. view is on the device of `from`, and
 // out on the device of `to`. The caller must have exclusive use of both streams, and stopped() of
 // both is checked between pieces.

@@ -128,8 +128,8 @@ TESSERA_TYPED_TEST(BatchTest, TakesThousandsOfProblems) {
   CheckDot(operands);
 }
 
-// Tests operands that are equally spaced slices of an array, also if one of them has another offset
-// or is shorter.
+// Tests operands that are equally spaced slices of an array, even if one of them is shorter or has
+// a different offset.
 TESSERA_TYPED_TEST(BatchTest, TakesSlicesAtOneDistance) {
   DeviceArray<T> x(stream(), NormalVector<T>(kElements, 8, 0.25)),
       y(stream(), NormalVector<T>(kElements, 9), 1);

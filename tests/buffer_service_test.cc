@@ -104,7 +104,7 @@ TEST_F(BufferServiceTest, CopiesThatAreTooLarge) {
   ExpectError(
       Call(request), "QUOTA_EXCEEDED",
       {{"requested", std::to_string(std::int64_t{4} << 30)}, {"free", "*"}, {"total", "*"}});
-  // The size in the new type does not fit into 63 bits.
+  // The size in the new type does not fit in 63 bits.
   request.mutable_view()->set_shape(0, std::int64_t{1} << 60);
   request.set_dtype(v1::DTYPE_F64);
   ExpectError(Call(request), "BAD_SHAPE");

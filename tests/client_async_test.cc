@@ -344,7 +344,7 @@ TEST_F(ProgramResultsTest, ManyDotsAndReduces) {
     EXPECT_EQ(dots[k].ok() ? dots[k]->value().real() : i + 5, i + 5);
     EXPECT_EQ(sums[k].ok() ? sums[k]->value().real() : i + 2, i + 2);
   }
-  // There is more data than fits into a message.
+  // There is more data than fits in a message.
   const Operand large = Floats(std::vector<float>(1 << 17, 1));
   for (const auto& sum : client_.Reduces(ReduceOp::kSum, std::vector<Operand>(20, large))) {
     ASSERT_TRUE(sum.ok()) << sum.status();

@@ -177,7 +177,7 @@ TEST_F(ComputeServiceTest, AProgramsArraysLeaveRoomForItsOtherResults) {
   EXPECT_THAT(run(127, {kMost}), ElementsAre(""));
   EXPECT_THAT(run(128, {kMost}), ElementsAre(refused));
   EXPECT_THAT(run(128, {kMost - 512}), ElementsAre(""));
-  // The arrays count together. A refused array takes nothing.
+  // The limit applies to the sum of the arrays. A refused array takes nothing.
   EXPECT_THAT(run(0, {kMost / 2, kMost / 2 + 8, kMost / 2, 8}),
               ElementsAre("", refused, "", refused));
 }
@@ -242,7 +242,7 @@ TEST_F(NoRoomForAnswers, WhatIsRefusedHasNotBeenDone) {
   EXPECT_TRUE(Delete("x").ok()) << "an empty response needs no room";
 }
 
-// The name, the shape and the shards have the maximum sizes.
+// The name, the shape and the number of shards have their maximum sizes.
 TEST(DescriptionTest, AnyBufferHasRoomInWhatIsCharged) {
   v1::CreateBufferResponse response;
   v1::Buffer& buffer = *response.mutable_buffer();
@@ -411,7 +411,7 @@ TEST_F(TwoDevicesTest, StatisticsTellWhatMoved) {
   EXPECT_EQ(chosen.device(), "fake:1") << "where the larger one is";
 }
 
-// A call fails because of the device that helps, and not of the one on which it runs.
+// A call fails because of the device that helps, not because of the one on which it runs.
 TEST_F(TwoDevicesTest, ALossIsThatOfTheHelperAndAllDevicesAreThoseThatAreLeft) {
   constexpr std::int64_t kFloats = 16 * 4096 / 4;  // 16 rows of the fixed tree, in four chunks.
   const std::vector<float> ones(kFloats, 1);

@@ -65,7 +65,7 @@ TEST(Crc32c, ExtendsAndCombinesToTheChecksumOfTheWhole) {
   }
 }
 
-// These sizes do not fit into memory. Moving by a + b bytes equals moving by a and then by b.
+// Such data does not fit in memory. Moving by a + b bytes equals moving by a and then by b.
 TEST(Crc32c, CombinesOverSizesBeyond32Bits) {
   const std::uint32_t crc = Of("123456789");
   const std::uint64_t huge = (std::uint64_t{1} << 40) + 12345;

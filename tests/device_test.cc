@@ -110,7 +110,7 @@ TEST_P(DeviceTest, GathersEveryElementSize) {
   }
 }
 
-// Elements that a faulty conversion is most likely to convert wrong, and many others.
+// Elements that a faulty conversion is most likely to convert wrongly, and many others.
 template <class T>
 std::vector<T> ConversionCases() {
   std::vector<T> cases;
@@ -275,7 +275,7 @@ class RoomTest : public testing::Test {
   std::unique_ptr<Stream> large_, other_;
 };
 
-// Products that fill all available SMs run one after the other, and short Dots run next to them.
+// Products that fill all available SMs run one after the other, and short Dots run alongside them.
 // Without reserved SMs, each Dot would wait until a product ends. Then there would be at most as
 // many Dots as products, or up to five times that many if other processes share the GPU.
 TEST_F(RoomTest, ShortWorkFindsRoomBesideProducts) {
@@ -309,8 +309,8 @@ TEST_F(RoomTest, ShortWorkFindsRoomBesideProducts) {
   EXPECT_GT(dots, 3 * kProducts);
 }
 
-// Strategies that distribute their tiles over all SMs distribute them in the same way on both kinds
-// of streams.
+// Strategies that distribute their tiles among all SMs do so in the same way on both kinds of
+// streams.
 TEST_F(RoomTest, BothKindsOfStreamsComputeTheSameBits) {
   for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16}) {
     DispatchDType(dtype, [&]<class T>(T) {

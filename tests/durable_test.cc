@@ -1,4 +1,4 @@
-// The files of --data-dir: what is found again after a crash, a fault of the disk or damage.
+// The files of --data-dir: what a server finds after a crash, a disk error or damage.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -261,7 +261,7 @@ TEST_F(DurableTest, ADamagedArrayIsFound) {
   EXPECT_EQ(*ReadBack(folder, manifest.files.at(1)), Bytes(2500, 'a'));
 }
 
-// A damaged manifest is never taken for an empty one: the next snapshot would remove every file.
+// A damaged manifest must not pass as an empty one: the next snapshot would delete every file.
 TEST_F(DurableTest, ADamagedManifestIsRefused) {
   WriteTwo(Open());
   const fs::path file = File("manifest.json");
@@ -411,7 +411,7 @@ TEST_F(DurableTest, AFailedFlushKeepsWhatLaterServersMayFind) {
   int good = 0;
   for (; replace(before, next, good) == "SNAPSHOT_FAILED" && !replaced; ++good)
     EXPECT_THAT(Files(), ElementsAre("1.safetensors", "manifest.json")) << good;
-  // The new manifest is there, but it may be lost with the host.
+  // The new manifest exists, but it may be lost if the host fails.
   EXPECT_EQ(good, 4);
   EXPECT_TRUE(replaced);
   EXPECT_THAT(Files(), ElementsAre("1.safetensors", "3.safetensors", "manifest.json"));

@@ -78,7 +78,7 @@ class EveryFaultTest : public ServiceTest {
     faults_ += hit;
   }
 
-  // Like Try, but with timing, because a launch can only fail on this device with timing.
+  // Like Try, but with timing, because launches on this device can fail only with timing.
   template <class Request>
   void TryTimed(const std::string& text, const std::vector<std::string>& stored) {
     auto request = Of<Request>(text);

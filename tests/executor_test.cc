@@ -160,7 +160,7 @@ TEST_F(SharesTest, TakeTurns) {
   SubmitFor(7, 3, 2);
   const std::vector<std::size_t> order = Order();
   ASSERT_EQ(order.size(), 26u);
-  // A share that comes later waits for one task of each other share, not for the others' queues.
+  // A later share waits for one task of each earlier share, not for their whole queues.
   const auto last = [&](std::size_t share) {
     return std::find(order.rbegin(), order.rend(), share).base() - order.begin();
   };

@@ -333,7 +333,7 @@ v1::SelectRequest SelectionOfAll(const std::string& values, const std::string& i
   return request;
 }
 
-// Next to x and m there is room for the values of one selection, or for one copy of as many bytes.
+// Besides x and m, there is room for the values of one selection, or for one copy of as many bytes.
 void RoomForOneSelection(Options& options) {
   options.memory_limit.bytes = Charged(3 * 4) + Charged(256 * 256 * 4) + Charged(128 * 128 * 4);
 }

@@ -27,7 +27,7 @@ std::vector<StrategyCase> HistogramCases(DTypes dtypes, bool gpu) {
   return cases;
 }
 
-// Returns the edges of even bins as numpy.linspace computes them, rounded to the type E.
+// Returns the edges of bins of equal width as numpy.linspace computes them, rounded to the type E.
 template <class E>
 std::vector<double> EvenEdges(const HistogramSpec& spec) {
   std::vector<double> edges;
@@ -75,7 +75,7 @@ class HistogramTest : public testing::TestWithParam<StrategyCase> {
     return ConvertElement<E>(GetParam().dtype == DType::kBool && value != 0 ? 1.0 : value);
   }
 
-  // Returns elements on and next to edges, between them, outside of all bins, and special values.
+  // Returns elements on edges, next to them, between them and outside all bins, and special values.
   template <class E>
   static std::vector<E> Elements(std::int64_t n, const std::vector<double>& edges,
                                  std::uint64_t seed = 1) {
@@ -312,7 +312,7 @@ TEST_P(HistogramTest, RandomProblems) {
   });
 }
 
-// Edges that are not in order give some counts, and nothing else is read or written.
+// Edges out of order give arbitrary counts, but nothing beyond the arrays is read or written.
 TEST_P(HistogramTest, EdgesOutOfOrder) {
   ForType([]<class E>(E) {
     constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -341,7 +341,7 @@ TEST_P(HistogramTest, EdgesOutOfOrder) {
 
 class HistogramLargeTest : public HistogramTest {};
 
-// More elements than a 32-bit counter counts.
+// There are more elements than a 32-bit counter can count.
 TEST_P(HistogramLargeTest, LargeArrays) {
   if (Watched()) return;
   const std::int64_t n = (std::int64_t{1} << 32) + 12'345;

@@ -85,7 +85,7 @@ TEST(HostMemoryTest, AQuotaOfProcessorTimeIsRoundedUpToCores) {
   EXPECT_EQ(root.Quota(), 0);
   root.Write("/sys/fs/cgroup/a/b/cpu.max", "250000 100000\n");
   EXPECT_EQ(root.Quota(), 3);
-  // The smallest quota among the cgroup and its ancestors counts.
+  // The smallest quota of the cgroup and its ancestors applies.
   root.Write("/sys/fs/cgroup/a/cpu.max", "50000 100000\n");
   EXPECT_EQ(root.Quota(), 1);
 }

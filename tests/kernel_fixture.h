@@ -207,7 +207,7 @@ T Element(double x) {
   }
 }
 
-// A cheap generator (splitmix64), because some arrays have 2^28 elements.
+// A fast generator (splitmix64), because some arrays have 2^28 elements.
 class Random {
  public:
   explicit Random(std::uint64_t seed) : state_(seed) {}
@@ -449,14 +449,14 @@ struct Limited {
   std::unique_ptr<Stream> stream;
 };
 
-// Returns TESSERA_LARGEST: no array needs more elements than this. It is set when tests run under a
-// tool that watches every access.
+// Returns TESSERA_LARGEST, the largest number of elements that an array needs. It is set when tests
+// run under a tool that watches every access.
 inline std::int64_t Largest() {
   const char* value = std::getenv("TESSERA_LARGEST");
   return value == nullptr ? std::numeric_limits<std::int64_t>::max() : std::atoll(value);
 }
 inline bool Watched() { return std::getenv("TESSERA_LARGEST") != nullptr; }
-// Whether that tool is so slow that taking a path once is enough, whatever it is combined with.
+// Whether that tool is so slow that each path is taken once, rather than in every combination.
 inline bool WatchedClosely() { return Largest() <= 5000; }
 
 // The sizes up to Largest().

@@ -91,8 +91,8 @@ class CompiledTest : public testing::Test {
     EXPECT_EQ(Run(stream, "compiled", views, nodes, offset), Run(stream, "fused", views, nodes));
   }
 
-  // The operands of an expression over [outer, rows, columns]. They are whole; if `any`, they may
-  // also begin at any element, and are what AnyView returns.
+  // The operands of an expression over [outer, rows, columns]. They are whole arrays. If `any` is
+  // set, they may begin at any element and are views from AnyView.
   struct Operands {
     Operands(Stream& stream, const DrawnExpression& e, std::array<std::int64_t, 3> shape,
              Random& random, bool any) {

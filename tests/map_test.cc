@@ -24,7 +24,7 @@ std::vector<std::int64_t> Iota(std::int64_t n) {
   std::iota(values.begin(), values.end(), 0);
   return values;
 }
-// Returns the operation on as many operands as it takes.
+// Returns an expression that applies the operation to as many operands as it takes.
 Nodes Alone(MapOp op) {
   Nodes nodes;
   std::vector<std::uint32_t> args;
@@ -115,7 +115,7 @@ std::pair<std::vector<T>, std::vector<T>> SpecialPairs() {
   return {a, b};
 }
 
-// Whether the values have the same bits. All NaN count as equal.
+// Whether the values have the same bits. All NaNs count as equal.
 template <class T>
 bool Same(T a, T b) {
   const long double x = Exact(a), y = Exact(b);

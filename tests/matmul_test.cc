@@ -42,7 +42,7 @@ std::vector<MatmulCase> MatmulCases(std::initializer_list<std::string_view> rows
   });
 }
 
-// Builds without CUDA lack all instances of some suites.
+// In builds without CUDA, some suites have no instances.
 #define TESSERA_PRODUCTS(Suite, ...)                                                       \
   GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Suite);                                    \
   INSTANTIATE_TEST_SUITE_P(Strategies, Suite, testing::ValuesIn(MatmulCases(__VA_ARGS__)), \
@@ -960,7 +960,7 @@ TEST(MatmulPieces, TilesOfTooManyStepsStayWhole) {
   EXPECT_EQ(whole.rounds, 3);
 }
 
-// A strategy that takes one product, and whose request is cancelled by the second of them.
+// The strategy takes one product at a time, and the second product cancels the request.
 TEST(MatmulStacks, CancellationStopsBetweenProducts) {
   static std::atomic<bool> stop;
   static int launches;
@@ -989,7 +989,7 @@ TEST(MatmulStacks, CancellationStopsBetweenProducts) {
   EXPECT_EQ(launches, 2);
 }
 
-// What a stack costs, and how it is checked, depends on all its products.
+// The costs and the checks of a stack depend on all its products.
 TEST(MatmulStacks, CostsAndScratchMemory) {
   Stream& stream = TestStream(Backend::kCpu);
   // The matrices have steps, so they are copied, but none of them twice.

@@ -127,7 +127,7 @@ TEST(Options, OtherServers) {
   ExpectRefused({"--ring-name", "a"}, "--ring");
 }
 
-// A pattern that matches no host:port would look as if it allowed something.
+// A pattern that cannot match any host:port would seem to allow something.
 TEST(Options, PatternsOfServersHaveAPort) {
   for (const std::string good :
        {"*", "gpu-*", "gpu-*51", "*:50051", "gpu:5*", "gpu:*", "[::1]:1", "[::1]:*"})

@@ -8,9 +8,9 @@
 namespace tessera::test {
 namespace {
 
-// += is three steps: read the cell, add, write it back. The 32 threads of a warp read together,
-// each adds its own product to the same old value, and only one of their 32 writes survives. Warps
-// that run at the same time interfere with each other in the same way.
+// += is three steps: read the cell, add, write it back. The 32 threads of a warp read at the same
+// time, each adds its own product to the same old value, and only one of the 32 writes survives.
+// Warps that run at the same time interfere with each other in the same way.
 __global__ void RacyDotKernel(const float* a, const float* b, std::int64_t n, float* c) {
   const std::int64_t i = GridThread();
   if (i < n) c[0] += a[i] * b[i];

@@ -1,4 +1,4 @@
-// Two kernels with data races, on a GPU that shows them, next to the strategies that avoid them.
+// Two kernels with data races, on a GPU that exposes them, and strategies that avoid them.
 #include "tests/race_lesson.h"
 
 #include "tests/kernel_fixture.h"

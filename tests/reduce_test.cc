@@ -136,7 +136,7 @@ std::vector<std::vector<T>> HardDeviations(std::int64_t n) {
 }
 
 // Calls check(ops, x) for rows of n elements that are special for these operations: ties, zeros,
-// the ends of the type, elements that are not finite, and folds that wrap or leave the range.
+// the ends of the type, elements that are not finite, and folds that wrap or overflow.
 template <class T>
 void ForSpecialRows(std::int64_t n, const auto& check) {
   using R = ReduceOp;
@@ -277,7 +277,7 @@ bool HasVariance(const Strategy<ReduceProblem>& strategy, DType dtype) {
          Refusal(strategy, {.dtype = dtype, .op = ReduceOp::kVariance, .n = 1}).empty();
 }
 
-// Only strategies that compute variances promise norms whose squares leave the range of double.
+// Only strategies that compute variances allow norms whose squares overflow a double.
 TESSERA_TYPED_TEST(ReduceTest, SpecialRows) {
   const bool has_variance = HasVariance(strategy(), GetParam().dtype);
   for (std::int64_t n : Sizes({1, 2, 5, 257, 4099, 70001})) {
@@ -286,7 +286,7 @@ TESSERA_TYPED_TEST(ReduceTest, SpecialRows) {
       for (ReduceOp op : ops) Check<T>(op, x, {}, 1);
     });
   }
-  // Even the differences of these elements leave the range.
+  // Even the differences of these elements overflow.
   if constexpr (std::is_same_v<T, double>)
     Check<T>(ReduceOp::kVariance, {1.7e308, -1.7e308, 1.7e308, -1.7e308});
 }
@@ -337,7 +337,7 @@ TESSERA_TYPED_TEST(ReduceTest, Large) {
     inputs.try_emplace(GetParam().backend, stream(), x);
   }
   const View x = inputs.at(GetParam().backend).view();
-  // In the classic failure, a float that counts stops at 2^24. Here nothing is rounded.
+  // In the classic failure, a float counter stops at 2^24. Here, nothing is rounded.
   const auto count = static_cast<long double>(n);
   CheckResident({.value = count - 2, .integer = n - 2}, ReduceOp::kSum, x);
   CheckResident({.value = count, .integer = n}, ReduceOp::kSumSquares, x);

@@ -38,8 +38,8 @@ How NextHow() {
   return all[next % all.size()];
 }
 
-// The exact fold of the elements so far. Sums count in units of 2^-90. Elements are below 2^14 in
-// size if there are many of them.
+// The exact fold of the elements so far. Sums are in units of 2^-90. If there are many elements,
+// their absolute values are below 2^14.
 template <class T>
 class Running {
  public:
@@ -84,7 +84,7 @@ class Running {
       if (!product && special_ != 0) return Equal(got, special_);
       if (!std::isfinite(want)) return Equal(got, want);
       const long double magnitude = product ? std::abs(want) : Number(magnitude_);
-      // Half of the smallest number, which is what rounding to it loses.
+      // Half of the smallest number, which is the most that rounding near 0 loses.
       const long double tiny = sizeof(T) == 2 ? 0x1p-25L : sizeof(T) == 4 ? 0x1p-150L : 0;
       const long double bound =
           roundoff * magnitude + UnitRoundoff(DTypeOf<T>()) * std::abs(want) + tiny;
@@ -345,7 +345,7 @@ TESSERA_TYPED_TEST(ScanOfFloatsTest, NansAndInfinities) {
   }
 }
 
-// Sums that leave the range of the type, and come back, since they are kept in a wider one.
+// Sums that overflow the type and then return to its range, because they are kept in a wider one.
 TESSERA_TYPED_TEST_OF(std::same_as<Half>, ScanOfFloatsTest, SumsBeyondTheRange) {
   std::vector<T> x(9000, Element<T>(60'000));
   std::fill(x.begin() + 4500, x.end(), Element<T>(-60'000));
@@ -461,7 +461,7 @@ class FixedLine {
 TESSERA_STRATEGY_SUITE(FixedScanTest, ScanTest,
                        [](const auto& strategy, DType) { return strategy.name == "fixed_order"; });
 
-// Elements of very different sizes, so that every order of additions gives other bits.
+// Elements of very different sizes, so that every order of additions gives different bits.
 template <class T>
 std::vector<T> Uneven(ReduceOp op, std::int64_t n) {
   std::vector<T> x = Factors<T>(op, n, 21);

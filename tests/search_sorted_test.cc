@@ -124,7 +124,7 @@ class SearchSortedTest : public testing::TestWithParam<StrategyCase> {
   }
 };
 
-// Lengths around those of samples and of powers of two.
+// Lengths around the lengths of samples and around powers of two.
 TEST_P(SearchSortedTest, EverySize) {
   ForType([]<class T>(T) {
     for (std::int64_t length : Sizes(
@@ -205,7 +205,7 @@ TEST_P(SearchSortedTest, RandomProblems) {
   });
 }
 
-// Elements that are not in order give some positions, and nothing else is read.
+// Elements out of order give arbitrary positions, but nothing beyond the arrays is read.
 TEST_P(SearchSortedTest, ElementsOutOfOrder) {
   ForType([]<class T>(T) {
     const std::vector<T> some = Elements<T>(5000, 100, 8);

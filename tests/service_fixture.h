@@ -209,7 +209,7 @@ class TransferFixture : public ServiceTest {
   std::mt19937_64 random_{1};
 };
 
-// A suite whose server has other options.
+// A suite whose server has different options.
 template <class Suite, auto change>
 class Changed : public Suite {
  protected:

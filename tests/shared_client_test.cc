@@ -170,8 +170,8 @@ TEST_F(SharedClientTest, AReplacementThatFailsLeavesWhatWasThere) {
         .replace = true, .streams = way.streams, .progress = std::move(progress)};
     return way.client.Upload("x", DType::kI32, shape, source, options).status();
   };
-  // The server fails first, because it may begin a stream that the client has cancelled later, when
-  // it would take the next failure.
+  // The server's failure comes first. After a client's failure, the server may begin a cancelled
+  // stream late, and that stream would use up the failure.
   for (const Way& way : ways) {
     for (const int after : {0, way.size > kSlot ? 2 : 0}) {
       device_->Fail(FakeDevice::Step::kCopyToDevice, DeviceError::Kind::kFailed, 1, after);

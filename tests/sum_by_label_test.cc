@@ -69,7 +69,7 @@ A InOrder(const std::vector<A>& terms) {
 
 class SumByLabelTest : public StrategyTest<SumByLabelProblem> {
  protected:
-  // Calls f(T{}), where T is the type of the elements. Those of BOOL are bytes, 0 or 1.
+  // Calls f(T{}), where T is the type of the elements. Elements of BOOL are bytes, 0 or 1.
   template <class F>
   void ForElement(F f) const {
     DispatchElement(GetParam().dtype, [&]<class Own>(Own) {
@@ -188,8 +188,8 @@ class SumByLabelTest : public StrategyTest<SumByLabelProblem> {
   }
 };
 
-// Numbers of terms around those of a chunk and of a group, of one label and of a few; and lengths
-// around that at which labels get a wider type.
+// Numbers of terms around the size of a chunk and of a group, for one label and for a few; and
+// lengths around the one at which labels get a wider type.
 TEST_P(SumByLabelTest, EverySize) {
   ForElement([]<class T>(T) {
     for (std::int64_t n :

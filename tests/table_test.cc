@@ -1,4 +1,4 @@
-// Checks the list in strategies.cc against the files next to it and against itself.
+// Checks that the list in strategies.cc is consistent with itself and with the files next to it.
 #include <algorithm>
 #include <array>
 #include <filesystem>
@@ -28,7 +28,7 @@ std::string TextOf(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// Calls f(path) for the files in a folder and its folders that have one of these extensions.
+// Calls f(path) for the files in a folder and its subfolders that have one of these extensions.
 void ForFiles(const fs::path& folder, const std::set<std::string>& extensions, const auto& f) {
   for (const auto& file : fs::recursive_directory_iterator(folder))
     if (extensions.contains(file.path().extension())) f(file.path());
@@ -141,8 +141,8 @@ TEST(TableTest, LessonsAndStrategiesNameEachOther) {
   EXPECT_GT(lessons, 10);
 }
 
-// A list of operations is read from operations.h wherever that is possible. The files in which an
-// operation is named again are those of the recipe in CONTRIBUTING.md.
+// A list of operations is read from operations.h wherever that is possible. The other files that
+// name an operation are those in CONTRIBUTING.md's recipe.
 TEST(TableTest, OnlyTheFilesOfTheRecipeNameAnOperation) {
   const fs::path root(TESSERA_SOURCE_DIR);
   const std::string all = TextOf(root / "CONTRIBUTING.md");

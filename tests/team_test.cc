@@ -150,8 +150,8 @@ std::vector<float> RandomFloats(std::int64_t n) {
   return values;
 }
 
-// Makes the sums of the first rows leave the range of f32 in the first quarter of the row and
-// return in the second.
+// Makes the sums of the first rows overflow f32 in the first quarter of the row and return to its
+// range in the second.
 void LeaveRange(std::int64_t rows, std::int64_t columns, std::vector<float>& values) {
   const std::int64_t quarter = columns / 4;
   for (std::int64_t i = 0; i < rows * columns; ++i) {
@@ -298,7 +298,7 @@ void ExpectFinite(const std::string& bytes) {
   for (float sum : sums) EXPECT_TRUE(std::isfinite(sum));
 }
 
-// The sums of a column on one device leave the range of f32, and those on other devices do not.
+// The sums of a column overflow f32 on one device, and not on the others.
 TEST_P(TeamTest, ColumnsOutOfRange) {
   const std::int64_t rows = 41, columns = Floats() / rows;
   std::vector<float> values = RandomFloats(rows * columns);
@@ -445,7 +445,7 @@ TEST_P(TeamTest, FoldsOfExpressionsHaveTheBitsOfOneDevice) {
   }
 }
 
-// Partial sums leave the range of f32 only in rows of one device.
+// Partial sums overflow f32 only in rows of one device.
 TEST_P(TeamTest, FoldsOfExpressionsOutOfRange) {
   const std::int64_t rows = 211, columns = Floats() / rows;
   std::vector<float> values = RandomFloats(rows * columns);

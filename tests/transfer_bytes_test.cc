@@ -1,5 +1,5 @@
-// Bytes that messages send to each kind of device and back: of every size, from every offset, in
-// any order, and with streams that are broken off. All bytes arrive, and no others.
+// Transfers to each kind of device and back, in messages of every size, from every offset, in any
+// order, and with streams that are broken off. All bytes arrive, and no others.
 
 #include <algorithm>
 

@@ -225,7 +225,7 @@ TEST_P(TreeTest, CompensatedKeepsTheErrorOfProducts) {
   EXPECT_GT(std::abs(dot("fixed_tree") - 1), 1);
 }
 
-// f32 columns whose sums leave the range are folded again in double, as compensated does.
+// f32 columns whose sums overflow are folded again in double, as `compensated` folds them.
 TEST_P(TreeTest, SumsMayLeaveTheRangeOnTheirWay) {
   for (DType dtype : {DType::kF32, DType::kBF16}) {
     DispatchDType(dtype, [&]<class T>(T) {

@@ -8,8 +8,8 @@ namespace {
 
 __extension__ typedef __int128 Wide;
 
-// Elements, and their exact sums. Integers wrap. Other types count in units of 2^-95, or in larger
-// units if there are large elements.
+// Elements, and their exact sums. Integers wrap. Sums of other types are in units of 2^-95, or in
+// larger units if elements are large.
 template <class T>
 class Array {
  public:
@@ -22,7 +22,7 @@ class Array {
       : values(x), sums_(x.size() + 1), magnitudes_(x.size() + 1) {
     long double largest = 0;
     for (T element : x) largest = std::max(largest, std::abs(Exact(element)));
-    // The number of bits, of 127, that the sum of all magnitudes leaves free.
+    // The number of bits, out of 127, that the sum of all absolute values leaves free.
     const int room = 124 - std::ilogb(std::max(largest, 1.0L)) - std::ilogb(x.size() + 1.0);
     unit_ = std::ldexp(1.0L, -std::min(95, room));
     for (std::size_t i = 0; i < x.size(); ++i) {

@@ -233,8 +233,8 @@ TESSERA_HD inline Int128 WrapAdd(Int128 a, Int128 b) {
   return sum;
 }
 
-// Returns a * b as a term of a sum. For floats and 16-bit floats it is exact, because the product
-// fits a double.
+// Returns a * b as a term of a sum. For floats and 16-bit floats the product is exact, because it
+// fits in a double.
 template <class T>
 TESSERA_HD WideOf<T> Product(T a, T b) {
   return WrapMultiply(static_cast<WideOf<T>>(static_cast<ValueOf<T>>(a)),

@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-// Converts to abseil's own string_view, where it differs from the standard one.
+// Converts to abseil's string_view, which in some builds is not the standard one.
 inline absl::string_view Absl(std::string_view s) { return {s.data(), s.size()}; }
 
 // `reason` is one of the stable UPPER_SNAKE names listed in proto/tessera/v1. `metadata` is what a

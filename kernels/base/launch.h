@@ -13,8 +13,8 @@ struct Launch {
   std::uint32_t items_per_thread = 0;
 };
 
-// The inclusive ranges of the Launch values that a strategy accepts. {0, 0}: the strategy does not
-// have this parameter.
+// The inclusive ranges of the Launch values that a strategy accepts. {0, 0} means that the strategy
+// does not have this parameter.
 struct LaunchLimits {
   struct Range {
     std::uint32_t min = 0;

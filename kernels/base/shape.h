@@ -16,7 +16,7 @@ struct Shape {
 
   constexpr std::int64_t operator[](int i) const { return dims[static_cast<std::size_t>(i)]; }
   constexpr std::int64_t& operator[](int i) { return dims[static_cast<std::size_t>(i)]; }
-  // The product of the extents. It fits 63 bits, since every Shape is checked before it reaches
+  // The product of the extents. It fits in 63 bits, since every Shape is checked before it reaches
   // kernels/.
   constexpr std::int64_t elements() const {
     std::int64_t n = 1;

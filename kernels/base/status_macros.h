@@ -13,7 +13,7 @@
   } while (false)
 
 // Assigns the value of an absl::StatusOr to a target, which may be a declaration, or returns the
-// error from the function. It is more than one statement, so it must stand in braces.
+// error from the function. It expands to several statements, so a branch needs braces around it.
 #define ASSIGN_OR_RETURN(target, ...) \
   TESSERA_ASSIGN_OR_RETURN(TESSERA_UNIQUE(__COUNTER__), target, (__VA_ARGS__))
 #define TESSERA_ASSIGN_OR_RETURN(result, target, expression) \

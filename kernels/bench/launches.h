@@ -1,4 +1,4 @@
-// The work that strategy_bench launches besides the strategies. LaunchRead, LaunchCopy and
+// The work that strategy_bench launches in addition to the strategies. LaunchRead, LaunchCopy and
 // LaunchFma exist in every build, and the other functions only in builds with CUDA.
 #pragma once
 
@@ -36,11 +36,11 @@ double LaunchFmaCuda(Stream& stream, bool double_precision, void* sink);
 
 // --- The hold ---
 
-// Enqueues a kernel that keeps a stream of a CUDA device busy for `us` microseconds. An event
-// behind this kernel is reached only after the host has enqueued the work that follows the event,
-// so the time between two events is purely device time. An operation of two kernels is then not
-// charged for the time that the host takes to launch the second kernel, which differs from host to
-// host. (nvbench holds streams for the same reason.)
+// Enqueues a kernel that keeps a stream of a CUDA device busy for `us` microseconds. An event after
+// this kernel is reached only when the host has enqueued the work that follows the event, so the
+// time between two events is purely device time. An operation of two kernels is then not charged
+// for the time that the host takes to launch the second kernel, which differs from host to host.
+// (nvbench holds streams for the same reason.)
 void LaunchHold(Stream& stream, double us);
 
 // --- Peers: calls of CUDA's libraries ---

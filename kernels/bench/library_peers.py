@@ -9,7 +9,7 @@ usage: library_peers.py map ADDRESS
 
 ADDRESS is a server on the same GPU. A result is the median of the rounds after a warm-up round,
 whose results are checked. Device times are from an event before the first kernel of a call to an
-event after the last one, on an idle device unless said otherwise.
+event after the last one, on an idle device unless stated otherwise.
 
 map: times expressions through the service, in CuPy's fused kernels and in torch.compile's kernels.
 All read the same operands from GPU memory and leave their results there. At 2^28 elements of f32,
@@ -175,7 +175,7 @@ def maps(options, base, t, cupy, torch):
         def check(name):
             want = function(np, *some[:count])
             if not np.allclose(host[name](out[name][:1000]), want, rtol=1e-4, atol=1e-5):
-                raise SystemExit(f"{name} gives another result for {expression}")
+                raise SystemExit(f"{name} gives a different result for {expression}")
 
         calls = {"tessera": call, **{name: peer_call(name) for name in peers}}
         ways = {name: lambda one=one: statistics.median(one() for _ in range(CALLS))
@@ -277,7 +277,7 @@ def searches(options, ts, t, folder, dtype):
         some = np.arange(0, QUERIES, QUERIES // 16)
         apart = vectors[indices[some]].astype("f8") - queries[some, None].astype("f8")
         if not np.allclose(distances[some], (apart**2).sum(2), rtol=1e-3, atol=1e-3):
-            raise SystemExit(f"{name} gives other distances")
+            raise SystemExit(f"{name} gives different distances")
 
     searchers = {"tessera": lambda: t.compute(*best()),
                  "torch": torch_search(vectors, queries, dtype)}

@@ -36,7 +36,7 @@ void KeepOnly(Case& problem, Keep keep) {
   std::erase_if(problem.candidates, [&](const Candidate& c) { return !keep(c); });
 }
 
-// Renames the problem, and drops the peers, whose rows' names would be the same.
+// Renames the problem, and drops the peers, whose rows would have the same names.
 Case Variant(Case problem, std::string operation, std::int64_t n) {
   KeepOnly(problem, [](const Candidate& c) { return !c.peer; });
   problem.operation = std::move(operation);
@@ -467,7 +467,7 @@ Case Problems::Select(DType dtype, std::int64_t n, std::int64_t one_in, bool ind
   return out;
 }
 
-// Counts normally distributed elements in even bins. If the bins are wide, all are in one of them.
+// Counts normally distributed elements in bins of equal width, or in bins so wide that one has all.
 Case Problems::Histogram(DType dtype, std::int64_t n, std::int64_t bins, bool one_bin) {
   const std::size_t out_bytes = Bytes(DType::kI64, bins);
   Case out = Make(one_bin ? "histogram_one_bin" : "histogram", dtype, absl::StrCat(n, "x", bins),
@@ -585,7 +585,7 @@ Case Problems::Map(DType dtype, std::int64_t n, const Expression& expression) {
   return out;
 }
 
-// The sum of an expression's result, by the strategies that compute the expression themselves.
+// Sums an expression's result, with the strategies that compute the expression themselves.
 Case Problems::MappedReduce(DType dtype, std::int64_t n, const Expression& expression) {
   Case out =
       Make(expression.name, dtype, absl::StrCat(n), Bytes(dtype, 2 * n), 0, static_cast<double>(n));
@@ -695,7 +695,7 @@ void Problems::AddVectors(std::vector<Case>& all, DType dtype, int exponent, int
   for (std::int64_t radius : {1, 64, 512}) all.push_back(WindowSum(dtype, n, radius));
 }
 
-// Adds many long rows, a few longer ones, and rows that fit the caches.
+// Adds many long rows, a few longer ones, and rows that fit in the caches.
 void Problems::AddTopKs(std::vector<Case>& all, DType dtype) {
   const int shift = rig_.gpu() ? 0 : 4;  // rows are 16 times shorter on a CPU
   const std::int64_t few = std::int64_t{1} << (24 - shift), many = std::int64_t{1} << (20 - shift);
@@ -725,7 +725,7 @@ void Problems::AddScans(std::vector<Case>& all, DType dtype) {
   all.push_back(Scan(dtype, 1, n / 16, 16));
 }
 
-// Adds one long row, and rows that fit in a block's shared memory or do not.
+// Adds one long row, rows that fit in a block's shared memory, and rows that do not.
 void Problems::AddSorts(std::vector<Case>& all, DType dtype) {
   const bool gpu = rig_.gpu();
   const std::int64_t n = std::int64_t{1} << (gpu ? 28 : 23);

@@ -337,8 +337,8 @@ def errors_table(data, operation, _):
         lambda cells: [-cells[d]["error"] if d in cells else 0.0 for d in inexact],
         lambda row: f"{row['error']:.1e}",
         f"The largest error of 64 elements of a product of {side} x {side} matrices of normal "
-        "values, relative to the sum of the sizes of its terms. Rounding the result to the type is "
-        f"included. {data.machine}.",
+        "values, relative to the sum of the absolute values of its terms. Rounding the result to "
+        f"the type is included. {data.machine}.",
     )  # fmt: skip
 
 
@@ -477,7 +477,7 @@ def regret_table(name):
                 "operation": operation,
                 "the vendor's time": band,
                 "problems": str(len(here)),
-                "our time over it (geometric mean)":
+                "our time / the vendor's (geometric mean)":
                     known and f"{statistics.geometric_mean(ratios):.3f}",
                 "at worst": known and f"{max(ratios):.2f}",
                 "above 1.05": known and str(sum(ratio > 1.05 for ratio in ratios)),
@@ -497,7 +497,7 @@ def regret_plot(name):
         for operation, found in sorted(ratios.items(), key=lambda item: -len(item[1]))
         for i in range(len(found).bit_length())
     )
-    title = "defaults on random problems: time over the vendor's, of the n-th worst"
+    title = "defaults on random problems: ratio to the vendor's time for the n-th worst problem"
     return pages.plot(title, note, lines)
 
 
@@ -521,7 +521,7 @@ def scaling_table(name, what):
         time = f"{float('%.3g' % (row['us'] / 1000)):g} ms"
         return {COUNTS[row["devices"]]: time + times, "at most": rate}
 
-    corner = {"arrays": "", "products": "product, a side"}[what]
+    corner = {"arrays": "", "products": "product, side"}[what]
     heads = dict.fromkeys(COUNTS[count] for count in counts)
     lines = pivot(rows, lambda r: {corner: scaling_label(r), **heads}, cells)
     return pages.table(lines, f"{data['caption']}.", missing="")
@@ -756,7 +756,7 @@ def peers_table(name, what):
         lambda row: {"expression": f"`{row['expression']}`", "elements": str(row["elements"])},
         lambda row: {row["server"]: us_text(row)},
     )
-    note = f"us unless said otherwise. {machine_text(run)}, {run['date']}. "
+    note = f"us unless stated otherwise. {machine_text(run)}, {run['date']}. "
     text = pages.table(lines, f"{note}Medians of {run['rounds']} rounds.")
     for expression in ("dot", "gelu", "matmul") if what == "full" else ():
         text += f"\n![Times of {expression} against elements]({name}_{expression}_us.svg)\n"
@@ -798,7 +798,7 @@ TABLES = {
     "service": service_table,
     "peers": peers_table,
 }
-# The forms of the names of plots. The first one that matches counts.
+# The forms of the names of plots. The first one that matches is used.
 PLOTS = {
     r"(scaling_[a-z0-9]+)_(\w+)": scaling_plot,
     r"(service_\w+)_([a-z]+)_(rate|latency)": service_plot,

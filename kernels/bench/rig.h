@@ -79,8 +79,8 @@ class Rig {
   // large enough for every announced call.
   void Need(DType dtype, std::size_t bytes) { needs_[dtype] = std::max(needs_[dtype], bytes); }
   Arena& Operands(DType dtype);
-  // Results are written to separate memory, because as operands of later calls they would grow out
-  // of range.
+  // Results are written to separate memory, because results that became operands of later calls
+  // would soon overflow.
   void NeedOutput(std::size_t bytes) { output_bytes_ = std::max(output_bytes_, bytes); }
   void* Output(std::size_t bytes);
 

@@ -1,6 +1,6 @@
 // Times every strategy with one device's events, and also the vendor's calls and the ceilings. If
-// --regret is given, instead times random problems: the strategies that requests get by default,
-// the vendor's calls and the other strategies. `strategy_bench --help` lists the flags.
+// --regret is given, it times random problems instead, with the strategies that requests get by
+// default, the vendor's calls and the other strategies. `strategy_bench --help` lists the flags.
 //
 // Times are device times, from the first to the last step of one operation. In the fixed list, the
 // host enqueues all steps before the first one begins, except for operations named lone_...; random
@@ -46,7 +46,7 @@ constexpr int kLeastRounds = 3;
 // not timed again.
 constexpr double kHopeless = 2;
 
-// Returns each candidate's mean times in the rounds, in microseconds and in ascending order, and no
+// Returns each candidate's mean times in the rounds, in microseconds and in ascending order, or no
 // times for a candidate that fails. Throws DeviceError if the device is lost.
 std::vector<std::vector<double>> Times(Rig& rig, const Case& problem, const Options& options) {
   const std::vector<Candidate>& candidates = problem.candidates;
@@ -210,7 +210,7 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 1000));
   app.add_option("--regret", options.regret, "times this many random problems instead");
   app.add_option("--seed", options.seed, "seed of the random problems");
-  app.add_option("--operation", options.operation, "the only operation of the random problems")
+  app.add_option("--operation", options.operation, "the operation of all random problems")
       ->check(CLI::IsMember({"matmul", "dot", "reduce", "reduce_axes", "batch"}));
   app.add_option("--json", options.json, "the file for the measurements");
   CLI11_PARSE(app, argc, argv);

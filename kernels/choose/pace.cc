@@ -37,11 +37,11 @@ constexpr double kCpuCall = 50e-9, kCudaLaunch = 4e-6;
 constexpr double kCudaThread = 20e6;
 constexpr double kCudaBlocks = 32;  // resident thread blocks per SM
 constexpr double kUsualBlock = 256;
-// The number of threads above which a host's memory is read no faster.
+// More threads than this do not read a host's memory any faster.
 constexpr double kMemoryThreads = 10;
 
 // No strategy is this many times faster or slower than its model predicts, so a measurement beyond
-// these limits was disturbed.
+// this factor was disturbed.
 constexpr double kMostWrong = 1000;
 
 // --- The index of a rate ---
@@ -68,7 +68,7 @@ constexpr int kStrategies = [] {
   return end;
 }();
 
-// Whether a problem leaves parts of a strategy's tiles idle. That makes the strategy many times
+// Whether a problem leaves parts of a strategy's tiles idle, which makes the strategy many times
 // slower.
 template <class Problem>
 bool IsNarrow(const Problem&) {
@@ -103,9 +103,9 @@ int KindOfCopy(const View& view, DType to) {
   return static_cast<int>(view.dtype) * kOps + static_cast<int>(to);
 }
 
-// --- Problems whose costs do not fit 64 bits ---
+// --- Problems whose costs do not fit in 64 bits ---
 
-// A smaller problem whose costs fit 64 bits. The costs of the original are `scale` times as high.
+// A smaller problem whose costs fit in 64 bits. The original's costs are `scale` times as high.
 template <class Problem>
 struct Scaled {
   Problem problem;
@@ -113,7 +113,7 @@ struct Scaled {
 };
 
 // Limits on the number of elements and of products. Costs are at most a few dozen times these
-// limits, and therefore fit 64 bits.
+// limits, and therefore fit in 64 bits.
 constexpr double kMostElements = 0x1p44;
 constexpr double kMostProducts = 0x1p54;
 
@@ -200,8 +200,8 @@ Scaled<SelectProblem> ScaleDown(SelectProblem p) {
   return {p, scale};
 }
 
-// Returns the bytes that any algorithm must move: each operand once, and the result. Here all
-// arrays have n elements of one type.
+// Returns the bytes that any algorithm must move: each operand once, and the result. This overload
+// is for arrays of n elements of one type.
 template <class Problem>
 double LeastBytes(const Problem& p) {
   constexpr bool kTwo = requires { &Problem::b; };
@@ -216,7 +216,7 @@ double LeastBytes(const ReduceAxesProblem& p) {
 double LeastBytes(const MatmulProblem& p) {
   const auto m = static_cast<double>(p.m), n = static_cast<double>(p.n),
              k = static_cast<double>(p.k), products = static_cast<double>(p.stack);
-  // The numbers of different matrices in a stack.
+  // The numbers of distinct left and right matrices in a stack.
   double left = 1, right = 1;
   for (int i = 0; i < p.stack_rank; ++i) {
     const StackAxis& axis = p.stack_axes[i];
@@ -435,7 +435,7 @@ void Pace::Update(int strategy, int kind, const Model& model, double seconds) {
   Rate next;
   do {
     if (old.base == 0) {
-      // The first call may move the factor as far from the expected one as many later calls
+      // The first call may move the factor as far from the expected one as many later calls could
       // together.
       const Rate expected = RateOf(strategy, kind);
       const auto base = expected.base == 0 ? 1.0 : static_cast<double>(expected.base);

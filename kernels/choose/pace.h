@@ -21,7 +21,7 @@ class Pace {
   explicit Pace(const DeviceInfo& info);
 
   // Returns the seconds that the strategy is expected to take. The result is finite and >= 0 for
-  // any problem, even if the product of its extents does not fit 64 bits. REQUIRES: the strategy
+  // any problem, even if the product of its extents does not fit in 64 bits. REQUIRES: the strategy
   // accepts the problem.
   template <class Problem>
   double Estimate(const Strategy<Problem>& strategy, const Problem& problem) const;
@@ -47,8 +47,8 @@ class Pace {
   template <class Problem>
   void Forget(const Strategy<Problem>& strategy, const Problem& problem);
 
-  // These functions do the same for copying a view's elements to contiguous memory as elements of
-  // `to`, with Stream::Gather and, if the type changes, Stream::Convert.
+  // These functions do the same for a copy of a view's elements to contiguous memory, with the type
+  // `to`. The copy uses Stream::Gather and, if the type changes, Stream::Convert.
   double EstimateCopy(const View& view, DType to) const;
   void LearnCopy(const View& view, DType to, double seconds);
   void ForgetCopy(const View& view, DType to);
@@ -67,7 +67,7 @@ class Pace {
   };
   // `factor` is the learned factor. `base` is the calibrated factor or, without calibration, the
   // factor that was expected before the first call; 0 means that there is none yet. The two form
-  // one word, so they are read and replaced together.
+  // one word, so they are read and replaced atomically.
   struct Rate {
     float base = 0, factor = 0;
   };

@@ -21,7 +21,7 @@ enum class MatmulFeature : std::uint8_t {
   kMost,     // the larger of m and n
   kResults,  // m n
   kWork,     // m n k
-  kDepth,    // k over the smaller of m and n
+  kDepth,    // k divided by the smaller of m and n
   kTransposeA,
   kTransposeB,
   kAlignmentA,

@@ -36,7 +36,7 @@ struct Arena {
   Memory out;             // uninitialised
   Memory bits;            // random bits
   Memory indices;         // random positions of rows
-  std::int64_t rows = 0;  // from which Take takes some
+  std::int64_t rows = 0;  // of the array that Take reads
   Memory mask;            // of every two adjacent elements, a random one is true
 };
 
@@ -92,7 +92,7 @@ TopKProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
 }
 template <>
 SortProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
-  // Every strategy accepts rows of this length. Some strategies sort equal elements much faster.
+  // All strategies accept this length. Bits are random, because equal elements may sort faster.
   SortProblem p = {.dtype = dtype, .rows = s.elements / 1024, .n = 1024};
   p.x = arena.bits.data();
   p.values = arena.out.data();

@@ -1,4 +1,4 @@
-// Text from outside, made safe for a log or a terminal.
+// Makes text from outside safe for a log or a terminal.
 #pragma once
 
 #include <cstddef>

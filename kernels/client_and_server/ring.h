@@ -1,4 +1,4 @@
-// A ring: several servers that share names. It says which server is the home of a name.
+// A ring: several servers that share names. The ring determines which server is the home of a name.
 //
 // A name's route is the part before its last `/`, or the whole name if there is none, so all names
 // in a folder have the same home. The home is the server with the largest weight for the route; the

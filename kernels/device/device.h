@@ -128,9 +128,9 @@ class Device {
   // Throws DeviceError.
   virtual std::unique_ptr<Stream> MakeStream() = 0;
   // Checks that the device still responds. Takes microseconds and does not wait for the device's
-  // work. Throws DeviceError, also for a lost device that no stream has reported yet (kLost).
+  // work. Throws DeviceError, even if no stream has yet reported that the device is lost (kLost).
   virtual void Probe() = 0;
-  // Starts or stops the recording of work by a profiler, if one waits for this call.
+  // Starts or stops the recording of work by a profiler, if a profiler is waiting for this call.
   virtual void SetProfiling(bool /*on*/) noexcept {}
   // If the device can be partitioned, reserves a part of it that the streams from MakeLargeStream
   // do not use. Work on other streams then never waits for a kernel that fills the rest of the
@@ -180,7 +180,7 @@ class Stream {
   const std::atomic<bool>* stop() const { return stop_; }
 
   // Adds to the seconds that the stream's work is expected to take; ExpectNothing sets the sum to
-  // 0. Expect and ExpectNothing are for one thread at a time, expected_seconds for any thread.
+  // 0. Only one thread at a time may call these two; any thread may call expected_seconds.
   void Expect(double seconds) {
     expected_.store(expected_seconds() + seconds, std::memory_order_relaxed);
   }

@@ -46,7 +46,7 @@ class DeviceError : public std::exception {
   std::uint64_t total() const { return total_; }
   const char* what() const noexcept override { return what_.c_str(); }
 
-  // The device whose call failed, or null if it is certainly the device that the work is for.
+  // The device whose call failed, or null if it must be the device that the work is for.
   Device* device() const { return device_; }
   void SetDevice(Device& device) { device_ = &device; }
 

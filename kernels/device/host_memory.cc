@@ -105,7 +105,7 @@ GroupPaths PathsOf(const std::string& root, const std::string& controller) {
   std::ifstream groups(root + "/proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {
     if (line.rfind("0::", 0) == 0) paths.version2 = PathOf(line);
-    // "4:cpu,cpuacct:/path", whose path may have colons as well
+    // "4:cpu,cpuacct:/path", whose path may also contain colons
     const std::size_t begin = line.find(':') + 1;
     std::istringstream controllers(line.substr(begin, line.find(':', begin) - begin));
     for (std::string one; std::getline(controllers, one, ',');)
@@ -140,7 +140,7 @@ class Ledger {
   bool Reserve(std::size_t bytes) {
     std::unique_lock lock(mutex_);
     while (!Fits(bytes)) {
-      // Waits, because memory that is being populated may count twice: here and in the system.
+      // Waits, because memory that is being populated may be counted twice: here and by the system.
       if (populating_ == 0) return false;
       changed_.wait(lock);
     }

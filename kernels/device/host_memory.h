@@ -11,7 +11,7 @@ namespace tessera {
 
 struct HostMemory {
   std::uint64_t total = 0;  // the machine's memory, or the smallest limit of the process's cgroups
-  std::uint64_t free = 0;   // may be allocated without swapping and without being killed
+  std::uint64_t free = 0;   // may be allocated without swapping or being killed
 };
 
 // Reads the current values, which takes some tens of microseconds. root: the root of the file
@@ -27,7 +27,7 @@ int ReadCpuQuota(const std::string& root = "");
 bool PopulateHost(void* memory, std::size_t bytes);
 
 // Allocates `bytes` of uninitialised memory, aligned to 256 bytes, whose pages are all present.
-// Returns null unless that much is free besides 64 MiB for the rest of the process.
+// Returns null unless that much is free in addition to 64 MiB for the rest of the process.
 void* AllocateHost(std::size_t bytes);
 // `memory` is a result of AllocateHost.
 void FreeHost(void* memory) noexcept;

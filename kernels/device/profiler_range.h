@@ -1,5 +1,5 @@
-// Ranges that a profiler shows next to the GPU's work (NVTX). They say what a thread is doing, and
-// for which call.
+// Ranges that a profiler shows alongside the GPU's work (NVTX). They tell what a thread is doing,
+// and for which call.
 #pragma once
 
 #include <string_view>

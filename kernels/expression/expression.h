@@ -78,8 +78,8 @@ class Expression {
 };
 
 // Returns the common type of two arguments, as in NumPy: the larger of two types of the same kind;
-// F32 for F16 and BF16; F64 for an integer and any floating-point type; the other type for BOOL and
-// a number; the other type for U8 or I8 and a wider number; I32 for U8 and I8.
+// F32 for F16 and BF16; F64 for an integer and any floating-point type; the number's type for BOOL
+// and a number; the wider type for U8 or I8 and a wider number; I32 for U8 and I8.
 DType Promote(DType a, DType b);
 
 }  // namespace tessera

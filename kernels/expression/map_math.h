@@ -43,7 +43,7 @@ TESSERA_HD T RemainderInteger(T a, T b) {
   return rest != 0 && ((rest < 0) != (b < 0)) ? rest + b : rest;
 }
 
-// If b is negative, returns 1 / a^-b with the fraction cut off, and 0 for a = 0.
+// If b is negative, returns 1 / a^-b truncated to an integer, or 0 if a is 0.
 template <class T>
 TESSERA_HD T PowerInteger(T a, T b) {
   if (b < 0) return a == 1 ? 1 : a == -1 ? (b % 2 == 0 ? 1 : -1) : 0;
@@ -446,8 +446,8 @@ TESSERA_HD ValueOf<Element> RoundTo(From x) {
   }
 }
 
-// The type as which an element is read from memory. A bool in memory may be any byte, and
-// conversion to bool turns any byte but 0 into 1.
+// The type used to read an element from memory. A bool in memory may be any byte, and conversion to
+// bool turns every byte except 0 into 1.
 template <class Element>
 using StoredOf = std::conditional_t<std::is_same_v<Element, bool>, std::uint8_t, Element>;
 

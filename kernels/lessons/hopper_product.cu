@@ -21,7 +21,7 @@
 //   producer runs ahead by up to kStages steps, into the next tile as well.
 // - Persistent blocks: there is one block per SM, and each computes tile after tile. While a tile
 //   is being stored, the operands of the next one are on their way.
-// - Clusters: two blocks compute tiles that are one below the other, so they need the same columns
+// - Clusters: two blocks compute vertically adjacent tiles, so they need the same columns
 //   of b. Each fetches half of them for both (multicast), which halves the traffic for b.
 //
 // The service's strategy `tensor_bf16` (kernels/cuda/matmul/hopper/gemm) does this for any
@@ -93,7 +93,7 @@ __device__ void WaitForCluster() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// Copies the box at (x, y) to shared memory. Its bytes count on the barrier.
+// Copies the box at (x, y) to shared memory. The barrier counts its bytes.
 __device__ void LoadBox(unsigned to, const CUtensorMap* map, int x, int y, unsigned barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
@@ -101,7 +101,7 @@ __device__ void LoadBox(unsigned to, const CUtensorMap* map, int x, int y, unsig
       "l"(map), "r"(barrier), "r"(x), "r"(y)
       : "memory");
 }
-// Copies the box to both blocks of the cluster. Its bytes count on each block's own barrier.
+// Copies the box to both blocks of the cluster. Each block's own barrier counts its bytes.
 __device__ void LoadBoxForBoth(unsigned to, const CUtensorMap* map, int x, int y,
                                unsigned barrier) {
   asm volatile(
@@ -191,7 +191,7 @@ struct Ring {
 
 // Clusters compute tiles of 256 x 256 elements, one after the other. Clusters that run at the same
 // time should share rows of a and columns of b in the L2 cache, so tiles are numbered down groups
-// of kGroup rows of tiles: the tiles in progress then cover about a square of c.
+// of kGroup rows of tiles: the tiles in progress then cover roughly a square of c.
 constexpr int kGroup = 8;
 
 struct Place {
@@ -262,7 +262,7 @@ __device__ void StoreResults(const float (&d)[128], const CUtensorMap& c, unsign
   WaitForConsumer(consumer);  // the previous tile's results have left the memory
   const int row = thread / 32 * 16 + thread % 16, half = thread / 16 % 2;
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {  // 16 columns, which are two vectors of a row
+  for (int i = 0; i < 16; ++i) {  // 16 columns, which are two vectors per row
     const unsigned to = memory + i / 4 * kBoxC + row * 128 + ((i % 4 * 2 + half) ^ row % 8) * 16;
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
                  "r"(pair(8 * i)), "r"(pair(8 * i + 2)), "r"(pair(8 * i + 4)), "r"(pair(8 * i + 6))
@@ -366,7 +366,7 @@ int Run(int m, int n, int k) {
     Product<<<processors / kCluster * kCluster, kThreads, kSharedBytes>>>(a_map, b_map, c_map, m, n,
                                                                           k);
   };
-  for (int i = 0; i < 20; ++i) run();  // until the clocks are those of a busy GPU
+  for (int i = 0; i < 20; ++i) run();  // raises the clocks to those of a busy GPU
   CHECK(cudaDeviceSynchronize());
   const auto begin = std::chrono::steady_clock::now();
   for (int i = 0; i < 50; ++i) run();

@@ -7,7 +7,7 @@
 //
 // The arithmetic is a small part of the work. For each multiplication a thread loads two elements,
 // and nearly all of them come from a cache, because 4096 threads read each element of a and of b.
-// The kernel is as fast as the caches deliver, and the arithmetic units mostly wait. Lesson 2 reads
+// The kernel is only as fast as the caches, and the arithmetic units mostly wait. Lesson 2 reads
 // each element from the caches less often.
 //
 // The service's strategy `naive` of Matmul is this kernel for every type, size and transpose.

@@ -4,14 +4,14 @@
 // Here a block of 32 x 32 threads computes a tile of 32 x 32 elements of c together. It walks along
 // k in steps of 32: its threads copy one tile of a and one tile of b to shared memory, one element
 // each, and then every thread reads its row and its column from there. An element that a block has
-// loaded is used 32 times, so the threads load a thirty-second as many elements from the caches.
+// loaded is used 32 times, so the threads load 1/32 as many elements from the caches.
 //
 // Shared memory has 32 banks, which serve 32 different words at the same time. A warp reads 32
 // adjacent elements of a row of the tile of b, one in each bank, and one element of a that all its
 // threads share. Neither causes a conflict.
 //
 // Now each multiplication takes two reads from shared memory, and shared memory delivers 32 words
-// per clock, where the arithmetic units could use 256. Lesson 3 keeps more in registers.
+// per clock, whereas the arithmetic units could use 256. Lesson 3 keeps more in registers.
 //
 // The service's strategy `shared_tiled` of Matmul combines these tiles with the registers of lesson
 // 3, for every type, size and transpose.

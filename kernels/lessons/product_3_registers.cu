@@ -2,12 +2,12 @@
 //
 // In lesson 2 a thread reads two elements from shared memory for each multiplication. Here it reads
 // 8 elements of a column of a's tile and 8 elements of a row of b's tile into registers, and
-// multiplies each by each: 16 reads for 64 multiplications. These reads are four elements wide, so
+// multiplies every pair: 16 reads for 64 multiplications. These reads are four elements wide, so
 // they take four instructions.
 //
 // A block of 256 threads computes 128 x 128 elements of c. A thread's 8 columns are two groups of
-// four, 64 apart, because the threads of a warp then read adjacent groups of four, and all banks of
-// shared memory deliver. The tile of a is stored transposed, so that a thread's 8 rows are
+// four, 64 apart, because the threads of a warp then read adjacent groups of four and use all
+// banks of shared memory. The tile of a is stored transposed, so that a thread's 8 rows are
 // adjacent.
 //
 // All extents are multiples of the tile's extents here, which keeps the kernel short. While the

@@ -6,9 +6,9 @@
 // swap roles in each step, so one barrier per step is enough: a step never writes to the tiles that
 // it reads.
 //
-// Loads are 16 bytes wide (float4): a fourth of the instructions for the same bytes. The remaining
-// limit is the rate of the arithmetic units, which multiply one pair of numbers at a time. Lesson 5
-// uses units that multiply whole tiles.
+// Loads are 16 bytes wide (float4), which takes a quarter of the instructions. The remaining limit
+// is the rate of the arithmetic units, which multiply one pair of numbers at a time. Lesson 5 uses
+// units that multiply whole tiles.
 //
 // The service's strategy `double_buffered` of Matmul does the same for every type and size, but
 // copies in the background, without registers (cp.async).

@@ -7,7 +7,7 @@
 // of three pairs of tiles, one is being multiplied and two are on their way. Rows in shared memory
 // are padded by 16 bytes, so that the rows of a fragment begin in different banks.
 //
-// Fragments pass through registers, which takes loads. hopper_product.cu avoids these loads. The
+// Fragments pass through registers, which requires loads. hopper_product.cu avoids these loads. The
 // service's strategy `tensor_mma` of Matmul is built in this way.
 //
 // Strategy: kernels/cuda/matmul/tensor_mma.cu

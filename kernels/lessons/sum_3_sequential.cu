@@ -1,9 +1,9 @@
 // Sums, lesson 3 of 8: the threads that add are adjacent.
 //
-// Lesson 2 wastes time by divergence. A GPU runs threads in warps of 32, and a warp takes the time
-// of an addition if any of its threads adds. At strides of 2 or more, at most 8 threads of each
-// warp add, but every warp in which a thread adds takes the full time. Here, only the numbering
-// changes: if L cells are live, thread t adds cell t + L / 2 to its own. With 8 threads:
+// Lesson 2 wastes time through divergence. A GPU runs threads in warps of 32, and a warp takes the
+// time of an addition if any of its threads adds. At strides of 2 or more, at most 8 threads of
+// each warp add, but every warp in which a thread adds takes the full time. Here, only the
+// numbering changes: if L cells are live, thread t adds cell t + L / 2 to its own. With 8 threads:
 //
 //   live 8     0<------4  1<------5  2<------6  3<------7    threads 0 1 2 3 add
 //   live 4     0<--2  1<--3                                  threads 0 1

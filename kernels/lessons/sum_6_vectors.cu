@@ -1,9 +1,9 @@
 // Sums, lesson 6 of 8: a thread loads 16 bytes at a time, and four times before it adds.
 //
-// The limit of lesson 5 is the number of bytes that are under way. Memory takes hundreds of cycles
-// to answer, and reaches its full rate only with enough requests in flight. A float4 load fetches
-// four elements with one instruction. The loop starts four such loads before it adds the first, so
-// a thread has 64 bytes in flight. Each of the four components has its own sum.
+// The limit of lesson 5 is the number of bytes in flight. Memory takes hundreds of cycles to
+// answer, and reaches its full rate only with enough requests in flight. A float4 load fetches four
+// elements with one instruction. The loop starts four such loads before it adds the first, so a
+// thread has 64 bytes in flight. Each of the four components has its own sum.
 //
 //   vector   0  1  2  3 | 4  5  6  7 | 8  9 10 11 |12 13 14 15     a grid of 4 threads
 //   thread   0  1  2  3 | 0  1  2  3 | 0  1  2  3 | 0  1  2  3

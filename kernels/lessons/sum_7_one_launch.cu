@@ -2,8 +2,8 @@
 //
 // Lesson 6 clears the total in a separate step. The order of the atomic additions in lesson 6
 // differs from run to run, so the last bits differ as well. Here, each block stores its sum and
-// takes a ticket. The block that takes the last ticket knows that all sums are there, and adds
-// them.
+// takes a ticket. The block that takes the last ticket knows that all sums have been stored, and
+// adds them.
 //
 // The result is right for every n and for up to kBlocks blocks. Two fences keep the order of a
 // block's accesses: store the sum, take the ticket, read the sums. atomicInc returns the ticket; it

@@ -1,9 +1,9 @@
 // Sums, lesson 8 of 8: the order of the additions depends only on n.
 //
-// In lesson 7, the grid decides which elements a thread adds, so another grid gives other bits.
-// Here, the array has chunks of 32768 elements, and a chunk has 256 lanes, for every grid and every
-// block of at least 32 threads. With B blocks, a block adds every B-th chunk; with T threads, a
-// thread computes every T-th lane of the chunk.
+// In lesson 7, the grid decides which elements a thread adds, so a different grid gives different
+// bits. Here, the array has chunks of 32768 elements, and a chunk has 256 lanes, for every grid and
+// every block of at least 32 threads. With B blocks, a block adds every B-th chunk; with T threads,
+// a thread computes every T-th lane of the chunk.
 //
 //   chunk    32 rows of 256 vectors of 4 elements
 //   lane t   adds vector t of each row, from top to bottom, in 4 floats, which it then adds

@@ -100,13 +100,13 @@ TESSERA_HD inline std::int64_t CoordinateAt(const void* address) {
 struct MapProgram {
   DType dtype = DType::kF32;  // of the result
   int inputs = 0;             // operands in memory
-  int operands = 0;           // these, and then the coordinates
+  int operands = 0;           // in total: the inputs, then the coordinates
   std::array<DType, kMostOperands> operand_dtypes{};
-  std::array<int, kMostOperands> axes{};  // of the coordinates, as requested
+  std::array<int, kMostOperands> axes{};  // of the coordinates, as in the request
   int instructions = 0;
   int registers = 0;
   int flops = 0;      // per element, in the cost model
-  bool wide = false;  // whether any value takes 64 bits
+  bool wide = false;  // whether any value has 64 bits
   std::array<Instruction, kMostInstructions> code{};
   std::array<MapConstant, kMostInstructions> constants{};
 

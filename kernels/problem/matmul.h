@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-// Whether operands of dtype can have results of out_dtype. Floating-point results have the
-// operands' type. Products of 16-bit operands may also be f32, the type in which they are
+// Whether a product of operands of dtype may have results of out_dtype. Floating-point results have
+// the operands' type. Products of 16-bit operands may also be f32, the type in which they are
 // accumulated anyway. Integers wrap at the result's width.
 constexpr bool IsMatmulPair(DType dtype, DType out_dtype) {
   switch (dtype) {

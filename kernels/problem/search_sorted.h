@@ -1,5 +1,5 @@
-// Defines the order of SearchSorted (that of Sort), the search and its cost, once for the host and
-// the device.
+// Defines the order of SearchSorted (the same as Sort's), the search and its cost, once for the
+// host and the device.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +40,7 @@ TESSERA_HD std::int64_t PlaceOfKey(const T* x, std::int64_t low, std::int64_t hi
 }
 
 // Returns the cost of a strategy. Each key fetches a sector of `sector` bytes of x, until all of x
-// is fetched, because the first levels stay in caches. It takes one operation for each level.
+// is fetched, because the first levels stay in caches. A search takes one operation per level.
 inline Cost SearchSortedCost(const SearchSortedProblem& p, std::uint64_t sector,
                              std::uint64_t searches_in_sequence) {
   const auto n = static_cast<std::uint64_t>(p.n), length = static_cast<std::uint64_t>(p.length);

@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-// Returns the number of operations: one for each element of the mask, and a load and a store for
-// each element of a result.
+// Returns the number of operations: one for each element of the mask, and one load and one store
+// for each element of a result.
 inline std::uint64_t SelectFlops(const SelectProblem& p) {
   const std::uint64_t results = (p.wants_values ? 1 : 0) + (p.wants_indices ? 1 : 0);
   return static_cast<std::uint64_t>(p.n) + 2 * results * static_cast<std::uint64_t>(p.count);

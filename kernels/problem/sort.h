@@ -1,7 +1,7 @@
-// The order in which Sort sorts, defined once for the host and the device: that of TopK's keys
-// (kernels/problem/top_k.h). Strategies move elements as words of their size and compute the key of
-// a word whenever they need it. Values therefore keep their bits, and the types of one size share
-// their code.
+// The order in which Sort sorts, defined once for the host and the device. It is the order of
+// TopK's keys (kernels/problem/top_k.h). Strategies move elements as words of their size and
+// compute the key of a word whenever they need it. Values therefore keep their bits, and types of
+// the same size share code.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ inline constexpr auto kSignOf = static_cast<Word>(Word{1} << (8 * sizeof(Word) -
 // Converts words to keys, which are sorted in ascending order.
 template <class Word>
 struct SortKey {
-  Word minus_zero;  // the word that becomes 0: that of -0, or 0 itself
+  Word minus_zero;  // the word that is replaced by 0: -0, or 0 for integers
   Word negative;    // the bits that are flipped if the highest bit is set
   Word infinity;    // words with larger magnitudes are NaNs
   Word flip;        // all bits if the order is descending

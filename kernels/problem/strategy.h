@@ -103,11 +103,11 @@ struct ReduceAxesProblem {
   std::int64_t inner = 0;
   const void* x = nullptr;
   void* out = nullptr;
-  // If above 0: this problem is a share of a problem with this value of outer. The share gives the
+  // If above 0, this problem is a share of a larger problem with this `outer`. The share gives the
   // same bits as the whole problem.
   std::int64_t outer_of_all = 0;
-  // If above 0: this problem is a share of a problem with this value of inner; outer is 1. It is
-  // also the distance between rows of x, in elements.
+  // If above 0, this problem is a share of a larger problem with this `inner`, and outer is 1. Rows
+  // of x are then this many elements apart.
   std::int64_t inner_of_all = 0;
   // Whether the stream has already run another share of the same problem. If so, left_range covers
   // both shares.
@@ -130,9 +130,9 @@ struct StackAxis {
 // Pitches count elements. IsMatmulPair in kernels/problem/matmul.h defines which types c may have
 // for which operand types.
 //
-// A stack is many such products with the same extents, pitches and transposes. The address of
-// product i is c + i * m * n for the result; ProductOffsets in kernels/problem/matmul.h returns the
-// distances from a and b to its operands.
+// A stack is many such products with the same extents, pitches and transposes. The result of
+// product i is at c + i * m * n; ProductOffsets in kernels/problem/matmul.h returns the distances
+// from a and b to the operands of product i.
 struct MatmulProblem {
   static constexpr std::string_view kOperation = "matmul";
   DType dtype = DType::kF32;
@@ -240,7 +240,7 @@ struct SortProblem {
   static constexpr std::string_view kOperation = "sort";
   DType dtype = DType::kF32;
   bool descending = false;
-  // Which of the results are wanted: at least one of them.
+  // Which results are wanted; at least one must be.
   bool wants_values = true;
   bool wants_indices = true;
   std::int64_t rows = 0;
@@ -284,7 +284,7 @@ struct TakeProblem {
 struct SelectProblem {
   static constexpr std::string_view kOperation = "select";
   DType dtype = DType::kF32;  // of x and values, any type
-  // Which of the results are wanted: at least one of them.
+  // Which results are wanted; at least one must be.
   bool wants_values = true;
   bool wants_indices = true;
   std::int64_t n = 0;
@@ -307,7 +307,7 @@ struct HistogramProblem {
   BinKind kind = BinKind::kEven;
   std::int64_t n = 0;
   std::int64_t bins = 0;  // at most kMostBins
-  // The outer edges of even bins. They are finite, and low < high.
+  // The outer edges of bins of equal width. They are finite, and low < high.
   double low = 0;
   double high = 1;
   DType edge_dtype = DType::kF64;  // or I64, if x has integers
@@ -346,7 +346,7 @@ struct SumByLabelProblem {
   const void* labels = nullptr;
   void* out = nullptr;
   // In mode kError, result->index becomes the position of the first label that is out of range, or
-  // -1. If there is such a label, what is written is not defined.
+  // -1. If there is such a label, the results are undefined.
   Scalar* result = nullptr;
   Launch launch;
 
@@ -392,16 +392,16 @@ struct TeamShare {
 // if there is no wider accumulator.
 template <class Problem>
 struct WideRange {
-  // Called once launch's work is done. Returns whether any sum is not finite.
+  // Is called once launch's work is done. Returns whether any sum is not finite.
   bool (*left_range)(const Problem&, Stream&) = nullptr;
   // Computes such sums again in accumulators that are wide enough; if the operands themselves are
   // not finite, it gives the same result again.
   void (*launch)(const Problem&, Stream&) = nullptr;
 };
 
-// Strategy::launch and WideRange::launch for work that is divided among devices that all reach the
-// operands. TeamShare describes the parts. For Dot and Reduce, the stream argument computes the
-// final result, even if it has no share. For ReduceAxes, the problem must have slabs
+// Strategy::launch and WideRange::launch for work that is divided among devices, all of which can
+// access the operands. TeamShare describes the parts. For Dot and Reduce, the stream argument
+// computes the final result, even if it has no share. For ReduceAxes, the problem must have slabs
 // (kernels/team/axis_slabs.h). Shares are adjacent, from the first part to the last. The result is
 // complete once all streams have been synchronised. If a pointer is null, one device does
 // everything.
@@ -456,8 +456,8 @@ struct Strategy {
   bool stacks = false;
 };
 
-// Returns one product that stands for every product of a stack. Its addresses are those of the
-// least aligned operands and result in the stack, which need not belong together.
+// Returns one product that stands for every product of a stack. Each of its addresses is the least
+// aligned one in the stack, so they may be of different products.
 inline MatmulProblem LeastAlignedProduct(const MatmulProblem& p) {
   MatmulProblem product = p;
   product.stack = 1;

@@ -71,7 +71,7 @@ BlockLayout LayOut(ProgramPlan& program) {
 }
 
 std::uint64_t MostScratch(const ProgramPlan& program, std::uint64_t taken, const Stream& stream) {
-  // The most that is lost between blocks of scratch memory, which begin at multiples of the
+  // The most memory that is lost between blocks of scratch memory, which begin at multiples of the
   // alignment.
   constexpr std::uint64_t kGaps = 16 * kBlockAlignment;
   const Budget* budget = stream.scratch_budget();

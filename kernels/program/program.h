@@ -30,7 +30,7 @@ struct Window {
 struct PlannedOperand {
   enum class Kind : std::uint8_t {
     kResult,     // a result of an earlier step
-    kResident,   // an array that the device reaches
+    kResident,   // an array that the device can access
     kElsewhere,  // an array that is copied from another device into the program's block
     kInline,     // an array that is copied from the host into the program's block
   };
@@ -45,10 +45,10 @@ struct PlannedOperand {
   const void* array = nullptr;
   bool sharded = false;      // across several devices
   std::uint64_t offset = 0;  // in the program's block; set by LayOut
-  View view;                 // as if the array began at address 0; set by FindTypes
+  View view;                 // relative to the array's beginning; set by FindTypes
 };
 
-// Where an array that a step computes is stored. kNone: the step does not compute it.
+// Where an array that a step computes is stored. kNone means that the step does not compute it.
 enum class Destination : std::uint8_t { kResponse, kScratch, kBuffer, kNone };
 
 struct PlannedStep {
@@ -78,7 +78,7 @@ struct PlannedStep {
   // Map, they are the same step.
   std::uint32_t product = 0;
   std::uint32_t scores = 0;
-  bool folded = false;  // computed by a later step; it has no results
+  bool folded = false;  // computed by a later step, and has no results
 
   // Whether the options leave it to the server how to compute the result.
   bool IsPlain() const;
@@ -101,7 +101,7 @@ void FindTypes(ProgramPlan& program);
 // are expected to take longer than max_seconds.
 absl::Status CheckSteps(ProgramPlan& program, Stream& stream, double max_seconds);
 
-// Pass 3. Finds a Matmul, a Map and a TopK of its result that one kernel computes faster
+// Pass 3. Finds each Matmul, Map and TopK in sequence that one kernel computes faster
 // (kernels/problem/product_top_k.h).
 void FuseSelections(ProgramPlan& program, const Device& device);
 
@@ -121,8 +121,8 @@ struct BlockLayout {
 };
 // Pass 4. Places everything in the block. Copies of the same array are stored once.
 BlockLayout LayOut(ProgramPlan& program);
-// Returns the largest amount of scratch memory that a step needs. `taken`: the bytes of the
-// stream's budget that are already taken. A step that would exceed the budget's limit does not
+// Returns the largest amount of scratch memory that a step needs. `taken` is the number of bytes of
+// the stream's budget that are already taken. A step that would exceed the budget's limit does not
 // count, because it will fail anyway.
 std::uint64_t MostScratch(const ProgramPlan& program, std::uint64_t taken, const Stream& stream);
 // Sets the addresses of results in program.block.

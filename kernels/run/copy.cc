@@ -71,8 +71,8 @@ absl::Status RunCopyAcross(Stream& from, const View& view, DType dtype, Stream& 
   const bool converts = dtype != view.dtype, gathers = HasGaps(view);
   const std::size_t size = std::max(SizeOf(view.dtype), SizeOf(dtype));
   // The number of bytes copied between two checks of whether to stop. At each check, the link
-  // between two GPUs is idle for a tenth of a millisecond. Copying the bytes takes some 3 ms over
-  // NVLink, and some tenths of a millisecond over a GPU's bus to the host. Elements that are
+  // between two GPUs is idle for a tenth of a millisecond. Copying this many bytes takes about 3 ms
+  // over NVLink, and a few tenths of a millisecond over a GPU's bus to the host. Elements that are
   // gathered or converted on the way must fit in scratch memory.
   const std::int64_t piece_bytes = std::int64_t{direct ? 1024 : 4} << 20;
   std::int64_t most = std::min(view.elements(), piece_bytes / static_cast<std::int64_t>(size));

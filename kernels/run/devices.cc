@@ -168,7 +168,7 @@ std::vector<Shard> MakeShards(absl::Span<Device* const> devices, std::uint64_t b
   std::vector<Shard> shards;
   std::uint64_t begin = 0;
   for (std::uint64_t i = 1; i <= count; ++i) {
-    // The first units % count devices have one unit more than the others.
+    // The first units % count devices get one unit more than the others.
     const std::uint64_t last = units / count * i + std::min(i, units % count);
     const std::uint64_t end = std::min(bytes, last * unit);
     if (end > begin) shards.push_back({devices[i - 1], begin, end});
@@ -228,7 +228,7 @@ absl::StatusOr<HostRegistration> RegisterHost(Device& device, void* memory, std:
 }
 
 int LoopThreads(const Device& device) {
-  // The maximum for a GPU, where few host loops are long, and memory bandwidth limits those.
+  // The maximum for a GPU, where few host loops are long, and those are limited by bandwidth.
   constexpr int kMostWithGpu = 8;
   return device.info().backend == Backend::kCpu ? device.info().multiprocessors
                                                 : std::min(HostThreads(), kMostWithGpu);

@@ -40,8 +40,8 @@ absl::StatusOr<ArrayType> FoldedType(const View& x, const MapStage* in) {
 
 namespace {
 
-// Reduces an expression's result, either with a strategy that computes the elements as it folds
-// them, or from scratch memory.
+// Reduces an expression's result. Either the strategy computes elements as it folds them, or a Map
+// writes them to scratch memory first.
 class FoldMap final : public Work<ReduceProblem> {
  public:
   FoldMap(const MapProblem& map, const Stream& stream) : map_(map), stream_(stream) {}
@@ -73,7 +73,7 @@ class FoldMap final : public Work<ReduceProblem> {
 };
 
 // Runs a batch and fills in its results. launch(scalars) enqueues it, and problem_of(i, result)
-// returns its problem i; integer: whether results are integers.
+// returns its problem i. `integer` is whether results are integers.
 template <class Launch, class ProblemOf>
 absl::Status ExecuteBatch(Stream& stream, bool integer, absl::Span<ScalarResult> results,
                           const Launch& launch, const ProblemOf& problem_of) {

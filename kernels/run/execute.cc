@@ -58,7 +58,7 @@ absl::Status TooLong(std::string_view what, std::string_view strategy, double es
 
 absl::Status CallerHasLeft() {
   return MakeError(absl::StatusCode::kCancelled, "CANCELLED",
-                   "the caller left while the operation ran");
+                   "the call was cancelled while the operation ran");
 }
 
 }  // namespace tessera

@@ -107,7 +107,7 @@ absl::StatusOr<const Strategy<Problem>*> Find(std::string_view name, const Probl
       return Unsupported("(any)", problem, device, absl::StrCat("operands of ", Names(any)));
     }
   } else {
-    // A name may stand for one strategy on each kind of device.
+    // The same name may denote different strategies on different kinds of devices.
     std::vector<std::string_view> valid;
     for (const Strategy<Problem>* strategy : Strategies<Problem>()) {
       if (std::find(valid.begin(), valid.end(), strategy->name) == valid.end())
@@ -138,7 +138,7 @@ absl::StatusOr<const Strategy<Problem>*> Find(std::string_view name, const Probl
   return found;
 }
 
-// --- What it may cost ---------------------------------------------------------------------------
+// --- Limits on the cost -------------------------------------------------------------------------
 
 // Returns an error if the expected seconds exceed the limit.
 template <class Problem>
@@ -153,7 +153,7 @@ absl::Status CheckSeconds(const Strategy<Problem>& strategy, const Problem& prob
   return TooLong(
       absl::StrCat(Absl(Problem::kOperation), " with strategy ", Absl(strategy.name)),
       strategy.name, estimate, limit,
-      slow ? "; a request that names no strategy gets the default one of this problem" : "");
+      slow ? "; a request that names no strategy gets the default one for this problem" : "");
 }
 
 class Stopwatch {
@@ -463,7 +463,7 @@ absl::StatusOr<std::vector<TeamShare>> SharesOf(Stream& stream, const Problem& p
   return shares;
 }
 
-// Launches a problem, and launches it again with wider accumulators if sums have left the range. If
+// Launches a problem, and launches it again with wider accumulators if sums have overflowed. If
 // `timing` is set, returns the microseconds by the device's clock. Throws DeviceError.
 template <class Problem>
 double LaunchWork(Stream& stream, Problem& problem, const Strategy<Problem>& strategy,
@@ -547,8 +547,8 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
       },
       wait);
   if (!status.ok()) return status;
-  // The time says little about the strategy if it includes a gather, if other devices took part, or
-  // if an earlier request had already prepared an operand.
+  // The time says little about the strategy if it includes a gather, if other devices shared the
+  // work, or if an earlier request had already prepared an operand.
   if (options.pace != nullptr && gather_seconds == 0 && !trivial && wait && shares.empty() &&
       stream.prepared_found() == found)
     options.pace->Learn(**strategy, problem, watch.seconds());

@@ -41,7 +41,7 @@ absl::StatusOr<std::int64_t> CountBins(const HistogramSpec& spec, absl::Span<con
       if (std::isfinite(spec.low) && std::isnormal(width) && width > 0) return spec.bins;
       return Invalid("BAD_BINS",
                      absl::StrCat("from ", spec.low, " to ", spec.high, ", ", spec.bins,
-                                  " bins have no finite width of 2^-1022 or more"),
+                                  " bins would not have a finite width of at least 2^-1022"),
                      {{"field", "even.high"}, {"value", absl::StrCat(spec.high)}});
     }
     case BinKind::kIntegers:

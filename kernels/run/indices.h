@@ -1,4 +1,4 @@
-// The errors of arrays of indices: those of Take, and the labels of SumByLabel.
+// The errors for arrays of indices: the indices of Take and the labels of SumByLabel.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The operands of a matrix product in the form that strategies need.
+// Converts the operands of a matrix product to the form that strategies need.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ struct MatrixOperand {
   bool gather = false;
 };
 
-// Returns the matrices of the last two axes.
+// Returns the matrix that the last two axes form.
 inline MatrixOperand MakeMatrixOperand(const View& view, bool transpose) {
   const int last = view.shape.rank - 1;
   const std::int64_t rows = view.shape[last - 1], columns = view.shape[last];

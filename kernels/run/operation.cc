@@ -246,7 +246,7 @@ absl::Status OfOperand(std::string_view name, const absl::Status& status) {
 
 absl::Status BadOutput(std::uint32_t output) {
   return MakeError(absl::StatusCode::kInvalidArgument, "BAD_OPERAND",
-                   "its source does not have an array with that number",
+                   "the operand's source does not have an array with that number",
                    {{"field", "output"}, {"value", absl::StrCat(output)}});
 }
 

@@ -16,7 +16,7 @@
 
 namespace tessera {
 
-// What a request specifies in addition to its operands: nothing, unless the operation has options.
+// What a request specifies in addition to its operands: nothing, unless it is specialised below.
 template <class Problem>
 struct SpecOf {};
 
@@ -88,14 +88,14 @@ struct SpecOf<SelectProblem> {
   // Which results are wanted: at least one. An array that is not wanted gets no memory.
   bool values = true;
   bool indices = true;
-  std::optional<std::int64_t> count;  // the results' length, once CountResults has found it
+  std::optional<std::int64_t> count;  // the length of the results; set by CountResults
 };
 
 // The operand with the edges, if there is one, follows x.
 template <>
 struct SpecOf<HistogramProblem> {
   BinKind kind = BinKind::kEven;
-  std::int64_t bins = 0;  // of the other kinds than kEdges
+  std::int64_t bins = 0;  // for every kind except kEdges
   double low = 0;
   double high = 1;
 };
@@ -131,8 +131,8 @@ inline constexpr std::size_t kMostResults = 2;
 struct ResultType {
   bool scalar = false;
   bool is_index = false;  // the number is a Scalar's index
-  // The arrays' length depends on the operands' elements, and has not been counted. The types in
-  // `arrays` have the largest possible length.
+  // Whether the length of the arrays depends on the operands' elements and has not been counted. If
+  // so, the types in `arrays` have the largest possible length.
   bool uncounted = false;
   absl::InlinedVector<ArrayType, 1> arrays;
 };
@@ -172,8 +172,8 @@ absl::StatusOr<ScalarResult> Run(const OperationSpec& spec, Stream& stream,
 
 // Returns an error of one operand, with the operand's name.
 absl::Status OfOperand(std::string_view name, const absl::Status& status);
-// Returns INVALID_ARGUMENT / BAD_OPERAND, for an operand that names an array that its source does
-// not have.
+// Returns INVALID_ARGUMENT / BAD_OPERAND, for an operand that refers to an array that its source
+// does not have.
 absl::Status BadOutput(std::uint32_t output);
 
 // Whether the operation and its operands allow it to share a launch with other small operations.

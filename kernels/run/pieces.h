@@ -12,8 +12,8 @@ namespace tessera {
 
 // Returns how many elements of `size` bytes a piece has when a strided array is copied in pieces.
 // On a GPU, copying a piece takes longer than launching the copy; on the CPU, a piece fits in
-// `caches` caches. `copies` pieces together fit in the scratch memory that a CPU stream keeps, and
-// on any device in a quarter of the budget.
+// `caches` caches. `copies` pieces together fit in a quarter of the budget and, on the CPU, in the
+// scratch memory that the stream keeps.
 inline std::int64_t PieceElements(const Stream& stream, std::size_t size, int copies,
                                   int caches = 1) {
   std::uint64_t bytes = stream.device().info().backend == Backend::kCuda ? std::uint64_t{32} << 20

@@ -26,9 +26,9 @@ const ProductTopKStrategy* StrategyFor(std::string_view product) {
 }
 
 // Whether one kernel is faster than Matmul, Map and TopK in sequence, as measured on an H100 and an
-// H200. The number of scores that the kernel keeps grows with k, and the time that it saves grows
-// with the columns. It saves more time for f32 scores than for 16-bit scores, which take longer to
-// compute, and more time if an expression would otherwise read and write the scores as well.
+// H200. The kernel keeps more scores for a larger k, and saves more time for more columns. It saves
+// more time for f32 scores than for 16-bit scores, which take longer to compute, and more time if
+// an expression would otherwise read and write the scores as well.
 bool Pays(const ProductTopKProblem& problem, bool has_expression) {
   constexpr std::int64_t kMostSteps = 1024;
   const MatmulProblem& p = problem.product;

@@ -27,7 +27,7 @@ struct ProductTopK {
 
 // Returns the strategy with the same results as Matmul, Map and TopK in sequence, or null if there
 // is none. `product` is the strategy that Matmul would use. Addresses need not be real yet, but
-// they are aligned as the real ones will be.
+// must be aligned as the real ones will be.
 const ProductTopKStrategy* FindProductTopK(const ProductTopK& request, std::string_view product,
                                            const Device& device);
 // Returns the same strategy, but only if it is faster than the separate steps.

@@ -18,11 +18,11 @@ namespace tessera {
 namespace {
 
 // The axes of an array, ordered so that the folded ones are adjacent, and the resulting three
-// extents. Axes that are adjacent already keep their order, which saves a gather.
+// extents. If the folded ones are adjacent already, no axis moves, which saves a gather.
 struct Folding {
   std::vector<int> order;
   std::int64_t outer = 1, length = 1, inner = 1;
-  int first_inner = 0;  // among the ordered axes; their number if there is none
+  int first_inner = 0;  // among the ordered axes; if none, the number of axes
 
   View Of(const View& x) const {
     View ordered = x;

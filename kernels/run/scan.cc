@@ -25,7 +25,7 @@ struct ScannedMap {
   std::unique_ptr<StagedMap> staged;
 };
 
-// ALL and ANY fold whether elements are not 0. StageReduce converts BOOL to I32.
+// ALL and ANY fold truth values: whether each element is not 0. StageReduce converts BOOL to I32.
 Expression Tests(const std::optional<Expression>& expression) {
   using Kind = ExpressionNode::Kind;
   const Expression identity = Identity();
@@ -58,8 +58,8 @@ absl::StatusOr<std::unique_ptr<ScannedMap>> MapOf(const ScanSpec& spec, absl::Sp
   return map;
 }
 
-// Computes the expression's result, in place of the scan's result if both have the same type, and
-// scans it.
+// Computes the expression's result and scans it. If both results have the same type, the scan is in
+// place.
 class ScanOfMap final : public Work<ScanProblem> {
  public:
   ScanOfMap(const MapProblem& map, const Stream& stream, const ScanProblem& problem)

@@ -22,7 +22,7 @@ absl::StatusOr<ResultType> TypeOf(const SelectSpec& spec, absl::Span<const View>
   if (!(x.shape == mask.shape)) {
     return Invalid("BAD_SHAPE",
                    absl::StrCat("x has shape ", ToString(x.shape), " and the mask ",
-                                ToString(mask.shape), ": they must agree"),
+                                ToString(mask.shape), "; they must agree"),
                    {{"x", ToString(x.shape)}, {"mask", ToString(mask.shape)}});
   }
   const std::int64_t count = spec.count.value_or(mask.elements());

@@ -44,8 +44,8 @@ absl::StatusOr<std::unique_ptr<StagedMap>> MapOf(const SortSpec& spec, absl::Spa
 // Elements of one byte are sorted as I32.
 class SortRows final : public Work<SortProblem> {
  public:
-  // type: of the array of values. x: what is sorted, unless there is a map. The spec must outlive
-  // this object.
+  // `type` is that of the array of values, and `x` is sorted unless there is a map. The spec must
+  // outlive this object.
   SortRows(const SortSpec& spec, const ArrayType& type, const View& x, const MapProblem* map,
            const Stream& stream)
       : spec_(spec),

@@ -15,7 +15,7 @@
 namespace tessera {
 
 // Returns the shape that all operands are broadcast to: for each axis, counted from the last, the
-// only extent that is not 1. `names` returns the name of an operand, for errors.
+// one extent that is not 1. `names` returns the name of an operand, for errors.
 absl::StatusOr<Shape> BroadcastShape(absl::Span<const View> operands,
                                      absl::FunctionRef<std::string(std::size_t)> names);
 // Returns the view broadcast to the shape, with stride 0 where it repeats.
@@ -49,7 +49,7 @@ class StagedMap {
 
  private:
   ArrayType type_;
-  Expression identity_;  // where there is no stage
+  Expression identity_;  // used if there is no stage
   MapProblem problem_;
 };
 

@@ -20,7 +20,7 @@ namespace {
 // The axes [first, end) of a view, walked as one axis.
 struct Joined {
   std::int64_t extent = 1;
-  std::optional<std::int64_t> stride = 1;  // none if no stride can express the walk
+  std::optional<std::int64_t> stride = 1;  // none if no single stride covers the axes
 };
 
 Joined Join(const View& view, int first, int end) {

@@ -40,7 +40,7 @@ TESSERA_HD std::int32_t SearchBin(C x, std::int32_t bins, const Edge& edge) {
   return low;
 }
 
-// Bin i contains the elements that are i.
+// Bin i contains the elements that equal i.
 template <class E>
 struct IntegerBins {
   std::int32_t bins;
@@ -55,7 +55,7 @@ struct IntegerBins {
 };
 
 // Bins of the same width. An estimate in the type of the elements is enough unless it is so close
-// to an edge that its rounding may matter. Only then are edges computed.
+// to an edge that its rounding may matter. Only in that case are edges computed.
 template <class E>
 struct EvenBins {
   using Real = std::conditional_t<std::is_same_v<ValueOf<E>, float>, float, double>;
@@ -94,7 +94,7 @@ struct EvenBins {
       const auto bin = static_cast<std::int32_t>(at);
       const Real rest = at - static_cast<Real>(bin);
       if (rest > margin && rest < 1 - margin) return bin;
-      // Mostly the estimate is in the right bin even if it is close to an edge.
+      // The estimate is usually in the right bin even if it is close to an edge.
       if (Edge(bin) <= x && (bin == bins - 1 || x < Edge(bin + 1))) return bin;
     }
     return SearchBin(static_cast<double>(x), bins, [this](std::int32_t i) { return Edge(i); });
@@ -114,8 +114,8 @@ struct EvenBins {
   }
 };
 
-// Bins with edges in memory. They are compared with elements as C: double or std::int64_t. If edges
-// are almost even, the first guess is right.
+// Bins with edges in memory. Edges are compared with elements as C: double or std::int64_t. If bins
+// have almost equal widths, the first guess is right.
 template <class E, class C>
 struct EdgeBins {
   const C* edges;
@@ -144,8 +144,8 @@ struct EdgeBins {
   }
 };
 
-// Calls f(E{}, bins), where E is the type of the elements. Once bins.Begin() has been called where
-// the edges are, bins(element) returns the bin of an element, or kNoBin.
+// Calls f(E{}, bins), where E is the type of the elements. Once bins.Begin() has been called on the
+// edges' device, bins(element) returns the bin of an element, or kNoBin.
 template <class F>
 void DispatchBins(const HistogramProblem& p, const F& f) {
   DispatchElement(p.dtype, [&]<class E>(E zero) {
@@ -160,7 +160,7 @@ void DispatchBins(const HistogramProblem& p, const F& f) {
 }
 
 // Returns the cost of a strategy that has `copies` sets of counters. Each element takes a few
-// operations, and a search among edges in memory takes one for each level.
+// operations, and a search among edges in memory takes one operation per level.
 inline Cost HistogramCost(const HistogramProblem& p, std::uint64_t copies, std::uint64_t atomics,
                           std::uint64_t depth) {
   const auto n = static_cast<std::uint64_t>(p.n), bins = static_cast<std::uint64_t>(p.bins);

@@ -15,8 +15,8 @@
 namespace tessera {
 
 // Returns a float that rounds to 16 bits as x itself would. Rounding to nearest twice may end on
-// the wrong side of a tie. If x is not representable as a float, the function therefore returns the
-// one of the two adjacent floats whose last bit is 1 (rounding to odd: Boldo and Melquiond,
+// the wrong side of a tie. If x is not representable as a float, the function therefore returns
+// whichever of the adjacent floats has a last bit of 1 (rounding to odd: Boldo and Melquiond,
 // "Emulation of FMA and correctly rounded sums", 2008). M: double, or an unsigned integer.
 template <class M>
 TESSERA_HD float ToOddFloat(M x) {

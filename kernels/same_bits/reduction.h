@@ -45,7 +45,7 @@ inline constexpr bool kIsMoments<Moments<Squares>> = true;
 TESSERA_HD inline double DeviationsOf(double squares, double sum, double mean) {
   const double deviations = squares - mean * sum;
   if (deviations < 0) return 0;
-  // Only the squares have left the range; the elements are finite.
+  // Only the squares have overflowed; the elements are finite.
   if (squares > std::numeric_limits<double>::max() && sum - sum == 0) return squares;
   return deviations;
 }
@@ -110,7 +110,7 @@ TESSERA_HD inline void StoreReal(double value, Scalar* result) {
 
 // Acc: the accumulator within a thread and a block. Wide: the accumulator for results of blocks or
 // long chains, so that no chain of single-precision additions grows with n. Squares and products
-// are wide from the start, because they may leave the range of their operands.
+// are wide from the start, because they may be out of range for the operands' type.
 template <ReduceOp op, class T>
 struct Fold {
   using R = ReduceOp;

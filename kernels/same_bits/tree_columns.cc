@@ -9,8 +9,8 @@ namespace {
 constexpr int Log2(std::int64_t power) { return power <= 1 ? 0 : 1 + Log2(power / 2); }
 
 // The bound on sums with twice the digits of f64, as PairSum computes them, with `more` additional
-// roundings. The lost part is itself a sum of all these roundings, each of at most u times its
-// operand, and the result is rounded once more.
+// roundings. The lost part is itself a sum of all these rounding errors, each of at most u times
+// its operand, and the result is rounded once more.
 double PairRoundoff(const FoldSteps& steps, std::int64_t more) {
   const double all = static_cast<double>(2 * (steps.narrow + steps.wide + more)) * kRoundoffF64;
   return static_cast<double>(1 + more) * kRoundoffF64 + all * all;

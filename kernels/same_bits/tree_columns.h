@@ -83,8 +83,8 @@ struct PlainColumns : KindOf<T, typename Fold<op, T>::Wide, op> {
 
 // --- Sums ---
 
-// The narrow accumulator of plain sums. It is that of Fold, in which products and sums of 16-bit
-// elements are f32.
+// The narrow accumulator of plain sums: Fold's, which is f32 for products and sums of 16-bit
+// elements.
 template <class T>
 using NarrowOf = typename Fold<ReduceOp::kSum, T>::Acc;
 
@@ -114,8 +114,8 @@ struct SumColumns : KindOf<T, WideOf<A>, ReduceOp::kSum, ReduceOp::kMean, Reduce
 };
 
 // MEAN of i64: exact except for the last two roundings. The columns of a segment need no carry,
-// because the sum of the upper halves of 64 elements and the sum of their lower halves both fit 64
-// bits.
+// because the sum of the upper halves of 64 elements and the sum of their lower halves both fit in
+// 64 bits.
 struct LongMeanColumns : KindOf<std::int64_t, Int128, ReduceOp::kMean> {
   struct Column {
     std::int64_t upper;
@@ -161,7 +161,7 @@ struct DotColumns : KindOf<T, WideOf<A>, ReduceOp::kSum> {
 
 // --- Extremes ---
 
-// Returns x, or its mirror image when the order is reversed.
+// Returns x, or its mirror image if the order is reversed.
 template <class V>
 TESSERA_HD V Mirrored(V x, bool mirror) {
   if constexpr (std::is_integral_v<V>) {

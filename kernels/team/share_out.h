@@ -237,7 +237,7 @@ inline Division DivisionOf(const TakeProblem&, const Strategy<TakeProblem>&, con
   return {};
 }
 
-// Where a part's elements go depends on the mask of all parts before it.
+// The place of a part's elements in the result depends on the mask of all earlier parts.
 inline Division DivisionOf(const SelectProblem&, const Strategy<SelectProblem>&, const Team&) {
   return {};
 }
@@ -414,9 +414,9 @@ inline void AwaitOthers(const std::vector<TeamShare>& shares, const Stream& own)
   }
 }
 
-// Enqueues all shares or, for a wide launch, the shares that have left the range. They run after
-// all earlier work on `own`, and before all later work on it. `launch` launches one share, unless
-// the strategy launches all shares itself.
+// Enqueues all shares or, for a wide launch, the shares that have overflowed. They run after all
+// earlier work on `own`, and before all later work on it. `launch` launches one share, unless the
+// strategy launches all shares itself.
 template <class Problem>
 void LaunchShares(const Problem& problem, const Strategy<Problem>& strategy,
                   const std::vector<TeamShare>& shares, Stream& own, bool wide,
@@ -439,7 +439,7 @@ void LaunchShares(const Problem& problem, const Strategy<Problem>& strategy,
     if (share.stream != &own) own.WaitFor(*share.stream);
 }
 
-// Whether any share has left the range. REQUIRES: all shares have been synchronised.
+// Whether any share has overflowed. REQUIRES: all shares have been synchronised.
 template <class Problem>
 bool LeftRange(const Problem& problem, const Strategy<Problem>& strategy,
                const std::vector<TeamShare>& shares, Stream& own) {

@@ -15,7 +15,7 @@
 namespace tessera {
 
 // The byte of a method is its index. New methods are appended, so that inputs keep their meaning.
-// New operations follow by themselves.
+// New operations are added automatically.
 inline const std::vector<std::string> kFuzzMethods = [] {
   std::vector<std::string> methods = {
       "tessera.v1.BufferService.CreateBuffer",

@@ -28,7 +28,7 @@ void Run(const AddProblem& p, const Stream& stream) {
 
 extern constexpr Strategy<AddProblem> kAddCpu = {
     .name = "cpu",
-    .summary = "one vectorised loop over all cores",
+    .summary = "one vectorised loop on all cores",
     .source = "vector addition from the notes on hardware acceleration",
     .deterministic = true,
     .roundoff = [](const AddProblem& p) { return UnitRoundoff(p.dtype); },

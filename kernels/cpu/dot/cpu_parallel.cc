@@ -1,4 +1,4 @@
-// Dot over all cores: chunks of 2^16 elements that OpenMP divides among the cores, with eight
+// Dot on all cores: chunks of 2^16 elements that OpenMP divides among the cores, with eight
 // independent accumulators per chunk.
 //
 // Compared with cpu_serial, the eight chains hide the adder's latency and fill the vector
@@ -49,7 +49,7 @@ std::uint64_t Depth(std::int64_t n) {
 
 extern constexpr Strategy<DotProblem> kDotCpuParallel = {
     .name = "cpu_parallel",
-    .summary = "chunks over all cores, eight vectorised double accumulators each",
+    .summary = "chunks on all cores, eight vectorised double accumulators each",
     .source = "OpenMP reduction from the notes on dot products in Metal, made deterministic",
     .deterministic = true,
     .roundoff =

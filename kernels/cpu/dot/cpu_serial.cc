@@ -1,5 +1,5 @@
 // The definition of Dot: one loop, one accumulator. It is the reference for the speed of every
-// other strategy and, because its accumulator is a double, mostly also for accuracy. A product of
+// other strategy and, because its accumulator is a double, usually also for accuracy. A product of
 // two floats is exact in a double, so the error of a sum of 2^28 products is below one float
 // rounding of the sum of their magnitudes.
 //

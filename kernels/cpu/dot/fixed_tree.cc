@@ -1,4 +1,4 @@
-// Dot along the fixed tree (kernels/same_bits/fixed_tree.h), over all cores. The bits do not depend
+// Dot along the fixed tree (kernels/same_bits/fixed_tree.h), on all cores. The bits do not depend
 // on the number of threads, and equal those of the CUDA strategies with the same names.
 // kernels/cuda/dot/fixed_tree.cu explains the method.
 //

@@ -1,10 +1,10 @@
-// Histogram over all cores. The elements are divided into shares, each of which has its own
+// Histogram on all cores. The elements are divided into shares, each of which has its own
 // counters, and the counters are added up at the end.
 //
-// The more bins there are, the fewer shares, so that the counters of all shares take at most 64 MiB
-// and a fraction of the time: 2^20 bins have 8 shares, and 2^23 bins have one, which counts in the
-// result. An addition waits for the previous addition to the same counter. A run of elements in the
-// same bin is therefore added up in a register.
+// With more bins there are fewer shares, so that all counters take at most 64 MiB, and adding them
+// up takes a fraction of the time: 2^20 bins have 8 shares, and 2^23 bins have one, which counts in
+// the result. An addition waits for the previous addition to the same counter. A run of elements in
+// the same bin is therefore added up in a register.
 //
 // Cost at n = 2^20, f32, 256 bins: 4 MiB read, and 16 sets of counters of 2 KiB.
 #include <algorithm>
@@ -81,7 +81,7 @@ void Run(const HistogramProblem& p, Stream& stream) {
 
 extern constexpr Strategy<HistogramProblem> kHistogramCpuParallel = {
     .name = "cpu_parallel",
-    .summary = "shares over all cores with their own counters, which are added up at the end",
+    .summary = "shares on all cores with their own counters, which are added up at the end",
     .source = "definition",
     .dtypes = ArrayDTypes(),
     .deterministic = true,

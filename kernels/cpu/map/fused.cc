@@ -63,7 +63,7 @@ TESSERA_WIDE void MapRows::RunBlockWide(std::int64_t first, std::int64_t count, 
 void MapRows::Run(std::int64_t first, std::int64_t count, void* out) {
   const auto run = IsWide() ? &MapRows::RunBlockWide : &MapRows::RunBlock;
   const auto size = static_cast<std::int64_t>(SizeOf(problem_.dtype));
-  // Check for a stop after every block, because an operation may need hundreds of nanoseconds per
+  // Checks for a stop after every block, because an operation may need hundreds of nanoseconds per
   // element.
   for (std::int64_t done = 0; done < count && !stream_.stopped(); done += kMapBlock) {
     (this->*run)(first + done, std::min(kMapBlock, count - done),

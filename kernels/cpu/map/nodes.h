@@ -36,8 +36,8 @@ inline void* ResultAt(const MapProblem& p, std::int64_t index) {
   return static_cast<char*>(p.out) + index * static_cast<std::int64_t>(SizeOf(p.dtype));
 }
 
-// The registers of one block. memory[r]: where the values of register r may be written. at[r]:
-// where they are, which is in the operand if an operand is read in place.
+// The registers of one block. memory[r] is where the values of register r may be written. at[r] is
+// where they are: in the operand, if an operand is read in place.
 struct MapRegisters {
   std::array<void*, kMostRegisters> memory;
   std::array<const void*, kMostRegisters> at;
@@ -133,7 +133,7 @@ inline void RunInstruction(const MapProblem& p, const MapOperands& operands, con
   }
 }
 
-// Converts the values at `from`, which are as in a register, to elements at `to`.
+// Converts values at `from`, which have the type of a register, to elements at `to`.
 inline void StoreBlock(DType dtype, const void* from, std::int64_t count, void* to) {
   if (to == from) return;
   DispatchElement(dtype, [&]<class T>(T) {

@@ -1,4 +1,4 @@
-// Matmul with vectorised register tiles inside cache blocks, over all cores.
+// Matmul with vectorised register tiles inside cache blocks, on all cores.
 //
 // In `cpu_register_tiled`, tiles reload their rows of a and columns of b from whichever cache or
 // memory holds them. Here a core works on a b1 x b2 block of c, and walks along k in k-tiles.
@@ -45,8 +45,8 @@ namespace {
 constexpr std::int64_t kBlockRows = 96;
 constexpr std::int64_t kBlockColumns = 256;
 constexpr std::int64_t kDepth = 256;
-// The number of multiply-adds for which one more core is used. Waking a core takes longer than 2^18
-// multiply-adds take.
+// One more core is used for every 2^19 multiply-adds, because waking a core takes longer than 2^18
+// multiply-adds.
 constexpr double kWorkerWork = 0x1p19;
 
 // The type in which accumulators are computed. For integers it is unsigned, because unsigned
@@ -243,7 +243,7 @@ double Roundoff(const MatmulProblem& p) {
 
 extern constexpr Strategy<MatmulProblem> kMatmulCpuCacheTiled = {
     .name = "cpu_cache_tiled",
-    .summary = "blocks for the cache around vectorised register tiles, over all cores",
+    .summary = "cache blocking around vectorised register tiles, on all cores",
     .source = "cache tiling from the notes on hardware acceleration",
     .dtypes = kMatmulDTypes,
     .deterministic = true,

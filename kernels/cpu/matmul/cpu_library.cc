@@ -26,8 +26,8 @@ constexpr double kLong = 0x1p33, kSlabWork = 0x1p31;
 // The number of rows or columns in a slab is a multiple of this, which is several register tiles on
 // any processor.
 constexpr std::int64_t kSlabUnit = 64;
-// The maximum number of multiply-adds of a product that the library computes on one core, and those
-// for which it is worth waking the other cores.
+// The maximum number of multiply-adds of a product that the library computes on one core, and the
+// number for which waking the other cores is worthwhile.
 constexpr double kOneCore = 0x1p18, kManyCores = 0x1p19;
 
 double WorkOf(const MatmulProblem& p) {
@@ -102,7 +102,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulCpuLibrary = {
     .name = "cpu_library",
     .summary = "OpenBLAS gemm",
     .source = "OpenBLAS",
-    .dtypes = DTypesOf(DType::kF32, DType::kF64),  // the split over threads may depend on the load
+    .dtypes = DTypesOf(DType::kF32, DType::kF64),  // the split among threads may depend on the load
     // The bound holds for any order of k products and k - 1 additions in the operands' own type.
     .roundoff =
         [](const MatmulProblem& p) {

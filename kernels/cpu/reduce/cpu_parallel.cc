@@ -1,4 +1,4 @@
-// Reduce over all cores: chunks of 2^16 elements that OpenMP divides among the cores, with eight
+// Reduce on all cores: chunks of 2^16 elements that OpenMP divides among the cores, with eight
 // independent accumulators per chunk. The chunks' values are combined in index order, so the bits
 // are the same for any number of threads.
 //
@@ -44,7 +44,7 @@ std::uint64_t Depth(std::int64_t n) {
 
 extern constexpr Strategy<ReduceProblem> kReduceCpuParallel = {
     .name = "cpu_parallel",
-    .summary = "chunks over all cores, eight double accumulators each, combined in order",
+    .summary = "chunks on all cores, eight double accumulators each, combined in order",
     .source = "OpenMP reduction from the notes on dot products in Metal, made deterministic",
     .deterministic = true,
     .roundoff =

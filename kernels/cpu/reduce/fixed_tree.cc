@@ -1,4 +1,4 @@
-// Reduce along the fixed tree (kernels/same_bits/fixed_tree.h), over all cores. The bits do not
+// Reduce along the fixed tree (kernels/same_bits/fixed_tree.h), on all cores. The bits do not
 // depend on the number of threads, and equal those of the CUDA strategies with the same names.
 // kernels/cuda/reduce/fixed_tree.cu explains the method.
 //

@@ -29,7 +29,7 @@ struct Tile {
   std::int64_t apart;
 };
 
-// `width` is a constant where the chains have to be in registers.
+// `width` is a compile-time constant if the chains have to be in registers.
 template <ReduceOp op, class T, class Out, class Width>
 void FoldTile(const Tile<T, Out>& tile, Width width, std::int64_t length, std::int64_t pitch,
               const Stream& stream) {
@@ -53,7 +53,7 @@ void Run(const ReduceAxesProblem& p, const Stream& stream) {
   auto* out = static_cast<Out*>(p.out);
   const std::int64_t pitch = std::max(p.inner, p.inner_of_all), row = p.length * pitch;
   const std::int64_t groups = p.inner == 1 ? p.outer / kRows : 0;
-  const std::int64_t tiles = (p.inner + kTile - 1) / kTile;  // of a row that is in no group
+  const std::int64_t tiles = (p.inner + kTile - 1) / kTile;  // of each row outside the groups
 #pragma omp parallel for schedule(static) if (p.outer * p.length * p.inner > (1 << 16))
   for (std::int64_t t = 0; t < groups + (p.outer - groups * kRows) * tiles; ++t) {
     if (stream.stopped()) continue;
@@ -73,7 +73,7 @@ void Run(const ReduceAxesProblem& p, const Stream& stream) {
 
 extern constexpr Strategy<ReduceAxesProblem> kReduceAxesCpuAxis = {
     .name = "cpu_axis",
-    .summary = "tiles of outputs over all cores, one chain per output",
+    .summary = "tiles of outputs on all cores, one chain per output",
     .source = "definition, tiled for the cache",
     .deterministic = true,
     .roundoff =

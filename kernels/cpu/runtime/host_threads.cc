@@ -33,7 +33,7 @@ void ShareLoops([[maybe_unused]] int threads) {
   if (threads == 1) return;
 #pragma omp parallel
   {
-    asm volatile("" ::: "memory");  // the compiler removes an empty region, and with it the threads
+    asm volatile("" ::: "memory");  // the compiler would remove an empty region and its threads
   }
 #endif
 }

@@ -1,4 +1,4 @@
-// Scan in the fixed order of kernels/same_bits/fixed_scan.h, over all cores.
+// Scan in the fixed order of kernels/same_bits/fixed_scan.h, on all cores.
 //
 // The segments of a stripe do not depend on each other, so the inner loop adds to 32 of them at the
 // same time, and the compiler vectorises it. If there are at least as many lines as cores, a core
@@ -146,7 +146,7 @@ void Run(const ScanProblem& p, Stream& stream) {
 
 extern constexpr Strategy<ScanProblem> kScanCpuFixedOrder = {
     .name = "fixed_order",
-    .summary = "chunks over all cores, in an order that depends only on the length",
+    .summary = "chunks on all cores, in an order that depends only on the length",
     .source = "scan of Kogge and Stone (1973) inside stripes; three steps over chunks",
     .deterministic = true,
     .roundoff = [](const ScanProblem& p) { return ScanRoundoff(p, ScanSteps(p.dtype, p.length)); },

@@ -1,10 +1,10 @@
-// SearchSorted over all cores, which look up the keys in chunks.
+// SearchSorted on all cores, which look up the keys in chunks.
 //
-// A core looks up kTogether keys at a time: it takes one step for each key, then the next. The next
+// A core looks up kTogether keys at a time: one step for each key, then the next step. The next
 // load of a key waits for its previous comparison, but not for the other keys, so the loads of
 // different keys are in flight together. All keys take the same number of steps, which depends only
 // on the length of x: a step either moves `low` by half of the elements that are left, or does not,
-// and both cases leave the same number. There is no branch that could be predicted wrongly.
+// and both cases leave the same number. There is no branch that could be mispredicted.
 //
 // Cost at 2^20 keys among 2^20 f32: 4 MiB of keys and 4 MiB of x read, 8 MiB written.
 #include <algorithm>
@@ -52,7 +52,7 @@ void Run(const SearchSortedProblem& p, Stream& stream) {
 
 extern constexpr Strategy<SearchSortedProblem> kSearchSortedCpuParallel = {
     .name = "cpu_parallel",
-    .summary = "keys over all cores; each core interleaves 16 searches, without branches",
+    .summary = "keys on all cores; each core interleaves 16 searches, without branches",
     .source = "definition",
     .dtypes = ArrayDTypes(),
     .deterministic = true,

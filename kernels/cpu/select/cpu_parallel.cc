@@ -1,10 +1,10 @@
-// Select over all cores: the cores count the mask in chunks, the counts are added up, and then each
+// Select on all cores: the cores count the mask in chunks, the counts are added up, and then each
 // chunk knows where its elements go.
 //
-// A branch that depends on a random mask is predicted wrongly every second time. A chunk therefore
-// first lists the positions of its selected elements, in short parts: it stores every position at
-// the end of the list, and extends the list only if the byte is not 0. Then it copies the elements
-// at the listed positions.
+// A branch that depends on a random mask is mispredicted half of the time. A chunk therefore first
+// lists the positions of its selected elements, in short parts: it stores every position at the end
+// of the list, and extends the list only if the byte is not 0. Then it copies the elements at the
+// listed positions.
 //
 // Cost at n = 2^20, f32, half of them selected: 1 MiB of mask, twice, and 4 MiB of x read, 2 MiB
 // written.
@@ -66,7 +66,7 @@ void Run(const SelectProblem& p, const Stream& stream) {
     starts[chunk + 1] = count;
   });
   for (std::size_t chunk = 1; chunk < starts.size(); ++chunk) starts[chunk] += starts[chunk - 1];
-  // If the stream was stopped meanwhile, a chunk without a count would be written over another one.
+  // If the stream has been stopped, a chunk without a count would be written over another one.
   if (stream.stopped()) return;
   ForChunksTogether(stream, p.n, [&](std::size_t chunk, std::int64_t begin, std::int64_t end) {
     Write<E>(p, begin, end, starts[chunk]);
@@ -77,7 +77,7 @@ void Run(const SelectProblem& p, const Stream& stream) {
 
 extern constexpr Strategy<SelectProblem> kSelectCpuParallel = {
     .name = "cpu_parallel",
-    .summary = "counts the mask in chunks over all cores, and then copies without branches",
+    .summary = "counts the mask in chunks on all cores, and then copies without branches",
     .source = "definition",
     .dtypes = ArrayDTypes(),
     .deterministic = true,

@@ -1,16 +1,16 @@
-// Sort digit by digit, over all cores.
+// Sort digit by digit, on all cores.
 //
-// A pass distributes the elements to 256 lists by 8 bits of their keys, and keeps the order within
-// a list. After passes from the lowest digit to the highest, the row is sorted, without a
-// comparison. If all keys have the same digit, the pass is left out. The elements of a long row are
-// divided into parts: each core counts the digits of its parts, the sums of these counts say where
-// each part's share of each list begins, and each core then moves the elements of its parts.
+// A pass distributes the elements among 256 buckets by 8 bits of their keys, and keeps the order
+// within a bucket. After passes from the lowest digit to the highest, the row is sorted, without a
+// comparison. If all keys have the same digit, the pass is skipped. The elements of a long row are
+// divided into parts: each core counts the digits of its parts, the sums of these counts give the
+// place where each part's share of each bucket begins, and each core then moves its parts.
 //
 //     keys   31 12 32 11      last digit   31 11 | 12 32      first digit   11 12 | 31 32
 //
-// A part has at least kLeastPart elements. If more cores have work without division, rows are not
-// divided, and each core sorts whole rows. Rows of up to kShort elements are sorted by comparisons,
-// because 256 counters would take longer.
+// A part has at least kLeastPart elements. If more cores have work when rows are not divided, each
+// core sorts whole rows. Rows of up to kShort elements are sorted by comparisons, because 256
+// counters would take longer.
 //
 // Cost at n = 2^20 (f32): 4 passes; each reads the elements twice and writes them once, with 32-bit
 // indices if indices are wanted.
@@ -30,7 +30,7 @@ constexpr int kDigits = 256;
 // kLook is the number of elements between two checks of Stream::stopped().
 constexpr std::int64_t kShort = 200, kLeastPart = std::int64_t{1} << 16, kLook = kLeastPart;
 constexpr std::int64_t kMostWorkers = 64;
-// The maximum memory for cores that each sort whole rows.
+// The maximum memory for all cores together if each sorts whole rows.
 constexpr std::uint64_t kMostMemory = std::uint64_t{160} << 20;
 // Rows of up to this length have 32-bit indices while they are sorted.
 constexpr std::int64_t kMostShortIndex = std::numeric_limits<std::uint32_t>::max();
@@ -45,7 +45,7 @@ std::uint64_t WorkerBytes(const SortProblem& p, std::int64_t parts) {
   return (bytes + 63) / 64 * 64;
 }
 
-// How many cores each sort whole rows, and how many parts a row has. One of them is 1.
+// How many cores each sort whole rows, and how many parts a row has. One of the two is 1.
 struct Plan {
   std::int64_t workers, parts;
 };
@@ -228,7 +228,7 @@ std::uint64_t ScratchOf(const SortProblem& p) {
   return static_cast<std::uint64_t>(workers) * WorkerBytes(p, parts);
 }
 
-// The depth is half of the busiest core's operations, because those of adjacent elements overlap.
+// The depth is half of the busiest core's operations, because those on adjacent elements overlap.
 Cost CostOf(const SortProblem& p) {
   const auto n = static_cast<std::uint64_t>(p.elements());
   const std::uint64_t passes = SizeOf(p.dtype), moved = p.wants_indices ? 4 : 2;

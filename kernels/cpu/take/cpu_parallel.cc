@@ -1,4 +1,4 @@
-// Take over all cores. Rows whose elements are adjacent in x are copied with memcpy, so an index is
+// Take on all cores. Rows whose elements are adjacent in x are copied with memcpy, so an index is
 // read and checked once per row. Other elements are copied one by one.
 //
 // The cores share the rows of the result in chunks of about kChunk elements. Each chunk finds its
@@ -93,7 +93,7 @@ void Run(const TakeProblem& p, const Stream& stream) {
 
 extern constexpr Strategy<TakeProblem> kTakeCpuParallel = {
     .name = "cpu_parallel",
-    .summary = "rows over all cores, with one copy per row where its elements are adjacent",
+    .summary = "rows on all cores, with one copy per row where its elements are adjacent",
     .source = "definition",
     .dtypes = ArrayDTypes(),
     .deterministic = true,

@@ -1,16 +1,16 @@
-// TopK by selection, over all cores, for each row or for each part of a long row.
+// TopK by selection, on all cores, for each row or for each part of a long row.
 //
 // The best elements so far are kept in a buffer with space for twice as many elements as are
 // wanted. When the buffer is full, its k best elements are selected (in linear time for any order),
-// and the worst of these becomes the limit: an element that is not better is rejected after one
-// comparison. In a random row of n elements, all except about k (1 + ln(n / k)) are rejected. A
-// core therefore compares kBlock elements with the limit in one vectorised loop, and examines them
-// one by one only if any of them passes. If there are fewer rows than cores, rows are divided into
-// parts, and the result of a row is selected from the best elements of its parts.
+// and the worst of these becomes the limit: an element that is not better than the limit is
+// rejected after one comparison. In a random row of n elements, all except about k (1 + ln(n / k))
+// are rejected. A core therefore compares kBlock elements with the limit in one vectorised loop,
+// and examines them one by one only if any of them passes. If there are fewer rows than cores, rows
+// are divided into parts, and the result of a row is selected from the best elements of its parts.
 //
-// Cost: every element is read once. If elements come in random order, k (1 + ln(n / k)) of them
-// take part in selections. If every element is better than all previous elements, all n take part,
-// and the operation takes two to four times as long. It takes up to eleven times as long if each
+// Cost: every element is read once. If elements come in random order, selections examine k (1 +
+// ln(n / k)) of them. If every element is better than all previous ones, they examine all n, and
+// the operation takes two to four times as long. It takes up to eleven times as long if each
 // element is better than most of the previous k to 3k elements, as in a noisy increasing sequence.
 #include <algorithm>
 #include <cmath>

@@ -166,7 +166,7 @@ void FoldChunks(const Operands<C>& in, const MapProblem* map, const Tree& tree, 
   }
 }
 
-// Step 5 of the tree. value(c): the value of chunk c.
+// Computes step 5 of the tree. value(c) is the value of chunk c.
 template <class C, class F>
 void FinishChunks(const F& value, const Tree& tree, ReduceOp op, Scalar* result) {
   typename C::Wide total = value(0);
@@ -194,7 +194,7 @@ void FoldTree(const Operands<C>& in, const MapProblem* map, ReduceOp op, std::in
   FinishChunks<C>(value, tree, op, result);
 }
 
-// A view in the form in which the fold reads it, or null.
+// Holds a view in the form in which the fold reads it, or null.
 class MergedView {
  public:
   explicit MergedView(const View* view) {

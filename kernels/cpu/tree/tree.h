@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-// Folds p along FixedTree(p.n) over all cores and stores the result. Operands may be views, and the
+// Folds p along FixedTree(p.n) on all cores and stores the result. Operands may be views, and the
 // operand of Reduce may also be a map. `shares` covers all chunks, in order. Skips chunks once the
 // stream of their share has been stopped.
 void FoldTreeReduce(const ReduceProblem& p, bool compensated, std::span<const TeamShare> shares);

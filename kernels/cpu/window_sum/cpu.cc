@@ -1,4 +1,4 @@
-// WindowSum from prefix and suffix sums, tile by tile over all cores: about three additions per
+// WindowSum from prefix and suffix sums, tile by tile on all cores: about three additions per
 // element for any radius.
 //
 // A running sum would be as cheap: it adds the element that enters the window, and subtracts the
@@ -137,7 +137,7 @@ double Roundoff(const WindowSumProblem& p) {
 
 extern constexpr Strategy<WindowSumProblem> kWindowSumCpu = {
     .name = "cpu",
-    .summary = "suffix of one segment + prefix of the next, over all cores, for any radius",
+    .summary = "suffix of one segment + prefix of the next, on all cores, for any radius",
     .source = "van Herk's and Gil and Werman's filters, with sums in place of maxima",
     .deterministic = true,
     .roundoff = Roundoff,
