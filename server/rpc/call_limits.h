@@ -69,8 +69,8 @@ class CallLimits {
   // Accepts a call. Returns UNAVAILABLE / DRAINING, or the errors of Tenant::BeginCall.
   absl::StatusOr<Accepted> Accept(Tenant& tenant);
   // Charges for a stream of a tenant, which are held until the stream ends. If there are several
-  // tenants, each may have at most half of the streams of a kind. memory: the bytes that it takes
-  // for its messages. Returns RESOURCE_EXHAUSTED / TOO_MANY_UPLOADS, TOO_MANY_DOWNLOADS or
+  // tenants, each may have at most half of the streams of a kind. memory: the bytes that the stream
+  // takes for its messages. Returns RESOURCE_EXHAUSTED / TOO_MANY_UPLOADS, TOO_MANY_DOWNLOADS or
   // TOO_MANY_IMPORTS, with {limit}, or with {quota, requested, used, limit} if the tenant's half is
   // exhausted; or the error of TakeHostMemory.
   struct StreamPlace {
