@@ -277,9 +277,9 @@ class BufferStore {
     std::shared_ptr<Arrival> arrival;
     std::shared_ptr<const Buffer> origin;  // the owner of the memory, for a link
   };
-  // Adds a READY buffer whose bytes are still to be written; its arrival ends after that. If there
-  // is no memory for the buffer, its arrival ends with the errors of Create. Called only before the
-  // first call arrives.
+  // Adds a READY buffer whose bytes are still to be written. Its arrival ends once they have been
+  // written or, if there is no memory for the buffer, with the errors of Create. Called only before
+  // the first call arrives.
   std::shared_ptr<const Buffer> Restore(const Restored& restored);
   // The greatest version that the store has given out.
   std::uint64_t last_version();
@@ -288,9 +288,9 @@ class BufferStore {
 
   // Returns a READY buffer; version 0 means any version. If its bytes are still to arrive, the
   // caller must wait for `awaited` before it uses them. Errors: NOT_FOUND / BUFFER_NOT_FOUND
-  // {name}; FAILED_PRECONDITION / BUFFER_NOT_READY {name, missing}, which includes a buffer whose
-  // bytes are still to arrive if `awaited` is null, and VERSION_MISMATCH; and the error of the
-  // bytes' arrival.
+  // {name}; FAILED_PRECONDITION / VERSION_MISMATCH, or BUFFER_NOT_READY {name, missing}, also for a
+  // buffer whose bytes are still to arrive if `awaited` is null; and the error of the bytes'
+  // arrival.
   absl::StatusOr<BufferInfo> Find(std::string_view name, std::uint64_t version,
                                   Awaited* awaited = nullptr);
 
