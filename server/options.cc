@@ -480,7 +480,7 @@ file.
 SIGTERM and SIGINT stop the server gracefully, a second one immediately. On SIGHUP it reads the
 files of --tls-cert, --tls-key, --tls-client-ca, --tokens and --ring again and logs the result; it
 also checks them every second. On SIGUSR1 an attached profiler begins to record
-(cudaProfilerStart), and on the next one it ends (cudaProfilerStop).
+(cudaProfilerStart), and on the next one it stops (cudaProfilerStop).
 Exit codes: 0 stopped, 1 could not start, 70 all devices failed for good or hang, 75 calls were
 cut off by --drain-timeout, 128 + N a second signal N.)");
 }
