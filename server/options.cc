@@ -396,7 +396,7 @@ void AddObservation(CLI::App& app, Options& options) {
                                                     : "'" + text + "' is neither text nor json";
           });
   AddDuration(app, "slow-call", "0",
-              "logs calls that take longer than this, and how they spent the time; 0: none", true,
+              "logs calls that take longer than this, and where their time went; 0: none", true,
               options.slow_call);
   AddFile(app, "spans",
           "appends the spans of sampled calls (traceparent) to this file, as lines of JSON",

@@ -157,7 +157,7 @@ class Server {
   absl::Time last_turn_, absence_end_ = absl::InfinitePast();
   // The last absence keeps streams from counting as idle until this time.
   absl::Time forbearance_end_ = absl::InfinitePast();
-  // The total absence that current waits may span.
+  // The total duration of the absences that waits in progress may include.
   absl::Duration absent_;
 
   mutable std::mutex mutex_;

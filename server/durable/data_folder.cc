@@ -101,8 +101,8 @@ void ForEach(OpenFile folder, const Visit& visit) {
   closedir(list);
 }
 
-// Returns what precedes the bytes of the array in its file: the size of the header and the header,
-// which is the same text for the same ArrayFile. Names need no escapes.
+// Returns the beginning of an array's file, up to the array's bytes: the size of the header and the
+// header itself, which depends only on the ArrayFile. Names need no escapes.
 std::string HeaderOf(const ArrayFile& file) {
   std::string text =
       absl::StrCat(R"({"__metadata__":{"crc32c":")", absl::Hex(file.checksum, absl::kZeroPad8),

@@ -23,8 +23,8 @@ namespace tessera {
 
 // The maximum number of simultaneous imports. Each has a thread, and all share the host's network.
 inline constexpr int kMaxImports = 4;
-// The maximum number of regions of shared memory. Together with the connections that are
-// registering one, their connections take half of the descriptors that Listener reserves.
+// The maximum number of regions of shared memory. The connections of regions, and those that are
+// registering a region, together take half of the descriptors that Listener reserves.
 inline constexpr std::size_t kMaxSharedRegions = 64;
 
 // The maximum memory that the description of a buffer needs in a response: for a name of 128 bytes,
