@@ -237,8 +237,8 @@ void AddAddresses(CLI::App& app, Options& options) {
       ->check(CheckPort)
       ->envname(EnvironmentName("listen"));
   app.add_option("--socket-group", options.socket_group,
-                 "group whose users may connect to unix sockets, by name or number; * stands for "
-                 "all users of the host; by default only the server's own user and root")
+                 "group whose users may connect to unix sockets, by name or number; * means all "
+                 "users of the host; by default, only the server's own user and root may connect")
       ->type_name("GROUP")
       ->envname(EnvironmentName("socket-group"));
   app.add_option(
@@ -257,7 +257,7 @@ void AddTrust(CLI::App& app, Options& options) {
           "read again when it changes",
           options.tls_cert);
   AddFile(app, "tls-key", "the key of --tls-cert, in PEM, without a password", options.tls_key);
-  AddFile(app, "tls-client-ca", "serves only clients with a certificate of these CAs, in PEM",
+  AddFile(app, "tls-client-ca", "CAs, in PEM; clients need a certificate signed by one of them",
           options.tls_client_ca);
   app.add_flag(
          "--insecure", options.insecure,
@@ -266,7 +266,7 @@ void AddTrust(CLI::App& app, Options& options) {
       ->envname(EnvironmentName("insecure"));
   AddFile(app, "tokens",
           "serves only the callers in this file; each line has a caller (a token's SHA-256; cn:, "
-          "dns: or uri: with a name of a client's certificate; or uid: with the number of a user "
+          "dns: or uri: with a name from a client's certificate; or uid: with the number of a user "
           "of this host), a role (read, write, admin), a tenant, and quotas (bytes=, buffers=, "
           "calls=); the file is read again when it changes",
           options.tokens);
@@ -279,8 +279,8 @@ void AddTrust(CLI::App& app, Options& options) {
       ->check(CheckPattern)
       ->envname(EnvironmentName("import-from"));
   AddFile(app, "import-tls-ca",
-          "imports over TLS, from servers with a certificate of these CAs, in PEM; if --tls-cert "
-          "is given, presents that certificate to these servers",
+          "CAs, in PEM, that sign the certificates of the servers to import from; imports then use "
+          "TLS, and present the certificate of --tls-cert if it is given",
           options.import_tls_ca);
 }
 
@@ -299,8 +299,8 @@ void AddRing(CLI::App& app, Options& options) {
 void AddLimits(CLI::App& app, Options& options) {
   AddText(app, "memory-limit", "BYTES|%", "90%",
           "memory for the buffers of a device: 4Gi, 500M, or a percentage of the memory that is "
-          "free at the start; on the CPU, a percentage of the free memory minus --host-memory, "
-          "--shared-memory-limit and a twentieth",
+          "free at the start; on the CPU, --host-memory, --shared-memory-limit and a twentieth of "
+          "the free memory are subtracted first",
           [&options](const std::string& text) -> std::string {
             absl::StatusOr<MemoryLimit> limit = ParseMemoryLimit(text);
             if (!limit.ok()) return std::string(limit.status().message());
@@ -308,8 +308,8 @@ void AddLimits(CLI::App& app, Options& options) {
             return "";
           });
   AddBytes(app, "scratch-limit", "",
-           "memory of a device for operations while they run: copies of strided operands, inline "
-           "results, workspaces; by default a sixteenth of --memory-limit, at least 64Mi",
+           "memory on each device for running operations: copies of strided operands, inline "
+           "results, workspaces; by default a sixteenth of --memory-limit, but at least 64Mi",
            1 << 20, 1ull << 62, "from 1Mi to 4194304Ti", options.scratch_limit);
   AddBytes(
       app, "host-memory", "1Gi",
@@ -332,7 +332,7 @@ void AddWork(CLI::App& app, Options& options) {
           "limit on the estimated time of one operation; for a strategy that is not the default "
           "for its problem, a sixth of this limit applies; a worker that is busy for four times "
           "the limit, and at least 2m, makes the health service report NOT_SERVING; 1e9, the "
-          "maximum, is in effect no limit",
+          "maximum, means no limit in practice",
           [&options](const std::string& text) -> std::string {
             double seconds = 0;
             if (!absl::SimpleAtod(text, &seconds) || !(seconds > 0 && seconds <= kMostSeconds))
@@ -389,7 +389,7 @@ void AddObservation(CLI::App& app, Options& options) {
       ->type_name("LEVEL")
       ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "off"}).description(""))
       ->envname(EnvironmentName("log-level"));
-  AddText(app, "log-format", "FORMAT", "text", "text or json (one object a line)",
+  AddText(app, "log-format", "FORMAT", "text", "text or json (one object per line)",
           [&options](const std::string& text) -> std::string {
             options.log_json = text == "json";
             return text == "text" || text == "json" ? ""
@@ -412,7 +412,7 @@ void AddSnapshots(CLI::App& app, Options& options) {
           options.data_dir)
       ->type_name("PATH");
   AddDuration(app, "snapshot-interval", "0",
-              "how often a snapshot of all buffers is taken; 0: only on request and at the stop",
+              "time between snapshots of all buffers; 0: only on request and when the server stops",
               true, options.snapshot_interval);
 }
 
@@ -480,7 +480,7 @@ file.
 SIGTERM and SIGINT stop the server gracefully, a second one immediately. On SIGHUP it reads the
 files of --tls-cert, --tls-key, --tls-client-ca, --tokens and --ring again and logs the result; it
 also checks them every second. On SIGUSR1 an attached profiler begins to record
-(cudaProfilerStart), and on the next one it ends (cudaProfilerStop).
+(cudaProfilerStart), and on the next one it stops (cudaProfilerStop).
 Exit codes: 0 stopped, 1 could not start, 70 all devices failed for good or hang, 74 the last
 snapshot failed, 75 calls were cut off by --drain-timeout, 128 + N a second signal N.)");
 }
@@ -523,7 +523,7 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
   AddSharedMemory(app, options);
   bool no_warm_up = false;
   app.add_flag("--no-warm-up", no_warm_up,
-               "be ready before kernels are loaded and rates are measured")
+               "report ready before kernels are loaded and rates are measured")
       ->envname(EnvironmentName("no-warm-up"));
 
   try {

@@ -35,7 +35,7 @@ namespace {
 // longest wait for a server under construction, and for a drain after the last device is lost.
 constexpr absl::Duration kGrace = absl::Seconds(5);
 
-// How long a snapshot of a draining server may write nothing.
+// How long a snapshot may go without writing while the server drains.
 constexpr absl::Duration kSilence = absl::Minutes(1);
 
 // How long the process waits for the last log lines to be written.
@@ -159,7 +159,7 @@ int ExitCode(const Server& server, bool idle) {
 }
 
 // Ends the process if the drain hangs, for example because a device hangs. Once no device is left,
-// it waits for at most kGrace. A snapshot may take as long as it writes something every kSilence.
+// it waits for at most kGrace. A snapshot may take longer if it writes something every kSilence.
 void LimitDrain(Server& server, absl::Duration limit) {
   constexpr absl::Duration kLook = absl::Milliseconds(100);
   absl::Time end = SteadyNow() + limit;

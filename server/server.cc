@@ -240,8 +240,8 @@ absl::Status Server::CheckCredentials() {
   const Access& access = *core_->access;
   if (access.names_certificates() && options.tls_client_ca.empty())
     spdlog::warn(
-        "tokens: some lines name certificates, but no client is asked for one without "
-        "--tls-client-ca");
+        "tokens: some lines name certificates, but the server requests no client's certificate "
+        "without --tls-client-ca");
   if (!options.tls_cert.empty()) return absl::OkStatus();
   const std::string& open = listener_->beyond_loopback();
   if (!open.empty() && !options.insecure) {

@@ -98,7 +98,7 @@ class Server {
   absl::Status Listen();
   // Creates the services that the options select, and registers all services with gRPC.
   absl::Status Register(grpc::ServerBuilder& builder);
-  // Returns an error if the options do not allow one of the addresses to be served.
+  // Returns an error if the options forbid serving on one of the addresses.
   absl::Status CheckCredentials();
   // Returns the credentials for connections that carry the mark, or for connections without a mark
   // if `mark` is null.
@@ -109,8 +109,8 @@ class Server {
   HttpAnswer ServeHttp(std::string_view path);
   // Updates the health service. The caller holds the mutex.
   void SetHealth();
-  // Does the housekeeping many times a second: expired buffers, idle streams, stuck workers, lost
-  // devices.
+  // Does the housekeeping many times a second: deals with expired buffers, idle streams, stuck
+  // workers and lost devices.
   void Tend();
   struct Verdict {
     bool lost;   // no device is left to work with
@@ -159,7 +159,7 @@ class Server {
   absl::Time last_turn_, absence_end_ = absl::InfinitePast();
   // The last absence keeps streams from counting as idle until this time.
   absl::Time forbearance_end_ = absl::InfinitePast();
-  // The total absence that current waits may span.
+  // The total duration of the absences that waits in progress may include.
   absl::Duration absent_;
 
   mutable std::mutex mutex_;

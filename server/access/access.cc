@@ -61,7 +61,7 @@ constexpr NameKind kNames[] = {{"cn:", GRPC_X509_CN_PROPERTY_NAME},
                                {"uri:", GRPC_PEER_URI_PROPERTY_NAME},
                                {kUser, UserMark::kProperty}};
 
-// Returns a name in the form in which names in the file are compared with those of callers.
+// Returns a name in the form in which names in the file are compared with callers' names.
 std::string NameOf(absl::string_view prefix, absl::string_view name) {
   return absl::StrCat(prefix, prefix == "dns:" ? absl::AsciiStrToLower(name) : std::string(name));
 }
@@ -229,7 +229,7 @@ class Access::Table {
     }
   }
 
-  // Returns null if no line has that token. The running time reveals at most a part of the hash.
+  // Returns null if no line has this token. The time taken reveals at most a part of the hash.
   const Caller* Find(const TokenHash& hash) const {
     const auto found = entries_.find(KeyOf(hash));
     if (found == entries_.end()) return nullptr;

@@ -12,7 +12,7 @@
 // belongs to the token's line, regardless of its certificate and user. A call without a token
 // belongs to the first line that matches.
 //
-// A quota (bytes, buffers or calls) applies to the tenant and may be in any line of that tenant.
+// A quota (bytes, buffers or calls) applies to the tenant and may be given on any of its lines.
 #pragma once
 
 #include <sys/types.h>
@@ -65,15 +65,15 @@ struct TokenFile {
     std::string tenant;
   };
   std::vector<Line> lines;
-  std::map<std::string, Quotas> quotas;  // one entry for every tenant that a line names
+  std::map<std::string, Quotas> quotas;  // one entry for each tenant in the file
 };
 
 // Parses the text of a --tokens file. For a bad line, returns INVALID_ARGUMENT with a message that
 // begins with the line's number and never quotes the line.
 absl::StatusOr<TokenFile> ParseTokens(std::string_view text);
 
-// Thread safe. Finding a caller takes no lock. A call keeps the tenant and the role with which it
-// began.
+// Thread safe. Finding a caller takes no lock. A call keeps the tenant and the role that it had
+// when it began.
 class Access {
  public:
   // `file` is the --tokens file. If it is empty, every caller is an admin of the unnamed tenant.
@@ -83,7 +83,7 @@ class Access {
 
   // Whether there is a file, in which case only the callers in it are served.
   bool restricted() const { return !file_.empty(); }
-  // Whether lines of the file name certificates.
+  // Whether any line of the file names a certificate.
   bool names_certificates() const;
 
   // Returns the tenant and role of a call. Errors: UNAUTHENTICATED / BAD_TOKEN, whose message does
@@ -93,7 +93,7 @@ class Access {
   // Whether a line of the file admits a user of this host, or the server runs as this user. Without
   // a file, true for every user.
   bool KnowsUser(uid_t user) const;
-  // Whether a user has a line.
+  // Whether a line of the file names this user.
   bool NamesUser(uid_t user) const;
 
   // Reads the file again if it has changed or if `asked` is true, and logs the result. If the file

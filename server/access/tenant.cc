@@ -21,7 +21,7 @@ absl::StatusOr<Charge> Tenant::BeginStream(StreamKind kind, std::uint64_t most,
   Quota& streams = streams_[static_cast<std::size_t>(kind)];
   streams.SetLimit(most);
   return streams.Take(1, reason, "streams",
-                      "the tenant already has its share, which is half of what the server accepts");
+                      "the tenant already uses its share, which is half of the server's limit");
 }
 
 Tenants::Tenants(const std::vector<BufferStore::DeviceLimit>& devices,

@@ -3,7 +3,7 @@
 namespace tessera {
 
 struct ArrivalWait {
-  std::vector<std::shared_ptr<Arrival>> arrivals;  // until Then
+  std::vector<std::shared_ptr<Arrival>> arrivals;  // empty once Then has been called
   std::mutex mutex;
   std::size_t left = 0;
   absl::Status status;

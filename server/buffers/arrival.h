@@ -15,7 +15,7 @@
 
 namespace tessera {
 
-// The calls that wait for one array or for several. Shared by the call and the arrivals.
+// The state of a call that waits for one or more arrays. Shared by the call and the arrivals.
 struct ArrivalWait;
 
 // The arrival of one array's bytes. Thread safe.
@@ -25,7 +25,7 @@ class Arrival {
   // call waits. It must take no lock under which a buffer is looked up.
   explicit Arrival(std::function<void()> ask) : ask_(std::move(ask)) {}
 
-  // Whether the bytes are in the buffer or will never be.
+  // Whether the bytes are in the buffer or will never arrive.
   bool ended() const { return ended_.load(std::memory_order_acquire); }
   // OK if the bytes are in the buffer. REQUIRES: ended().
   const absl::Status& status() const { return status_; }

@@ -327,8 +327,8 @@ absl::StatusOr<std::shared_ptr<Buffer>> BufferStore::MakeAgain(
   const bool swept = !Sweep(SteadyNow()).empty();
   std::deque<PreparedOperands::Claim> claims;
   for (const Shard& shard : shards) claims.emplace_back(prepared(*shard.device));
-  // The server's own sweep may have freed memory since the refusal, so an allocation that reached a
-  // limit is always tried again. A device that was out of memory has none until something is freed.
+  // The server's own sweep may have freed memory since the refusal, so an allocation beyond a limit
+  // is always tried again. A device that was out of memory has none until something is freed.
   bool again = swept || !absl::EndsWith(ErrorReason(refused), "MEMORY_EXHAUSTED");
   for (;;) {
     const std::string reason = ErrorReason(refused);
@@ -385,7 +385,7 @@ absl::StatusOr<void*> BufferStore::BeginWrite(Draft& draft, std::uint64_t offset
   if (ranges >= limits_.ranges && draft.written_.Separate({offset, offset + size})) {
     return MakeError(absl::StatusCode::kResourceExhausted, "TOO_MANY_RANGES",
                      absl::StrCat("buffer '", buffer.name(), "' has been written in ", ranges,
-                                  " separate ranges; continue next to one of them"),
+                                  " separate ranges; write next to one of them"),
                      {{"name", buffer.name()}, {"limit", absl::StrCat(limits_.ranges)}});
   }
   ++draft.writes_in_flight_;
@@ -464,7 +464,7 @@ absl::StatusOr<BufferInfo> BufferStore::Seal(std::string_view name, std::uint64_
   }
   absl::StatusOr<std::shared_ptr<Draft>> found = FindDraftLocked(name, version);
   if (!found.ok()) {
-    // The READY buffer may have other bytes than the caller has written.
+    // The bytes of the READY buffer may differ from those that the caller has written.
     return ErrorReason(found.status()) == "BUFFER_SEALED" ? NotFound(name) : found.status();
   }
   draft = *std::move(found);
@@ -797,7 +797,7 @@ absl::StatusOr<std::shared_ptr<Draft>> BufferStore::FindDraftLocked(std::string_
   if (versions.size() > 1) {
     return MakeError(
         absl::StatusCode::kFailedPrecondition, "VERSION_REQUIRED",
-        absl::StrCat("buffer '", Absl(name), "' is being written in several versions; name one"),
+        absl::StrCat("buffer '", Absl(name), "' has several drafts; name the version of one"),
         {{"name", std::string(name)}, {"versions", absl::StrJoin(versions, ", ")}});
   }
   if (found != nullptr) return found;

@@ -58,7 +58,7 @@ class Buffer {
   std::optional<std::uint32_t> checksum() const { return checksum_; }
   // The buffer that owns the memory, which is another one if this one is a link.
   const Buffer& owner() const { return origin_ != nullptr ? *origin_ : *this; }
-  // The arrival of the bytes if the buffer is one of an earlier server; otherwise null.
+  // The arrival of the bytes if the buffer was restored from a snapshot; otherwise null.
   const std::shared_ptr<Arrival>& arrival() const { return owner().arrival_; }
 
  private:
@@ -131,9 +131,9 @@ class Draft {
   const Buffer& buffer() const { return *buffer_; }
 
   enum class Kind {
-    kRanges,  // written and sealed by any call that knows name and version
+    kRanges,  // written and sealed by any call that knows its name and version
     kStream,  // written and sealed by one upload, and visible to all calls
-    kResult,  // result of an operation, invisible until it is READY
+    kResult,  // the result of an operation, invisible until it is READY
   };
 
  private:
@@ -269,7 +269,7 @@ class BufferStore {
 
   // A buffer of an earlier server.
   struct Restored {
-    BufferSpec spec;  // whose ttl, kind and `replace` have no effect
+    BufferSpec spec;  // its ttl, kind and `replace` have no effect
     std::uint64_t version = 0;
     absl::Time create_time;
     absl::Time expire_time = absl::InfiniteFuture();
@@ -277,9 +277,9 @@ class BufferStore {
     std::shared_ptr<Arrival> arrival;
     std::shared_ptr<const Buffer> origin;  // the owner of the memory, for a link
   };
-  // Adds a READY buffer whose bytes are still to be written; its arrival ends after that. If there
-  // is no memory for the buffer, its arrival ends with the errors of Create. Called only before the
-  // first call arrives.
+  // Adds a READY buffer whose bytes are still to be written. Its arrival ends once they have been
+  // written or, if there is no memory for the buffer, with the errors of Create. Called only before
+  // the first call arrives.
   std::shared_ptr<const Buffer> Restore(const Restored& restored);
   // The greatest version that the store has given out.
   std::uint64_t last_version();
@@ -288,9 +288,9 @@ class BufferStore {
 
   // Returns a READY buffer; version 0 means any version. If its bytes are still to arrive, the
   // caller must wait for `awaited` before it uses them. Errors: NOT_FOUND / BUFFER_NOT_FOUND
-  // {name}; FAILED_PRECONDITION / BUFFER_NOT_READY {name, missing}, which includes a buffer whose
-  // bytes are still to arrive if `awaited` is null, and VERSION_MISMATCH; and the error of the
-  // bytes' arrival.
+  // {name}; FAILED_PRECONDITION / VERSION_MISMATCH, or BUFFER_NOT_READY {name, missing}, also for a
+  // buffer whose bytes are still to arrive if `awaited` is null; and the error of the bytes'
+  // arrival.
   absl::StatusOr<BufferInfo> Find(std::string_view name, std::uint64_t version,
                                   Awaited* awaited = nullptr);
 
@@ -313,8 +313,8 @@ class BufferStore {
   // Returns at most `limit` buffers whose names come after `after`, in order of name, each as Get
   // returns it.
   std::vector<BufferInfo> List(std::string_view prefix, std::string_view after, std::size_t limit);
-  // Sets the ttl. It counts from now, or for a draft from when the draft becomes READY. Without a
-  // ttl, the buffer never expires. Returns the errors of Get, or INVALID_ARGUMENT / BAD_TTL.
+  // Sets the ttl, which counts from now or, for a draft, from when it becomes READY. Without a ttl,
+  // the buffer never expires. Returns the errors of Get, or INVALID_ARGUMENT / BAD_TTL.
   absl::StatusOr<BufferInfo> SetTtl(std::string_view name, std::uint64_t version,
                                     std::optional<absl::Duration> ttl);
   // Deletes the READY buffer and the visible drafts of a name, or, with a version, only the buffer
@@ -391,7 +391,7 @@ class BufferStore {
   // Adds `change`, which is 1 or -1, to the device's number of buffers.
   void CountReady(const Buffer& buffer, int change);
   void CountWriting(const Buffer& buffer, int change);
-  // Take one of the buffers that this store or all stores together may hold.
+  // These charge one buffer to the limit of this store, or of all stores together.
   absl::StatusOr<Charge> TakeOwnCount();
   absl::StatusOr<Charge> TakeCount();
   // Allocates the memory and charges it.

@@ -45,8 +45,8 @@ class PreparedOperands final : public SpareMemory {
   PreparedOperands(const PreparedOperands&) = delete;
   PreparedOperands& operator=(const PreparedOperands&) = delete;
 
-  // Held while a buffer that was refused for lack of memory is tried again. While a claim exists,
-  // no new copies are kept, so the memory that it frees is left for buffers.
+  // Held while the allocation of a buffer that was refused for lack of memory is retried. While a
+  // claim exists, no new copies are kept, so the memory that it frees is left for buffers.
   class Claim {
    public:
     explicit Claim(PreparedOperands& of);

@@ -100,7 +100,7 @@ absl::Status SharedRegion::Map(const Descriptor& file) {
 
 absl::Status SharedRegions::CheckFile(const Descriptor& file) {
   const int seals = fcntl(file.get(), F_GET_SEALS);
-  if (seals < 0) return BadRegion("file", "the descriptor is not that of a memfd_create file");
+  if (seals < 0) return BadRegion("file", "the descriptor does not belong to a memfd_create file");
   if ((seals & kSealsWanted) != kSealsWanted || (seals & kSealsRefused) != 0) {
     return MakeError(StatusCode::kInvalidArgument, "BAD_REGION",
                      "the file must have the seals F_SEAL_SHRINK and F_SEAL_GROW, and must not "
@@ -124,7 +124,7 @@ absl::Status SharedRegions::TakeQuotas(uid_t sharer, SharedRegion& region) {
   ASSIGN_OR_RETURN(region.own_count_,
                    region.user_quotas_->count.Take(
                        1, "TOO_MANY_REGIONS", "regions",
-                       "the user shares half of the regions that the server accepts"));
+                       "the user already shares half of the maximum number of regions"));
   ASSIGN_OR_RETURN(
       region.own_bytes_,
       region.user_quotas_->bytes.Take(
@@ -155,7 +155,7 @@ absl::StatusOr<std::string> SharedRegions::Add(const Descriptor& file,
   if (sharer.has_value()) RETURN_IF_ERROR(TakeQuotas(*sharer, *region));
   ASSIGN_OR_RETURN(region->count_,
                    Charge::TakeOne(count_, "TOO_MANY_REGIONS",
-                                   "clients share as many regions as the server accepts"));
+                                   "clients already share the maximum number of regions"));
   ASSIGN_OR_RETURN(region->bytes_,
                    Charge::Take(bytes_, size, "SHARED_MEMORY_EXHAUSTED",
                                 "clients would share more memory than the server accepts"));

@@ -95,10 +95,10 @@ class SharedRegions {
   // Checks, maps and pins a client's file, and returns the token that names the region from then
   // on. This may take a second for a few GiB. `sharer` is a user that may have at most half of all
   // regions and of their bytes. If it has no value, there is no such limit. Errors:
-  // INVALID_ARGUMENT / BAD_REGION {field}; RESOURCE_EXHAUSTED / TOO_MANY_REGIONS {limit},
-  // SHARED_MEMORY_EXHAUSTED {requested, free, total}, both with {quota, requested, used, limit} if
-  // the half is exceeded, HOST_MEMORY_EXHAUSTED; FAILED_PRECONDITION / REGIONS_UNSUPPORTED before
-  // Linux 5.14.
+  // INVALID_ARGUMENT / BAD_REGION {field}; RESOURCE_EXHAUSTED / TOO_MANY_REGIONS {limit} or
+  // SHARED_MEMORY_EXHAUSTED {requested, free, total}, each with {quota, requested, used, limit}
+  // instead if the sharer's half is exceeded; HOST_MEMORY_EXHAUSTED; FAILED_PRECONDITION /
+  // REGIONS_UNSUPPORTED before Linux 5.14.
   absl::StatusOr<std::string> Add(const Descriptor& file,
                                   std::optional<uid_t> sharer = std::nullopt);
 

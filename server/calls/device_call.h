@@ -42,7 +42,7 @@ class DeviceCall : public UnaryCall, private Task {
   // if `chores` is null.
   virtual void Release(Chores* chores) = 0;
 
-  // Queues the call for the device once the bytes of its operands are there.
+  // Queues the call for the device once the bytes of its operands have arrived.
   absl::Status Queue(const Device& device);
   void Run(Stream& stream) final;
   void Refuse(const absl::Status& status) final { Drop(status); }

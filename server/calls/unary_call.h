@@ -41,7 +41,7 @@ class UnaryCall {
   absl::Status ChargeAnswer(
       std::size_t bytes,
       std::string_view message =
-          "there is no memory for the response in addition to other calls' messages");
+          "other calls' messages leave too little memory for this call's response");
   // Takes host memory for the description of any one buffer.
   absl::Status ChargeDescription() { return ChargeAnswer(parts_.limits.description_bytes()); }
   // Fills the response with body(), which returns a status, and takes host memory for the encoded
@@ -75,7 +75,7 @@ class UnaryCall {
   // Checks the role of a caller whose request stores a result. Returns the errors of
   // Caller::Require.
   absl::Status RequireWrite() const {
-    return caller().Require(Role::kWrite, method(), "a result that is stored");
+    return caller().Require(Role::kWrite, method(), "storing a result");
   }
 
   // Notes the strategy, if any, that the call requests or that ran. The text must outlive the
@@ -116,8 +116,8 @@ class UnaryCall {
 // that it does not admit.
 UnaryExchange::Admit AdmitTo(const CallParts& parts, std::string_view method);
 
-// The thread that handles a unary call: the queue's, immediately, or one of the chores' if the call
-// may allocate or free buffer memory or call the operating system.
+// Where a unary call is handled: immediately on the queue's thread, or on a thread of the chores if
+// the call may allocate or free buffer memory or call the operating system.
 enum class Thread { kQueue, kChores };
 
 // Serves a unary call. body(caller, request, response) fills the response and returns a status. The

@@ -46,7 +46,7 @@ class UnaryExchange {
   void set_caller(const Caller& caller) { caller_ = caller; }
   // The trace of the call; set when the call arrives.
   const Trace& trace() const { return trace_; }
-  // Owns the call until the exchange ends, and calls its OnCancel if the client leaves before it
+  // Keeps the call until the exchange ends, and calls its OnCancel if the client leaves before it
   // has its response. A request that is answered immediately needs no call. Returns *call.
   template <class Call>
   Call& Serve(std::unique_ptr<Call> call) {
@@ -62,8 +62,8 @@ class UnaryExchange {
   // The charge for the memory of the request, which is held until Finish.
   void set_memory(Charge memory) { memory_ = std::move(memory); }
   const Charge& memory() const { return memory_; }
-  // Sends the response that is in place. Called once, on any thread. On return, the messages are
-  // gone, and the exchange may be gone too.
+  // Sends the response, which has been filled in. Called once, on any thread. On return, the
+  // messages are gone, and the exchange may be gone too.
   virtual void Finish(const grpc::Status& status) = 0;
 
  protected:
@@ -184,8 +184,8 @@ class UnaryExchangeOf final : public UnaryExchange {
     }
   }
 
-  // Created by the thread that handles the call, because an arena must allocate memory when another
-  // thread uses it.
+  // Created by the thread that handles the call, because an arena must allocate memory if a thread
+  // other than its creator uses it.
   std::optional<CallMessages<Request, Response>> messages_;
   grpc::ByteBuffer bytes_;
   Writer writer_{&context()};

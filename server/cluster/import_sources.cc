@@ -15,7 +15,7 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kLongestSource = 256;
-// Responses of Download have at most 1 MiB of data.
+// Responses of Download contain at most 1 MiB of data.
 constexpr int kMaxReceiveBytes = 2 << 20;
 // A connection counts as broken if its peer is silent for this long and then does not answer a
 // ping. Servers of this project accept pings at intervals of 10 s.

@@ -14,7 +14,7 @@ absl::StatusOr<Device*> ExecuteCall::Prepare() {
   if (program_.Stores())
     if (absl::Status status = RequireWrite(); !status.ok()) return status;
   absl::Status charged = ChargeAnswer(
-      program_.memory(), "there is no memory to plan the program in addition to other calls");
+      program_.memory(), "other calls leave too little memory for planning the program");
   if (!charged.ok()) return charged;
   return program_.Prepare(awaited());
 }

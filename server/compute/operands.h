@@ -52,7 +52,7 @@ using Views = absl::InlinedVector<View, kOperandsInPlace>;
 absl::StatusOr<ArrayType> TensorType(const v1::Tensor& tensor);
 
 // Finds all operands of a call at one point in time, and checks their views. Their bytes may be
-// used once `awaited` says so.
+// used once everything in `awaited` has arrived.
 absl::StatusOr<Sources> FindSources(absl::Span<const Named> operands, BufferStore& store,
                                     Awaited& awaited);
 

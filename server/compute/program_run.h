@@ -38,7 +38,7 @@ class ProgramRun {
   // Returns the host memory that the program needs in addition to its request, in bytes.
   std::uint64_t memory() const;
   // Reads the request, finds all buffers at one point in time, and returns the device to run on.
-  // The buffers' bytes may be used once `awaited` says so.
+  // The buffers' bytes may be used once everything in `awaited` has arrived.
   absl::StatusOr<Device*> Prepare(Awaited& awaited);
 
   std::size_t steps() const { return steps_.size(); }

@@ -19,8 +19,8 @@ namespace tessera {
 class ShardTeam final : public Team {
  public:
   // Returns the team for an operation that runs on the device. There is none if no operand is
-  // sharded, or if some device of the first sharded operand cannot access every other operand and
-  // result. A product is divided according to its first operand. Its second operand may be on one
+  // sharded, or if some device of the first sharded operand cannot access all other operands and
+  // results. A product is divided according to its first operand. Its second operand may be on one
   // device, or may have been copied to it.
   static std::optional<ShardTeam> Of(const Devices& devices, const OperationSpec& spec,
                                      const Destinations& destinations,

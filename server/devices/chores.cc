@@ -43,7 +43,7 @@ absl::Status Chores::Submit(absl::AnyInvocable<void()> work, std::size_t share) 
     const std::size_t queue = share + 1;
     if (queue < queues_.size() && queues_[queue].waiting.size() >= queue_length_) {
       return MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
-                       "as many calls are waiting for memory as the server accepts",
+                       "the maximum number of calls are already waiting for memory",
                        {{"limit", absl::StrCat(queue_length_)}});
     }
     Add(queue, std::move(work));

@@ -37,13 +37,13 @@ class Chores {
   // and destroys the work without having called it.
   absl::Status Submit(absl::AnyInvocable<void()> work, std::size_t share = 0);
 
-  // Drop references, which may free memory. Several references are dropped one after another.
-  // Releases are never refused.
+  // These functions drop references, which may free memory. Several references are dropped one
+  // after another. Releases are never refused.
   void Release(std::shared_ptr<const void> doomed);
   void Release(std::vector<std::shared_ptr<const void>> doomed);
 
   // To be called regularly. If all threads have been busy for too long, probably because a device
-  // hangs, adds another thread, up to a limit. This thread ends when nothing is waiting.
+  // hangs, adds another thread, up to a limit. An added thread ends when no chores are waiting.
   void Relieve();
 
   // Returns how long the oldest running chore has been running, or zero if there is none.

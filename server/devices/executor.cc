@@ -121,7 +121,7 @@ absl::Status Executor::Enqueue(Task& task, bool& wake) {
   if (lengths_[task.share_] >= settings_.queue_length) {
     return MakeError(
         absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
-        "the device has as much work waiting as the server accepts",
+        "the maximum number of tasks are already waiting for the device",
         {{"device", device_.info().name}, {"limit", absl::StrCat(settings_.queue_length)}});
   }
   // Memory is allocated first, so that the task is in no list if that fails.

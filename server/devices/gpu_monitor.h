@@ -1,8 +1,8 @@
 // GPU metrics from the driver: load, memory, temperature, power and errors. They come from NVML,
-// which is part of the driver and is loaded at run time; a host without it has no such metrics. A
-// dozen of its functions are declared by hand, because its header is part of the toolkit, which the
-// CPU image lacks. When a scrape needs the metrics, a separate thread gets them, because calls to
-// the driver may hang.
+// which is part of the driver and is loaded at run time. A host without NVML has no such metrics. A
+// dozen functions of NVML are declared by hand, because its header is part of the toolkit, which
+// the CPU image lacks. When a scrape needs the metrics, a separate thread gets them, because calls
+// to the driver may hang.
 #pragma once
 
 #include <cstdint>
@@ -47,8 +47,8 @@ class GpuMonitor {
   GpuMonitor(const GpuMonitor&) = delete;
   GpuMonitor& operator=(const GpuMonitor&) = delete;
 
-  // Returns the current metrics of the GPUs that the driver knows. Empty if the driver has not
-  // reported them within the limit, for example because a GPU has fallen off the bus.
+  // Returns the current metrics of the GPUs that the driver knows. The result is empty if the
+  // driver takes longer than the limit, for example because a GPU has fallen off the bus.
   std::vector<GpuFigures> Read(absl::Duration limit);
 
  private:

@@ -96,13 +96,13 @@ template <class Visit>
 void ForEach(OpenFile folder, const Visit& visit) {
   DIR* const list = folder.is_open() ? fdopendir(folder.get()) : nullptr;
   if (list == nullptr) return;
-  folder.Release();  // to the list
+  folder.Release();  // the list now owns the descriptor
   while (const dirent* const one = readdir(list)) visit(std::string(one->d_name));
   closedir(list);
 }
 
-// Returns what precedes the bytes of the array in its file: the size of the header and the header,
-// which is the same text for the same ArrayFile. Names need no escapes.
+// Returns the beginning of an array's file, up to the array's bytes: the size of the header and the
+// header itself, which depends only on the ArrayFile. Names need no escapes.
 std::string HeaderOf(const ArrayFile& file) {
   std::string text =
       absl::StrCat(R"({"__metadata__":{"crc32c":")", absl::Hex(file.checksum, absl::kZeroPad8),
@@ -239,8 +239,8 @@ absl::StatusOr<std::unique_ptr<DataFolder>> DataFolder::Open(const std::string& 
     const OpenFile parent(openat(opened.get(), "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (parent.is_open() && fsync(parent.get()) != 0) return BadFolder(path, std::strerror(errno));
   }
-  // On NFS, locks on files exclude other hosts, but locks on folders do not. A read-only folder has
-  // only the lock on the folder, so that a server can still restore it.
+  // On NFS, locks on files exclude other hosts, but locks on folders do not. For a read-only
+  // folder, only the folder is locked, so that a server can still restore it.
   folder->lock_ =
       OpenFile(openat(opened.get(), kLock, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!folder->lock_.is_open() && errno != EROFS && errno != EACCES)

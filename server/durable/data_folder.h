@@ -74,8 +74,8 @@ class OpenFile {
 class DataFolder {
  public:
   // Creates the folder unless it exists, and locks it for as long as the result exists. Errors:
-  // FAILED_PRECONDITION / DATA_DIR_IN_USE {path} if another server has it, BAD_DATA_DIR {path,
-  // cause} if it cannot be used.
+  // FAILED_PRECONDITION / DATA_DIR_IN_USE {path} if another server uses the folder, or BAD_DATA_DIR
+  // {path, cause} if it cannot be used.
   static absl::StatusOr<std::unique_ptr<DataFolder>> Open(const std::string& path);
 
   // Returns an empty manifest, whose time is absl::Time(), if the folder has neither a manifest nor

@@ -48,10 +48,10 @@ class Snapshots {
     std::uint64_t written_arrays = 0;
     std::uint64_t written_bytes = 0;
   };
-  // Takes a snapshot of one tenant's buffers, or of all tenants' if it is null, after the snapshots
-  // that have begun earlier. The manifest keeps its entries of other tenants. Returns the errors of
-  // DataFolder, or SNAPSHOT_FAILED if a device is lost, because the manifest would then lose the
-  // buffers of that device.
+  // Takes a snapshot of the buffers of one tenant, or of all tenants if `only` is null, once the
+  // snapshots that began earlier have ended. The manifest keeps its entries of other tenants.
+  // Returns the errors of DataFolder, or SNAPSHOT_FAILED if a device is lost, because the manifest
+  // would then lose the buffers of that device.
   absl::StatusOr<Taken> Take(Tenant* only);
   // Calls work() on the thread for snapshots. Errors: as for Chores::Submit.
   absl::Status Submit(absl::AnyInvocable<void()> work, std::size_t share) {

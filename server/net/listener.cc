@@ -50,7 +50,7 @@ constexpr int kBatch = 64;
 // for gRPC's own listener.
 constexpr unsigned kUserTimeoutMs = 20'000;
 
-// Attempts to find one port that is free on all addresses of a name.
+// The number of attempts to find one port that is free on all addresses of a name.
 constexpr int kPortAttempts = 16;
 
 constexpr std::string_view kUnixPrefix = "unix:";
@@ -163,9 +163,9 @@ std::vector<const addrinfo*> WithoutRepeats(const addrinfo* list) {
   return found;
 }
 
-// Opens a socket on each of the addresses, and all on the same port. Leaves out addresses that this
-// machine lacks; a name may have such an address, such as localhost without IPv6. Returns 0, or the
-// errno of an address that cannot be used or, if no address can, of the last.
+// Opens a socket on each of the addresses, all on the same port. Leaves out addresses that this
+// machine lacks; a name may have such an address, such as localhost without IPv6. Returns 0, the
+// errno of an address that cannot be used, or, if this machine lacks all of them, of the last.
 int ListenOnAll(const std::vector<const addrinfo*>& addresses, std::vector<int>& sockets) {
   int lacking = EADDRNOTAVAIL;
   int port = 0;  // the first address's port, which the others must share

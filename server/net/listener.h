@@ -135,9 +135,9 @@ class Listener {
   // Starts to serve; called once. Connections are handed to acceptors whose gRPC server has
   // started. A connection through a unix socket goes to the entry of `users` that has its user's
   // mark, or else to a free entry, which then gets that mark. All other connections go to
-  // `acceptor`, including those of unknown users and of users for which no entry is left. `knows`
-  // says whether a user is known. The listener's thread calls `knows`. This function must not be
-  // empty if there are users.
+  // `acceptor`, including those of unknown users and of users for which no entry is left. `knows`,
+  // which the listener's thread calls, says whether a user is known. `knows` must not be empty if
+  // there are users.
   void Start(std::unique_ptr<Acceptor> acceptor, std::vector<User> users = {}, Knows knows = {});
 
   // Stops listening, removes socket files, and hands no more connections to gRPC. Connections that

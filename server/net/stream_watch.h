@@ -17,16 +17,16 @@ namespace tessera {
 class StreamWatch {
  public:
   // `limit` is the number of calls that a connection of the table may have. A connection is ended
-  // when it has had more than 2 * limit + 256 calls for half a second, or as soon as it has more
-  // than twice that number. The margin is needed because a call that its client has cancelled
-  // counts until the server notices, while gRPC already lets the client open another one.
+  // when it has had more than N = 2 * limit + 256 calls for half a second, or as soon as it has
+  // more than 2 N calls. The margin is needed because a call that its client has cancelled counts
+  // until the server notices, while gRPC already lets the client open another one.
   StreamWatch(ConnectionTable& connections, int limit)
       : connections_(connections), limit_(2 * std::int64_t{limit} + 256) {}
 
   // Called many times a second. Takes at most a twentieth of a core, because it does nothing if it
-  // is called too soon. `now` is a time of SteadyNow. `forbearing` says whether no connection may
-  // be ended immediately, because the server was stopped for a while and does not yet know which
-  // calls its clients have cancelled.
+  // is called too soon. `now` is a time of SteadyNow. If `forbearing`, no connection may be ended
+  // immediately, because the server was stopped for a while and does not yet know which calls its
+  // clients have cancelled.
   void Look(absl::Time now, bool forbearing);
 
  private:
@@ -40,7 +40,7 @@ class StreamWatch {
   const std::int64_t limit_;
   bool forbearing_ = false;
   Since over_;       // since when connections have had more calls than limit_
-  Since were_over_;  // in a call of Look: over_ after the previous call
+  Since were_over_;  // during a call of Look, the value of over_ after the previous call
   absl::Time next_look_ = absl::InfinitePast();
   absl::Time next_log_ = absl::InfinitePast();
   std::uint64_t unlogged_ = 0;  // connections ended since the last log line

@@ -272,7 +272,7 @@ void ServerTls::GiveNotice() {
     return;
   }
   next_notice_ = now + kNoticeInterval;
-  // If its validity changes before that, the change is logged when it happens.
+  // A change of the certificate's validity before the next warning is logged when it happens.
   for (const absl::Time change : {life.begin, life.end})
     if (change > now) next_notice_ = std::min(next_notice_, change);
 }

@@ -57,9 +57,9 @@ absl::StatusOr<CallLimits::Accepted> CallLimits::Accept(Tenant& tenant) {
 absl::StatusOr<CallLimits::StreamPlace> CallLimits::TakeStream(StreamKind kind, Tenant& tenant,
                                                                std::uint64_t memory) {
   constexpr std::array<std::pair<std::string_view, std::string_view>, kStreamKinds> kTooMany = {{
-      {"TOO_MANY_UPLOADS", "as many uploads are in progress as the server accepts"},
-      {"TOO_MANY_DOWNLOADS", "as many downloads are in progress as the server accepts"},
-      {"TOO_MANY_IMPORTS", "as many imports are in progress as the server accepts"},
+      {"TOO_MANY_UPLOADS", "the server already has the maximum number of uploads"},
+      {"TOO_MANY_DOWNLOADS", "the server already has the maximum number of downloads"},
+      {"TOO_MANY_IMPORTS", "the server already has the maximum number of imports"},
   }};
   const auto& [reason, message] = kTooMany[static_cast<std::size_t>(kind)];
   Budget& streams = streams_[static_cast<std::size_t>(kind)];
@@ -68,7 +68,7 @@ absl::StatusOr<CallLimits::StreamPlace> CallLimits::TakeStream(StreamKind kind, 
   ASSIGN_OR_RETURN(Charge own, tenant.BeginStream(kind, most, reason));
   ASSIGN_OR_RETURN(Charge all, Charge::TakeOne(streams, reason, message));
   ASSIGN_OR_RETURN(Charge messages,
-                   TakeHostMemory(memory, "there is no memory for another stream of messages"));
+                   TakeHostMemory(memory, "there is too little memory for another stream"));
   return StreamPlace{std::move(own), std::move(all), std::move(messages)};
 }
 

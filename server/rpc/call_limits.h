@@ -23,8 +23,8 @@ namespace tessera {
 
 // The maximum number of simultaneous imports. Each has a thread, and all share the host's network.
 inline constexpr int kMaxImports = 4;
-// The maximum number of regions of shared memory. Together with the connections that are
-// registering one, their connections take half of the descriptors that Listener reserves.
+// The maximum number of regions of shared memory. The connections of regions, and those that are
+// registering a region, together take half of the descriptors that Listener reserves.
 inline constexpr std::size_t kMaxSharedRegions = 64;
 
 // The maximum memory that the description of a buffer needs in a response: for a name of 128 bytes,
@@ -69,8 +69,8 @@ class CallLimits {
   // Accepts a call. Returns UNAVAILABLE / DRAINING, or the errors of Tenant::BeginCall.
   absl::StatusOr<Accepted> Accept(Tenant& tenant);
   // Charges for a stream of a tenant, which are held until the stream ends. If there are several
-  // tenants, each may have at most half of the streams of a kind. memory: the bytes that it takes
-  // for its messages. Returns RESOURCE_EXHAUSTED / TOO_MANY_UPLOADS, TOO_MANY_DOWNLOADS or
+  // tenants, each may have at most half of the streams of a kind. memory: the bytes that the stream
+  // takes for its messages. Returns RESOURCE_EXHAUSTED / TOO_MANY_UPLOADS, TOO_MANY_DOWNLOADS or
   // TOO_MANY_IMPORTS, with {limit}, or with {quota, requested, used, limit} if the tenant's half is
   // exhausted; or the error of TakeHostMemory.
   struct StreamPlace {

@@ -27,7 +27,7 @@ std::string Shorten(absl::string_view text) {
   return absl::StrCat(Absl(Beginning({text.data(), text.size()}, kLongestText - 3)), "...");
 }
 
-// Whether text contains `word`, which may be several words, and not only as part of longer words.
+// Whether text contains `word`, which may be several words, other than as part of longer words.
 bool HasWord(std::string_view text, std::string_view word) {
   const auto inside = [&](std::size_t i) {  // a word, a number or a name
     return i < text.size() && (absl::ascii_isalnum(static_cast<unsigned char>(text[i])) ||

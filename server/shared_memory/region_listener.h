@@ -71,7 +71,7 @@ class RegionListener {
 
   absl::Status Listen(const std::string& socket_group);
   void Run();
-  // Accepts connections that wait, at most this many. Returns false if there are too few resources
+  // Accepts up to `most` of the waiting connections. Returns false if there are too few resources
   // to accept a connection.
   bool AcceptSome(int most);
   // Handles a packet or the end of a connection. Returns false if the connection is over.

@@ -25,8 +25,8 @@ constexpr int kPiecesARun = 16;
 
 absl::Status BadMessage(std::string_view field, std::uint64_t value) {
   return MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
-                   "an upload that creates a buffer must fill all of it, and gets its version from "
-                   "the server",
+                   "an upload that creates a buffer must fill all of it, and cannot choose the "
+                   "version",
                    {{"field", std::string(field)}, {"value", absl::StrCat(value)}});
 }
 

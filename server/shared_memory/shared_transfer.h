@@ -28,8 +28,8 @@ class SharedTransfer : public UnaryCall, private Task {
         devices_(devices),
         regions_(regions),
         direction_(direction) {}
-  // Called once, on the thread on which the call arrived. `kind` is the kind of stream as which the
-  // transfer counts.
+  // Called once, on the thread on which the call arrived. The transfer counts as a stream of this
+  // kind.
   void Start(const v1::RegionRange& range, StreamKind kind);
 
  protected:

@@ -145,14 +145,14 @@ void WriteCalls(const Metrics& metrics, Writer& out) {
   phase("tessera_run_seconds", "Time from a call's start on a worker to its response.",
         &Metrics::Phases::run);
   out.Begin("tessera_kernel_seconds", "histogram",
-            "Time on the device by its own clock, of requests with timing = true.");
+            "Device time of requests with timing = true, by the device's clock.");
   for (const auto& series : metrics.series()) {
     out.Sample({{"rpc", series->rpc}, {"strategy", series->strategy}}, series->kernel);
   }
-  out.Begin("tessera_program_steps_total", "counter", "Steps of programs (Execute).");
+  out.Begin("tessera_program_steps_total", "counter", "Steps of programs (Execute), by result.");
   out.Sample({{"result", "ok"}}, metrics.steps_ok().value());
   out.Sample({{"result", "failed"}}, metrics.steps_failed().value());
-  out.Begin("tessera_spans_total", "counter", "Spans of sampled calls, for --spans.");
+  out.Begin("tessera_spans_total", "counter", "Spans of sampled calls (--spans), by result.");
   out.Sample({{"result", "written"}}, metrics.spans_written().value());
   out.Sample({{"result", "dropped"}}, metrics.spans_dropped().value());
 
@@ -198,7 +198,7 @@ void WriteTransfers(const Metrics& metrics, Writer& out) {
     out.Sample(labels, transfer.bytes.value());
   });
   out.Begin("tessera_copy_seconds", "histogram",
-            "Time that a piece of a transfer took between host and device.");
+            "Time that the copy of a transfer's piece between host and device took.");
   each([&](const Labels& labels, const Metrics::Transfer& transfer) {
     out.Sample(labels, transfer.copy);
   });
@@ -218,10 +218,10 @@ void WriteDevices(const Devices& devices, const Tenants& tenants, Writer& out) {
            "Memory that all buffers of the device may use.",
            [&](const Device& device) { return tenants.budget(device).limit(); });
   out.Each(devices, "tessera_buffer_memory_used_bytes",
-           "Memory that all buffers of the device use, including those that only calls hold.",
+           "Memory that all buffers of the device use, including deleted ones that calls hold.",
            [&](const Device& device) { return tenants.buffer_bytes(device); });
   out.Each(devices, "tessera_prepared_bytes",
-           "Memory of the operands' copies that are kept for later calls.",
+           "Memory of prepared operands, which are kept for later calls.",
            [&](const Device& device) { return tenants.prepared(device).bytes(); });
   out.Each(devices, "tessera_scratch_limit_bytes",
            "Memory that operations may use in addition to buffers.",
@@ -265,7 +265,7 @@ void WriteQueues(const Devices& devices, std::uint32_t queue_limit, Writer& out)
   out.Each(devices, "tessera_workers", "Threads that run operations.",
            [&](const Device& device) { return devices.compute(device).workers(); });
   out.Each(devices, "tessera_longest_run_seconds",
-           "How long the longest-running operation has been running.", [&](const Device& device) {
+           "How long the longest operation or transfer has run so far.", [&](const Device& device) {
              const auto longest = std::max(devices.compute(device).LongestRun(),
                                            devices.transfers(device).LongestRun());
              return Seconds(std::chrono::duration<double>(longest).count());
@@ -325,13 +325,13 @@ void WriteGpus(const std::vector<GpuFigures>& gpus, Writer& out) {
 void WriteServer(const CallLimits& limits, absl::Time start_time, bool ready, Writer& out) {
   out.Begin("tessera_ready", "gauge", "1 while the health service reports SERVING.");
   out.Sample({}, ready ? 1 : 0);
-  out.Begin("tessera_calls_in_progress", "gauge", "Calls that have been accepted and not ended.");
+  out.Begin("tessera_calls_in_progress", "gauge", "Calls that were accepted and have not ended.");
   out.Sample({}, limits.admission().in_progress());
   const auto budgets = limits.Budgets();
   out.Begin("tessera_budget_limit", "gauge",
             "Limits of the server as a whole, in bytes or as a count.");
   for (const auto& [name, budget] : budgets) out.Sample({{"budget", name}}, budget.limit);
-  out.Begin("tessera_budget_used", "gauge", "How much of these limits is used.");
+  out.Begin("tessera_budget_used", "gauge", "The amount in use of each tessera_budget_limit.");
   for (const auto& [name, budget] : budgets) out.Sample({{"budget", name}}, budget.used);
   if (const ConnectionTable* connections = limits.connections()) {
     out.Begin("tessera_connections_refused_total", "counter",
@@ -341,7 +341,7 @@ void WriteServer(const CallLimits& limits, absl::Time start_time, bool ready, Wr
               "Connections that were ended because they had too many calls.");
     out.Sample({}, connections->ended());
   }
-  out.Begin("tessera_build_info", "gauge", "1, with the server's version.");
+  out.Begin("tessera_build_info", "gauge", "Always 1; the label is the server's version.");
   out.Sample({{"version", TESSERA_VERSION}}, 1);
   out.Begin("tessera_uptime_seconds", "gauge", "Time since the server started.");
   out.Sample({}, Seconds(absl::ToDoubleSeconds(SteadyNow() - start_time)));
@@ -359,7 +359,7 @@ void WriteServer(const CallLimits& limits, absl::Time start_time, bool ready, Wr
     if (std::fscanf(file, "%*s %ld", &pages) != 1) pages = 0;
     std::fclose(file);
   }
-  out.Begin("process_resident_memory_bytes", "gauge", "Memory of the process in RAM.");
+  out.Begin("process_resident_memory_bytes", "gauge", "Resident memory of the process.");
   out.Sample({}, pages * sysconf(_SC_PAGESIZE));
 }
 
@@ -375,7 +375,7 @@ void WriteSnapshots(const Snapshots& snapshots, Writer& out) {
             "Time since the last complete snapshot, or since the start if there was none.");
   out.Sample({}, Seconds(absl::ToDoubleSeconds(SteadyNow() - figures.last)));
   out.Begin("tessera_restore_arrays", "gauge",
-            "Arrays of an earlier server that are not yet here or that could not be loaded.");
+            "Arrays of an earlier server that are not loaded yet or could not be loaded.");
   out.Sample({{"state", "waiting"}}, figures.waiting);
   out.Sample({{"state", "loading"}}, figures.loading);
   out.Sample({{"state", "lost"}}, figures.lost);
@@ -387,7 +387,7 @@ void WriteTenants(Tenants& tenants, Writer& out) {
     for (const Tenant* tenant : tenants.All())
       out.Sample({{"tenant", tenant->name()}}, (tenant->*value)());
   };
-  each("tessera_tenant_calls_total", "Calls that have ended, of callers that the server knows.",
+  each("tessera_tenant_calls_total", "Ended calls of callers that the server knows.",
        &Tenant::ended_calls);
   each("tessera_tenant_refused_total",
        "Ended calls that were refused because a quota, a queue, memory or another limit was used "
@@ -408,7 +408,7 @@ void WriteFiles(const Access& access, const Home* home, const ServerTls* tls, Wr
               "Seconds from the beginning of the certificate's validity to its end.",
               life.end - life.begin);
   out.Begin("tessera_file_unusable", "gauge",
-            "1 while a changed file cannot be used and the server keeps what it had before.");
+            "1 while a changed file cannot be used and its earlier contents stay in effect.");
   if (tls != nullptr) out.Sample({{"file", "tls"}}, tls->stale() ? 1 : 0);
   if (access.restricted()) out.Sample({{"file", "tokens"}}, access.stale() ? 1 : 0);
   if (home != nullptr) out.Sample({{"file", "ring"}}, home->stale() ? 1 : 0);

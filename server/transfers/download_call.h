@@ -89,7 +89,7 @@ class DownloadCall final : public StreamCall,
   Tenant& tenant_;
   const bool sees_all_;
   LiveCalls<DownloadCall>& live_;
-  const std::string peer_;  // which gRPC forgets when the connection breaks
+  const std::string peer_;  // kept, because gRPC forgets it when the connection breaks
   CallRecord record_;
   v1::DownloadRequest request_;
   CallLimits::Accepted accepted_;

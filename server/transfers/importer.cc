@@ -164,7 +164,7 @@ class ImportCall final : public UnaryCall {
 
   absl::Status Import() {
     absl::StatusOr<Charge> memory = parts().limits.TakeHostMemory(
-        kMessageBytes, "there is no memory for an import in addition to other calls' messages");
+        kMessageBytes, "other calls' messages leave too little memory for an import");
     if (!memory.ok()) return memory.status();
     absl::StatusOr<std::shared_ptr<grpc::Channel>> channel =
         importer_.sources_.Connect(request_.source());

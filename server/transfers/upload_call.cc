@@ -182,7 +182,7 @@ absl::Status UploadCall::Open() {
   creates_ = header.has_spec();
   if (creates_ && version_ != 0) {
     return MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
-                     "an upload that creates a buffer gets its version from the server",
+                     "an upload that creates a buffer cannot choose its version",
                      {{"field", "version"}, {"value", absl::StrCat(version_)}, {"expected", "0"}});
   }
   absl::StatusOr<std::shared_ptr<Draft>> draft;
@@ -311,7 +311,7 @@ absl::Status UploadCall::CheckChecksum(std::optional<std::uint32_t>& checksum) c
   }
   if (*checksum == header.crc32c()) return absl::OkStatus();
   return MakeError(StatusCode::kDataLoss, "BAD_CHECKSUM",
-                   "the data of a message does not have the CRC-32C that the message gives",
+                   "the data of a message does not match the message's CRC-32C",
                    {{"field", "crc32c"},
                     {"offset", absl::StrCat(position_)},
                     {"expected", absl::StrCat(header.crc32c())},

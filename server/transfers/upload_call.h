@@ -96,7 +96,7 @@ class UploadCall final : public StreamCall, private Task {
   Tenant& tenant_;
   const bool sees_all_;
   LiveCalls<UploadCall>& live_;
-  const std::string peer_;  // which gRPC forgets when the connection breaks
+  const std::string peer_;  // kept, because gRPC forgets it when the connection breaks
   CallRecord record_;
   grpc::ByteBuffer response_;
   CallLimits::Accepted accepted_;
