@@ -36,7 +36,7 @@ struct TargetFlags {
     auto* one = AddDevice(command, device_help);
     command
         .add_option("--placement", placement,
-                    "Devices among which the array is divided, such as cuda:0,cuda:1, or all for "
+                    "Devices among which the array is divided, such as cuda:0,cuda:1; 'all' means "
                     "every device")
         ->type_name("DEVICES")
         ->delimiter(',')

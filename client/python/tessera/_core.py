@@ -88,9 +88,9 @@ class Create:
 
 @dataclasses.dataclass
 class Pause:
-    """Waits for a number of seconds, and then for up to `reconnect` seconds for a connection, if
-    that is given. The outcome is whether there is a connection. A gRPC channel connects only while
-    a caller waits for it."""
+    """Waits for a number of seconds, and then, if `reconnect` is given, for a connection for up to
+    that many seconds. The outcome is whether there is a connection. A gRPC channel connects only
+    while a caller waits for it."""
 
     seconds: float
     reconnect: Optional[float] = None

@@ -160,10 +160,10 @@ class Lazy(Operators):
         """Returns a view, with NumPy's basic indexing: integers, slices with any step, None, `...`.
         If one of the indices is an array or a list of integers, on the server or in this process,
         returns the slices at these indices, as take() does. If it is a boolean array or list,
-        returns the elements or slices where it is true. For a mask on the server, this is a call,
-        because the shape of the result depends on the mask's elements; ts.aio takes only masks of
-        this process. Raises BadView or BadIndex (both are IndexErrors), or Unsupported for several
-        arrays, and for a mask of several axes next to other indices."""
+        returns the elements or slices where it is true. For a mask on the server, this calls the
+        server, because the shape of the result depends on the mask's elements; ts.aio takes only
+        masks of this process. Raises BadView or BadIndex (both are IndexErrors), or Unsupported for
+        several arrays, or for a mask of several axes next to other indices."""
         return _manipulation.indexed(self, key)  # type: ignore[no-any-return]
 
     def take(
@@ -178,14 +178,14 @@ class Lazy(Operators):
         return _manipulation.take(self, indices, axis, mode)  # type: ignore[no-any-return]
 
     def compress(self: Self, condition: Any, axis: Optional[int] = None, out: None = None) -> Self:
-        """Returns the elements, or the slices along an axis, where a vector is nonzero. A condition
-        on the server is counted by a call at once, as a mask in an index is."""
+        """Returns the elements, or the slices along an axis, where a vector is nonzero. For a
+        condition on the server, this calls the server at once, as for a mask in an index."""
         _no_out(out)
         return _manipulation.compress(condition, self, axis)  # type: ignore[no-any-return]
 
     def nonzero(self: Self) -> Tuple[Self, ...]:
         """Returns the positions of the nonzero elements in row-major order, as one i64 array for
-        each axis. This is a call, as with a mask in an index."""
+        each axis. This calls the server, as for a mask in an index."""
         return _manipulation.nonzero(self)
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -310,7 +310,8 @@ class Lazy(Operators):
         return _functions.ptp(self, axis, keepdims)  # type: ignore[no-any-return]
 
     def conj(self: Self) -> Self:
-        """Returns the elements themselves, because none are complex. bool elements become int8."""
+        """Returns the elements themselves, because none are complex. Elements of type bool become
+        int8."""
         return np.conjugate(self)  # type: ignore[return-value]
 
     conjugate = conj
@@ -576,8 +577,9 @@ class Lazy(Operators):
         return x._make(_ops.scan(op, x._term(), axis))._typed(dtype)
 
     def cumsum(self: Self, axis: Any = None, dtype: Any = None, out: None = None) -> Self:
-        """The sums of the elements along an axis up to each element, or, if axis is None, of all
-        elements in row-major order as a vector. dtype: as in sum()."""
+        """For each element, the sum of the elements along an axis up to and including it. If axis
+        is None, the result is a vector of the sums of all elements in row-major order. dtype is as
+        in sum()."""
         _no_out(out)
         return self._scan("sum", axis, dtype)
 

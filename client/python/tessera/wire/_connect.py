@@ -123,11 +123,11 @@ class Options:
         if self.token is None and self.token_file is None:
             object.__setattr__(self, "token", os.environ.get("TESSERA_TOKEN") or None)
         if self.token is not None and self.token_file is not None:
-            raise ValueError("token and token_file exclude each other: give one of them")
+            raise ValueError("token and token_file are mutually exclusive: give only one of them")
         if self.token is not None:
             object.__setattr__(self, "token", checked_token(self.token))
         if bool(self.tls_cert) != bool(self.tls_key):
-            raise ValueError("tls_cert and tls_key belong together")
+            raise ValueError("tls_cert and tls_key must be given together")
         has_token = self.token is not None or self.token_file is not None
         if has_token and not self.secure and not is_loopback(self.target):
             raise ValueError(
@@ -269,8 +269,8 @@ def answered(error: Any) -> Optional[bool]:
 
 
 def _host_of(address: str, scheme: str = "") -> str:
-    """Returns the host of HOST:PORT or [ADDRESS]:PORT. With the scheme ipv4 or ipv6 it must be an
-    address of that kind. Raises ValueError if the text is neither."""
+    """Returns the host of HOST:PORT or [ADDRESS]:PORT. With the scheme ipv4 or ipv6, the host must
+    be an address of that kind. Raises ValueError if the text is neither."""
     found = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([a-zA-Z0-9._-]+)):([0-9]{1,5})", address)
     if found is None or int(found[3]) > 65535:
         raise ValueError("write host:port, [IPv6 address]:port or unix:path")
