@@ -174,7 +174,7 @@ void AddHealth(CLI::App& app, Command& chosen) {
   command
       ->add_option("--process", flags->process,
                    "Ask the server on this host whose process ID is PID, at the first address in\n"
-                   "its --listen flag or TESSERA_LISTEN variable, instead of the server at --server")
+                   "its --listen flag or TESSERA_LISTEN, instead of the server at --server")
       ->type_name("PID")
       ->check(CLI::PositiveNumber);
 }
