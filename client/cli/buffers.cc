@@ -315,7 +315,7 @@ void AddBuffers(CLI::App& app, Command& chosen) {
 
   const auto [import, import_flags] = AddCommand(
       app, chosen, "import",
-      "Have the server fetch a buffer from another server that the server's --import-from allows",
+      "Have the server fetch a buffer from another server, which its --import-from must allow",
       Import);
   import
       ->add_option("from", import_flags->server,

@@ -162,8 +162,8 @@ class Blocking:
             raise self._failure(error) from None
 
     def _create(self, create: Create) -> Any:
-        """Runs the command in a separate thread, which completes even if Ctrl-C has ended the wait
-        for it."""
+        """Runs the command in a separate thread, which completes it even if Ctrl-C has ended the
+        wait for it."""
         outcome: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
 
         def work() -> None:

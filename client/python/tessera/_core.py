@@ -298,7 +298,7 @@ class Core:
         """Deletes the unnamed buffers and the drafts, which are unreachable from now on. Failures
         do not matter, because buffers expire. Returns whether the server may answer further calls.
         First waits for drafts that are being created; after that, the first call without a response
-        ends the rest."""
+        ends the deletion."""
         self.closed = True
         if not self.own:
             return False

@@ -190,7 +190,7 @@ class Generator:
         if index_of(seed, "the seed") < 0:
             raise ValueError("the seed is negative")
         self._seed = _wrapped(seed, "the seed")
-        self._streams = itertools.count(index_of(stream, "the stream"))  # for any number of threads
+        self._streams = itertools.count(index_of(stream, "the stream"))  # next() is atomic
 
     def _bits(self, size: Size) -> Term:
         shape = () if size is None else extents(size)

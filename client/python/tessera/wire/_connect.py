@@ -187,9 +187,9 @@ class Options:
     def channel_options(self) -> List[Tuple[str, Any]]:
         options: List[Tuple[str, Any]] = [
             ("grpc.max_receive_message_length", 8 << 20),
-            # How much a server may send ahead without waiting for the interpreter.
+            # How many bytes a server may send before the interpreter has read any of them.
             ("grpc.http2.lookahead_bytes", 8 << 20),
-            # The thread that waits for a message of a download reads it, instead of a thread of
+            # A message of a download is read by the thread that waits for it, not by a thread of
             # the channel.
             ("SingleThreadedUnaryStream", 1),
             # Channels to one server share a connection unless each has its own pool.
