@@ -315,8 +315,8 @@ absl::StatusOr<v1::Buffer> Client::Impl::Seal(const Transfer& transfer) {
   absl::Status status = response.status();
   if (status.ok()) {
     v1::Buffer& buffer = *response->mutable_buffer();
-    // The version is higher if the server has renumbered the draft, which it does when a draft is
-    // sealed after a newer one.
+    // The version is higher if the server has renumbered the draft, which it does if a newer draft
+    // was sealed first.
     if (buffer.state() == v1::Buffer::STATE_READY && buffer.version() >= transfer.version &&
         buffer.size_bytes() == transfer.size) {
       return std::move(buffer);

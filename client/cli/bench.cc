@@ -332,7 +332,7 @@ void AddBench(CLI::App& app, Command& chosen) {
       std::string(
           "The strategies' calls are interleaved and timed by the device. Array results\n"
           "stay on the server and are deleted at the end. A strategy that has used 5 s of\n"
-          "device time is not called again. Gathering strided operands is part of a call.\n\n"
+          "device time is not called again. The time includes gathering strided operands.\n\n"
           "Rates count one read of each operand and one write of the result; for matmul,\n"
           "they count its 2 M N K operations. The ceiling is measured on the same device\n"
           "in the same run. For matmul, it is the rate of the vendor library (cublas,\n"

@@ -332,7 +332,8 @@ class Client(Creation):
         placement: Placement = (),
         progress: Progress = None,
     ) -> Array:
-        """Uploads an array of any size; after a broken connection it resumes where it stopped.
+        """Uploads an array of any size; if the connection breaks, the upload resumes where it
+        stopped.
 
         name has 1 to 128 characters of [a-zA-Z0-9._/-]; a buffer without a name is deleted after
         the last reference to it is gone. ttl is a text such as "10m", a number of seconds, or a

@@ -302,7 +302,9 @@ def arrays_of(
         kinds = (".npy", ".npz", ".safetensors")
         files = [one for one in sorted(pathlib.Path(path).iterdir()) if _suffix(one) in kinds]
         if not files or name is not None:
-            raise BadFile(f"{path} is a folder: give a prefix, not a name, and files to load")
+            raise BadFile(
+                f"{path} is a folder: it must contain files of arrays, and takes a prefix, not a name"
+            )
     plan: Dict[str, Tuple[Optional[str], _Found]] = {}
     names = set()
     for file in files:

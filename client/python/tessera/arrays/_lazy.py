@@ -266,8 +266,8 @@ class Lazy(Operators):
         copy: bool = True,
     ) -> Self:
         """Converts each element to another type, rounding to nearest. Floats outside the range of
-        an integer type give the nearest number of the type, and NaN gives 0. For bool, the result
-        is whether the element is nonzero. casting is as in NumPy; if it forbids the conversion,
+        an integer type give the nearest number of the type, and NaN gives 0. A cast to bool gives
+        true for every nonzero element. casting is as in NumPy; if it forbids the conversion,
         TypeError is raised. order, subok and copy have no effect."""
         to = _dtypes.dtype_of(dtype)
         if casting != "unsafe" and not np.can_cast(self.dtype, to, casting):  # type: ignore

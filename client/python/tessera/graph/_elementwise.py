@@ -109,7 +109,7 @@ def _typed(value: Any, dtype: "np.dtype[Any]") -> Constant:
 
 
 def cast(term: Term, dtype: "np.dtype[Any]") -> Term:
-    """Converts each element to the type. For bool, the result is whether the element is nonzero.
+    """Converts each element to the type. A cast to bool gives true for every nonzero element.
     Floats outside the range of an integer type give the nearest number of the type, and NaN gives
     0."""
     source, view = term
