@@ -248,8 +248,8 @@ class Core:
         return (yield from self.call("Snapshot", b"", timeout=timeout))
 
     def _again(self, retry: Retry, failure: Error) -> Steps:
-        """Returns whether to try again, after waiting for the right time. If not, the caller raises
-        the failure, because an exception keeps alive everything that its frames refer to, including
+        """Returns whether to try again, and if so, waits first. If not, the caller raises the
+        failure, because an exception keeps alive everything that its frames refer to, including
         arrays."""
         pause = retry.pause(failure)
         if pause is None:

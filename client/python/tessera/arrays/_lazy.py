@@ -397,7 +397,7 @@ class Lazy(Operators):
         initial: Any = None,
         where: Any = True,
     ) -> Self:
-        """Like sum(), but the product. initial is a factor. The product of no elements is 1."""
+        """Like sum(), but for the product. initial is a factor. The product of no elements is 1."""
         _no_out(out)
         picked = self._typed(dtype)._where(where, 1)
         return picked._reduce("product", axis, keepdims)._from("multiply", initial)._typed(dtype)
@@ -424,8 +424,8 @@ class Lazy(Operators):
         initial: Any = None,
         where: Any = True,
     ) -> Self:
-        """The smallest element, or NaN if any element is NaN. With an initial number, the result is
-        at most that number, and a mask may select the elements. Raises EmptyInput."""
+        """The smallest element, or NaN if any element is NaN. If initial is given, the result is at
+        most initial, and where may select the elements. Raises EmptyInput."""
         _no_out(out)
         return self._extreme("min", "minimum", axis, keepdims, initial, where)
 
@@ -437,8 +437,8 @@ class Lazy(Operators):
         initial: Any = None,
         where: Any = True,
     ) -> Self:
-        """The largest element, or NaN if any element is NaN. With an initial number, the result is
-        at least that number, and a mask may select the elements. Raises EmptyInput."""
+        """The largest element, or NaN if any element is NaN. If initial is given, the result is at
+        least initial, and where may select the elements. Raises EmptyInput."""
         _no_out(out)
         return self._extreme("max", "maximum", axis, keepdims, initial, where)
 
@@ -449,7 +449,7 @@ class Lazy(Operators):
         return self._reduce("argmin", axis, keepdims)
 
     def argmax(self: Self, axis: Any = None, out: None = None, *, keepdims: bool = False) -> Self:
-        """Like argmin, for the largest element."""
+        """Like argmin(), but for the largest element."""
         _no_out(out)
         return self._reduce("argmax", axis, keepdims)
 
@@ -534,7 +534,7 @@ class Lazy(Operators):
         return wide - wide.mean(axis, keepdims=True, where=where)
 
     def _moment(self: Self, op: str, axis: Any, keepdims: bool, less: float) -> Self:
-        """Returns a variance or standard deviation that is divided by n - less instead of n."""
+        """Returns a variance or standard deviation with the divisor n - less instead of n."""
         found = self._reduce(op, axis, keepdims)
         if not less:
             return found
@@ -584,7 +584,7 @@ class Lazy(Operators):
         return self._scan("sum", axis, dtype)
 
     def cumprod(self: Self, axis: Any = None, dtype: Any = None, out: None = None) -> Self:
-        """Like cumsum(), but the products."""
+        """Like cumsum(), but for products."""
         _no_out(out)
         return self._scan("product", axis, dtype)
 
