@@ -50,7 +50,7 @@ std::uint64_t StreamsOf(int wanted) {
   return static_cast<std::uint64_t>(std::clamp(wanted, 1, 64));
 }
 
-// Runs run(i) for each stream i on its own thread. Calls stop() on the first error; returns it.
+// Runs run(i) for each stream i on its own thread. Calls stop() on the first error, and returns it.
 template <class Run, class Stop>
 absl::Status InParallel(std::uint64_t streams, const Run& run, const Stop& stop) {
   std::mutex mutex;
@@ -235,8 +235,8 @@ absl::StatusOr<v1::Buffer> Client::Impl::UploadWhole(const v1::CreateBufferReque
                                                      std::uint64_t size, const Source& source,
                                                      const UploadOptions& upload) {
   Transfer transfer(create.name(), size, source, upload);
-  // An upload is not idempotent, because the client does not know whether the buffer exists if the
-  // connection breaks. It does know if the server refused the buffer or computed another checksum.
+  // An upload is not idempotent: if the connection breaks, the client cannot know whether the
+  // buffer exists. If the server refused it or computed another checksum, it does not exist.
   Attempts attempts(*this, PlanOfTransfer(create.name(), upload));
   for (;;) {
     Range range{0, size};
@@ -315,8 +315,8 @@ absl::StatusOr<v1::Buffer> Client::Impl::Seal(const Transfer& transfer) {
   absl::Status status = response.status();
   if (status.ok()) {
     v1::Buffer& buffer = *response->mutable_buffer();
-    // The version is higher if the server has renumbered the draft, which it does when a draft is
-    // sealed after a newer one.
+    // The version is higher if the server has renumbered the draft, which it does if a newer draft
+    // was sealed first.
     if (buffer.state() == v1::Buffer::STATE_READY && buffer.version() >= transfer.version &&
         buffer.size_bytes() == transfer.size) {
       return std::move(buffer);

@@ -55,7 +55,7 @@ namespace tessera {
 class AsyncClient;
 class ResidentBuffer;
 
-// A byte order mark, and whitespace at both ends, of an address, a name or a token are ignored.
+// In an address, a name or a token, a byte order mark and whitespace at both ends are ignored.
 struct ClientOptions {
   // host:port or unix:/path, or a comma-separated list of servers that hold the same buffers. Calls
   // go to the first server that responds, until it fails. Calls that are safe to repeat are then
@@ -343,15 +343,15 @@ class Client : public Operations<Client> {
   // If no version is given, deletes the buffer and all drafts with this name.
   absl::Status DeleteBuffer(const std::string& name, std::uint64_t version = 0,
                             const CallOptions& call = {});
-  // Makes the server write the READY buffers of the caller's tenant to its --data-dir, or those of
-  // all tenants for an admin. There is no timeout unless `call` has one.
+  // Makes the server write READY buffers to its --data-dir: those of the caller's tenant, or, for
+  // an admin, those of all tenants. There is no timeout unless `call` has one.
   absl::StatusOr<v1::SnapshotResponse> Snapshot(const CallOptions& call = {});
 
   // Returns a result for every step, in order. Returns OK even if steps have failed; StatusOf
   // returns the error of a step.
   absl::StatusOr<v1::ExecuteResponse> Execute(const Program& program, const CallOptions& call = {});
-  // Dots and Reduces run any number of operations as programs of many steps. The Reduces are over
-  // whole operands. Several programs run at the same time. Both methods return a response or an
+  // Dots and Reduces run any number of operations as programs of many steps. Each Reduce folds its
+  // whole operand. Several programs run at the same time. Both methods return a response or an
   // error for each operation, in order. If the call for a program fails, every operation of that
   // program returns the call's error. The timeout applies to each call.
   std::vector<absl::StatusOr<v1::DotResponse>> Dots(
@@ -367,8 +367,8 @@ class Client : public Operations<Client> {
                                                            const std::string& backend = {},
                                                            const CallOptions& call = {});
   absl::StatusOr<v1::GetServerInfoResponse> GetServerInfo(const CallOptions& call = {});
-  // Whether the server reports SERVING through grpc.health.v1. For "", SERVING means that the
-  // server is alive; for "tessera.v1.ComputeService", that it accepts operations.
+  // Whether the server reports SERVING through grpc.health.v1. For service "", SERVING means that
+  // the server is alive; for "tessera.v1.ComputeService", that it accepts operations.
   absl::StatusOr<bool> CheckHealth(const std::string& service = {}, const CallOptions& call = {});
 
   // Returns the asynchronous versions of these calls (client/async.h).

@@ -348,7 +348,7 @@ absl::StatusOr<NpyFile> NpyFile::Open(const std::string& path, const NpyHeader& 
 absl::StatusOr<NpyFile> NpyFile::Open(const std::string& path, const NpyHeader* known) {
   NpyFile file;
   file.path_ = path;
-  // O_NONBLOCK: a pipe is refused below, and is not waited for.
+  // With O_NONBLOCK, opening a pipe does not wait. Pipes are refused below.
   file.fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file.fd_ < 0) return FileError(path, "open");
   struct stat info {};

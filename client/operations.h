@@ -71,9 +71,9 @@ struct OperationOptions {
   // the next two fields do.
   std::optional<ResultBuffer> indices_target = {};
   bool indices_scratch = false;
-  // For Reduce, Scan and Sort, the expression that they take; its operand 0 is x. For Matmul, the
-  // expression that is applied to the product; its operand 0 is the product. The operands of `with`
-  // follow from number 1 on. Expr::ToMessage() creates this message.
+  // For Reduce, Scan and Sort, an expression that is applied to x first; its operand 0 is x. For
+  // Matmul, an expression that is applied to the product; its operand 0 is the product. The
+  // operands in `with` are numbered from 1. Expr::ToMessage() creates this message.
   std::optional<v1::Expression> expression = {};
   std::vector<Operand> with = {};
   // The next two fields are used as in CallOptions. They are ignored in a program.
@@ -81,8 +81,8 @@ struct OperationOptions {
   std::stop_token cancel = {};
 };
 
-// The bins of a Histogram: even ones between two numbers, one for each integer from 0 on, or those
-// between edges.
+// The bins of a Histogram: bins of equal width between two numbers, one bin for each integer from 0
+// on, or bins between given edges.
 struct EvenBins {
   std::int64_t count = 0;
   double low = 0;
@@ -196,8 +196,8 @@ class Operations {
     if (axis) request.set_axis(*axis);
     return Send(std::move(request), options, std::forward<Done>(done)...);
   }
-  // Returns the fold of the elements along an axis (by default the last) up to each element, or, if
-  // `exclusive`, up to the one before. If `reverse`, folds begin at the end of the axis.
+  // Returns, for each element, the fold of the elements along an axis (by default the last) up to
+  // and including it, or, if `exclusive`, without it. If `reverse`, folds begin at the axis's end.
   template <class... Done>
   auto Scan(ReduceOp op, const Operand& x, std::optional<int> axis = std::nullopt,
             bool exclusive = false, bool reverse = false, const OperationOptions& options = {},
@@ -222,8 +222,8 @@ class Operations {
     return Send(std::move(request), options, std::forward<Done>(done)...);
   }
   // Returns the slices of x at indices along an axis, or, without an axis, the elements of x as a
-  // vector. If `along`, the indices have the rank of x, and select at each position of the other
-  // axes.
+  // vector. If `along`, the indices have the rank of x, and select separately at each position of
+  // the other axes.
   template <class... Done>
   auto Take(const Operand& x, const Operand& indices, std::optional<int> axis = std::nullopt,
             TakeMode mode = TakeMode::kError, bool along = false,
@@ -281,14 +281,14 @@ class Operations {
   }
 
  protected:
-  // Only a Self is constructed and destroyed.
+  // Protected, because only the derived class Self may be constructed or destroyed.
   Operations() = default;
   Operations(const Operations&) = default;
   Operations& operator=(const Operations&) = default;
   ~Operations() = default;
 
  private:
-  // Sets the results that are not computed.
+  // Marks the results that are not requested.
   template <class Request>
   static void LeaveOut(Results results, Request& request) {
     if (results == Results::kIndices) {

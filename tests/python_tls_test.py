@@ -56,7 +56,7 @@ class TlsTest(o.Case):
         for options in ({}, stranger):
             with self.subTest(options), self.assertRaises(ConnectionError):
                 self.total(self.strict, **SOON, **trust, **options)
-        with self.assertRaisesRegex(ValueError, "belong together"):
+        with self.assertRaisesRegex(ValueError, "must be given together"):
             ts.connect(self.strict.address, tls_cert=self.mine["tls_cert"])
         with self.assertRaises(FileNotFoundError):
             ts.connect(self.strict.address, tls_ca="/none")

@@ -10,7 +10,7 @@
 namespace tessera::bench {
 
 // A bare server in a separate process, which ends with this one. It uses gRPC's callback API and
-// gRPC's defaults, except that messages may have up to 8 MiB. Dot and Reduce return 0, Execute
+// gRPC's defaults, except that messages may be up to 8 MiB. Dot and Reduce return 0, Execute
 // returns zeros, Matmul returns no product, and Health is gRPC's own. Uploads are read and
 // discarded. Downloads send one message of 1 MiB repeatedly. Must be made before this process uses
 // gRPC.

@@ -30,7 +30,7 @@ Sample Summarize(std::vector<double> latencies, double seconds, std::uint64_t wo
                                 {"p99_us", 0.99},
                                 {"p999_us", 0.999},
                                 {"max_us", 1.0}}) {
-    // The smallest latency that is at least as large as a fraction q of all of them.
+    // The smallest latency that is at least as large as a fraction q of all latencies.
     const auto rank = static_cast<std::size_t>(std::max(std::ceil(q * count), 1.0));
     if (!latencies.empty()) sample[name] = latencies[rank - 1];
   }

@@ -30,7 +30,7 @@ inline Clock::duration Ticks(double seconds) {
 //   per_second         calls, or bytes for transfers
 //   p50_us, p90_us, p99_us, p999_us, max_us    latencies of successful calls
 //   refused            calls that the server answered with RESOURCE_EXHAUSTED
-//   late_us            in open loops, the p99 delay until a call that is due starts
+//   late_us            in open loops, the p99 delay between the time a call is due and its start
 //   beside_per_second  per_second of the concurrent loops
 using Sample = std::map<std::string, double>;
 

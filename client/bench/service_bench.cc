@@ -204,7 +204,7 @@ std::vector<Sample> MeasureLoads(const Target& target, const Group& group, std::
 std::vector<Sample> MeasureTarget(const Target& target, const Group& group, std::uint64_t seed,
                                   const Options& options) {
   if (options.beside == nullptr) return MeasureLoads(target, group, seed, options);
-  // Is above the numbers of the measured callers, so that the names of results differ.
+  // Larger than the numbers of the measured callers, so that the names of results differ.
   constexpr int kFirstBeside = 1 << 20;
   Channels channels(target, options.beside_callers);
   ClosedLoop loop(channels, *options.beside, options.sizes.at(options.beside->size_unit)[0],
@@ -221,7 +221,7 @@ void Prepare(const Target& target, const Operation* operation, std::int64_t size
   operation->prepare(channels, size);
 }
 
-// Rounds to five digits, which is more than repeated runs have in common.
+// Rounds to five significant digits. Repeated runs agree in fewer.
 Json ToJson(const Sample& sample) {
   Json object = Json::object();
   for (const auto& [name, value] : sample) {

@@ -41,7 +41,7 @@ std::string AsName(std::string text) {
   return text;
 }
 
-// A little-endian number. REQUIRES: the bytes are there.
+// Returns a little-endian number. REQUIRES: it is within `bytes`.
 std::uint64_t Number(std::string_view bytes, std::size_t at, std::size_t size) {
   std::uint64_t number = 0;
   while (size-- > 0) number = number << 8 | static_cast<unsigned char>(bytes[at + size]);

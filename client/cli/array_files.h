@@ -13,7 +13,7 @@ namespace tessera {
 
 struct ArrayInFile {
   std::string file;
-  std::string name;  // of the buffer that it becomes
+  std::string name;  // the name of the buffer that it becomes
   NpyHeader header;
 };
 

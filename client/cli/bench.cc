@@ -149,7 +149,7 @@ class Bench {
     const auto& shape = inputs_[1].shape;
     return shape[shape.size() - (flags_.transpose_b ? 2 : 1)];
   }
-  // Each element of the first operand is multiplied by a row of each matrix that it meets.
+  // Each element of the first operand is multiplied by one row of each matrix paired with its own.
   double ProductOperations() const {
     const auto &a = inputs_[0].shape, &b = inputs_[1].shape;
     double operations = 2 * static_cast<double>(inputs_[0].elements());
@@ -332,8 +332,8 @@ void AddBench(CLI::App& app, Command& chosen) {
       std::string(
           "The strategies' calls are interleaved and timed by the device. Array results\n"
           "stay on the server and are deleted at the end. A strategy that has used 5 s of\n"
-          "device time is not called again. Gathering strided operands is part of a call.\n\n"
-          "Rates count each operand read once and the result written once; for matmul,\n"
+          "device time is not called again. The time includes gathering strided operands.\n\n"
+          "Rates count one read of each operand and one write of the result; for matmul,\n"
           "they count its 2 M N K operations. The ceiling is measured on the same device\n"
           "in the same run. For matmul, it is the rate of the vendor library (cublas,\n"
           "cpu_library) on the same problem; for the others, it is how fast the server's\n"
@@ -351,7 +351,7 @@ void AddBench(CLI::App& app, Command& chosen) {
     operation.add(*command, *flags);
     command
         ->add_option("--strategy", flags->strategy,
-                     "Algorithms to compare, as in a,b,c; default: all that run")
+                     "Algorithms to compare, as in a,b,c; default: all that can run")
         ->type_name("STRATEGY");
     command->add_option("--repeat", flags->repeat, "Timed calls per strategy")
         ->check(CLI::Range(1, 100'000))

@@ -36,7 +36,7 @@ struct TargetFlags {
     auto* one = AddDevice(command, device_help);
     command
         .add_option("--placement", placement,
-                    "Devices among which the array is divided, such as cuda:0,cuda:1, or all for "
+                    "Devices among which the array is divided, such as cuda:0,cuda:1; 'all' means "
                     "every device")
         ->type_name("DEVICES")
         ->delimiter(',')
@@ -315,7 +315,7 @@ void AddBuffers(CLI::App& app, Command& chosen) {
 
   const auto [import, import_flags] = AddCommand(
       app, chosen, "import",
-      "Have the server fetch a buffer from another server that the server's --import-from allows",
+      "Have the server fetch a buffer from another server, which its --import-from must allow",
       Import);
   import
       ->add_option("from", import_flags->server,

@@ -71,7 +71,7 @@ inline absl::Duration Since(Clock::time_point start) {
 // Runs the chosen subcommand. Throws CommandError.
 using Command = std::function<void(Session&)>;
 
-// Adds a subcommand that calls `run` with the flags, to which the caller adds options. `prepare` is
+// Adds a subcommand that calls `run` with the flags. The caller adds the options. `prepare` is
 // called after the command line has been parsed, before there is a session.
 template <class Flags>
 std::pair<CLI::App*, Flags*> AddCommand(CLI::App& app, Command& chosen, const std::string& name,

@@ -102,7 +102,7 @@ struct BenchReport {
 absl::StatusOr<BenchReport> RunBench(const BenchProblem& problem);
 inline constexpr absl::Duration kBenchPatience = absl::Seconds(5);
 
-// Returns RESULTS_DISAGREE if a strategy differs from the reference by more than both bounds allow.
+// Returns RESULTS_DISAGREE if a strategy and the reference differ by more than their bounds allow.
 absl::Status CheckAgreement(const BenchReport& report);
 
 // The buffers of one run, which are deleted when the run ends.

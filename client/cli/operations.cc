@@ -110,7 +110,7 @@ void AddOfScan(CLI::App& command, ProblemFlags& flags) {
   AddOne(command, flags);
   command.add_option("--axis", flags.axis, "The axis; default: the last");
   command.add_flag("--exclusive", flags.exclusive,
-                   "Leave the element at a position out of the result at this position");
+                   "Exclude each element from the fold at its own position");
   command.add_flag("--reverse", flags.reverse, "Begin at the end of the axis");
 }
 
@@ -131,8 +131,8 @@ void AddOfTake(CLI::App& command, ProblemFlags& flags) {
   AddOperand(command, "indices", flags.operands[1], "The indices, of type i32 or i64");
   command.add_option("--axis", flags.axis, "The axis; default: all elements, as a vector");
   AddMode(command, flags,
-          "How to treat an index out of range: as an error, as the index modulo the extent, or the "
-          "first or last element; default: error");
+          "How to treat an index out of range: as an error, as the index modulo the extent, or "
+          "as the first or last element; default: error");
   command.add_flag("--along", flags.along,
                    "Take one element for each index, at the index's position on the other axes");
 }
@@ -151,7 +151,7 @@ void AddOfHistogram(CLI::App& command, ProblemFlags& flags) {
           ->check(Fits<std::int64_t>());
   auto* range = command
                     .add_option("--range", flags.range,
-                                "The lower and the upper edge of even bins, as in 0,1; default: "
+                                "The outer edges of bins of equal width, as in 0,1; default: "
                                 "one bin for each integer from 0 on")
                     ->delimiter(',')
                     ->expected(2)
@@ -184,12 +184,12 @@ void AddOfSumByLabel(CLI::App& command, ProblemFlags& flags) {
   AddOperand(command, "x", flags.operands[0], "The rows, along the first axis");
   AddOperand(command, "labels", flags.operands[1],
              "The label of each row, from 0 on: a vector of type i32 or i64");
-  command.add_option("--length", flags.length, "The number of sums: the labels are below it")
+  command.add_option("--length", flags.length, "The number of sums; valid labels are below it")
       ->required()
       ->check(Fits<std::int64_t>());
   AddMode(command, flags,
-          "What a label means that is out of range: an error, the label modulo the length, or the "
-          "first or last label; default: error");
+          "How to treat a label out of range: as an error, as the label modulo the length, or "
+          "as the first or last label; default: error");
 }
 
 const OperationCommand kOperations[] = {
@@ -302,7 +302,7 @@ void RunOperation(Session& session, const OperationFlags& flags) {
   }
 }
 
-// Adds the expression of Reduce, Scan, Sort and Matmul.
+// Adds the options for the expression of a Reduce, Scan, Sort or Matmul.
 void AddExpression(CLI::App& command, OperationFlags& flags, const char* description) {
   auto* text = command.add_option("--expression", flags.expression, description)->type_name("TEXT");
   command

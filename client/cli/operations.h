@@ -39,7 +39,7 @@ struct ProblemFlags {
   bool right = false;
   std::int64_t length = 0;
   std::int64_t bins = 0;
-  std::vector<double> range;  // the outer edges of even bins, or empty
+  std::vector<double> range;  // the outer edges of bins of equal width, or empty
   std::string expression;
   std::string strategy;
   Launch launch;

@@ -485,7 +485,7 @@ std::string Advice(const absl::Status& error, std::string_view server) {
   }
   if (reason == "CERTIFICATE_REFUSED")
     return "--tls-ca names the CA, and --tls-server-name gives the host name in the certificate";
-  if (reason == "WRONG_HOST") return "its home is --server " + figure("address");
+  if (reason == "WRONG_HOST") return "the buffer's home is --server " + figure("address");
   if (reason == "SOURCE_NOT_ALLOWED") return "start " + at + " with --import-from to allow it";
   if (reason == "UNKNOWN_STRATEGY") {
     return figure("valid").empty() ? "'tessera strategies' lists the names"

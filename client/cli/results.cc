@@ -63,8 +63,8 @@ void ResultFlags::AddForOne(CLI::App& command) {
   AddTtl(command, ttl, "How long the buffer of --out lives, such as 10m")->needs(name);
   command
       .add_option("--placement", placement,
-                  "Devices among which the buffer of --out is divided, such as cuda:0,cuda:1, or "
-                  "all for every device")
+                  "Devices among which the buffer of --out is divided, such as cuda:0,cuda:1; "
+                  "'all' means every device")
       ->type_name("DEVICES")
       ->delimiter(',')
       ->needs(name);

@@ -560,15 +560,15 @@ void AddSearch(CLI::App& app, Command& chosen) {
   command->footer(
       std::string("Prints the indices [Q, k], then the distances, which are squared, or the "
                   "products [Q, k].\n"
-                  "Every vector is compared; equal ones come in the order of their indices.\n"
+                  "Every vector is compared; equal values are in the order of their indices.\n"
                   "Vectors with NaN are listed last. Squared distances are f32 for f32, f16 and "
                   "bf16, f64 for\n"
                   "f64, and 64-bit integers for i32. They are computed from a matrix product. "
                   "Distances so\n"
                   "small that the rounding of the product would show are computed again from the "
                   "differences\n"
-                  "in f64; if all neighbours of a query are so close, every vector is compared by "
-                  "differences,\n"
+                  "in f64; if all neighbours of a query are this close, every vector is compared "
+                  "by differences,\n"
                   "which takes longer. The search uses several calls if needed, so that the scores "
                   "of a call\n"
                   "need at most 2 GiB or half of the server's scratch memory.\n\n") +

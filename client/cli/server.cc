@@ -173,8 +173,8 @@ void AddHealth(CLI::App& app, Command& chosen) {
       ->capture_default_str();
   command
       ->add_option("--process", flags->process,
-                   "Ask the server on this host with process ID PID, at the first address of the\n"
-                   "--listen flag or environment variable, instead of the server at --server")
+                   "Ask the server on this host whose process ID is PID, at the first address in\n"
+                   "its --listen flag or TESSERA_LISTEN, instead of the server at --server")
       ->type_name("PID")
       ->check(CLI::PositiveNumber);
 }

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Measures transfer rates, and what the package adds to bare gRPC, in one run with mixed calls.
+"""Measures transfer rates, and what the package adds to bare gRPC, in one run that interleaves the
+calls.
 
 usage: bench.py ADDRESS [--mib 256] [--rounds 7] [--cli build/bin/tessera]
 

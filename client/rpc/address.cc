@@ -97,7 +97,7 @@ absl::string_view WrongWith(absl::string_view address) {
   const bool digits = !parts->port.empty() &&
                       std::all_of(parts->port.begin(), parts->port.end(), absl::ascii_isdigit);
   if (!digits) return kForms;
-  // gRPC would reduce a port above 65535 modulo 65536. Port 0 cannot be connected to.
+  // gRPC would reduce a port above 65535 modulo 65536. No client can connect to port 0.
   if (!IsPort(parts->port)) return "it has a port above 65535";
   if (std::all_of(parts->port.begin(), parts->port.end(), [](char c) { return c == '0'; }))
     return "it has port 0";

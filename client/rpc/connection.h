@@ -63,7 +63,7 @@ class EventLoop;
 // progress. Blocking and asynchronous calls differ only in how they wait. Not thread safe.
 class Attempts {
  public:
-  // FromGrpc stores the delay that a server requests in the error's metadata, under this key.
+  // The key in an error's metadata under which FromGrpc stores the delay that the server requests.
   static constexpr std::string_view kRetryDelay = "retry_delay_ms";
   static constexpr int kMaxFailures = 5;
 

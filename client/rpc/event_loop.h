@@ -44,8 +44,8 @@ class AsyncCallBase : public std::enable_shared_from_this<AsyncCallBase> {
  protected:
   // Begins an attempt. When the attempt ends, the queue delivers an event with the tag `this`.
   virtual void Send(grpc::ClientContext* context, PooledChannel& channel) = 0;
-  // Runs after that event. Frees objects that gRPC allocated in the memory of the call, before the
-  // context is destroyed.
+  // Runs after the event of an attempt. Frees objects that gRPC allocated in the memory of the
+  // call, before the context is destroyed.
   virtual void EndAttempt() = 0;
   // Reports the result to the caller. No lock is held.
   virtual void Done(absl::Status status) = 0;

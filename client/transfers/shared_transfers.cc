@@ -84,7 +84,7 @@ absl::StatusOr<SharedMemory> SharedTransfers::MakeMemory(std::size_t bytes,
                                                          const TransferLimit& limit) {
   const auto answer = limit.Call(v1::GetSharedMemoryRequest(), kHandshake);
   if (!answer.ok()) return answer.status();
-  // Checked here, because the memory is allocated before the server could refuse it.
+  // The limit is checked here, because the memory is allocated before the server could refuse it.
   const std::uint64_t total = answer->limit_bytes();
   const std::uint64_t free = total - std::min(total, answer->used_bytes());
   if (bytes > free) {

@@ -81,8 +81,8 @@ class SharedTransfers {
   std::optional<absl::StatusOr<v1::Buffer>> TryUpload(const v1::CreateBufferRequest& create,
                                                       std::uint64_t size, const Source& source,
                                                       const UploadOptions& options);
-  // If `checksum` is not null, it receives the CRC-32C of the bytes if the options request
-  // checksums.
+  // If the options request checksums and `checksum` is not null, it receives the CRC-32C of the
+  // bytes.
   std::optional<absl::StatusOr<v1::Buffer>> TryDownload(const std::string& name,
                                                         const RangeSink& sink,
                                                         const DownloadOptions& options,

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Drives a running server with ghz, case after case of slo.toml, and fails when an objective is
-# missed. `./dev loadtest` calls it.
+# Drives a running server with ghz, one case of slo.toml after the other, and fails if an objective
+# is missed. `./dev loadtest` calls it.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

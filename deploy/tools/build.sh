@@ -75,7 +75,7 @@ configure() {
   printf '%s\n' "$devices" >"build/$preset/devices.txt"
 }
 
-# build PRESET [TARGET...]: everything when no target is named.
+# build PRESET [TARGET...]: builds the targets, or everything if none is named.
 build() {
   local preset=$1 targets=()
   shift

@@ -111,7 +111,8 @@ install_missing() {
     "${apt[@]}" install -y --no-install-recommends "${missing[@]}"
 }
 
-# Prints a Python that has NumPy, preferably the distribution's instead of a version manager's.
+# Prints the path of a Python that has NumPy, preferably the distribution's, not a version
+# manager's.
 find_python() {
   local python
   for python in /usr/bin/python3 python3; do

@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2034,SC2154
 # Commands that pack programs: bundle, image and package. Sourced by ./dev.
 
-# A bundle is copied to hosts without a package registry, so it must stay easy to copy.
+# A bundle is copied to hosts without a package registry, so it must stay small.
 readonly bundle_limit_mib=47
 
 # Prints the shared libraries of the given programs that a bundle includes: all except those of
@@ -53,9 +53,9 @@ bundle() {
   while read -r library; do
     strip --strip-unneeded -o "$packed/lib/${library##*/}" "$library"
   done < <(libraries_of "${programs[@]/#/$built/bin/}")
-  # The programs are compressed, because OpenBLAS alone, with its kernels for every processor, has
-  # 35 MiB, or 10 MiB with gzip and 4 MiB with xz. xz's output is the same for any number of threads
-  # from two on.
+  # The programs are compressed, because OpenBLAS alone, with its kernels for every processor, takes
+  # 35 MiB uncompressed, 10 MiB with gzip and 4 MiB with xz. xz's output is the same for any number
+  # of threads from two on.
   tar -C "$packed" --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner \
     --mode=u=rwX,go=rX -cf - bin lib | xz -T$((jobs > 2 ? jobs : 2)) -6 >"$out/programs.tar.xz"
   cp -R client/demo "$out/client/"

@@ -2,7 +2,8 @@
 # ./dev fuzz: libFuzzer on one target. Sourced by ./dev.
 
 # Inputs that reach new code are kept in build/fuzz/corpus/TARGET, and inputs that fail in
-# build/fuzz/found/TARGET. With a fix, one of the latter goes to tests/fuzz/corpus/TARGET.
+# build/fuzz/found/TARGET. A change that fixes a failure adds one of its inputs to
+# tests/fuzz/corpus/TARGET.
 fuzz() {
   local target=${1:-} seconds=${2:-60} corpus found
   [[ -f tests/fuzz/${target}_fuzz.cc ]] ||

@@ -28,7 +28,7 @@
 #include "grpc/grpc.h"
 #include "grpc/slice_buffer.h"
 
-// Declared inside gRPC. An operation begins whose end puts the tag into the queue.
+// Declared inside gRPC. Begins an operation. When it ends, its tag is put into the queue.
 bool grpc_cq_begin_op(grpc_completion_queue* queue, void* tag);  // NOLINT
 
 #define UNSEEN __attribute__((no_sanitize("thread")))

@@ -135,7 +135,7 @@ run_suites() {
     if setarch -R true 2>/dev/null; then launcher=(setarch -R); fi
   fi
   say "Test"
-  # Suites wait for part of their time, so one more of them runs than there are cores.
+  # Suites spend part of their time waiting, so one more suite than there are cores runs at a time.
   run_ctest "$results/ctest" -j $((jobs + 1)) --no-tests=error || status=$?
   failures_of <"$results/ctest.junit" >"$results/failures"
   read_outcomes <"$results/ctest.junit" >"$results/outcomes"

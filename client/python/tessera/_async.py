@@ -29,7 +29,7 @@ _FAILURES = grpc.RpcError, grpc.aio.UsageError, asyncio.CancelledError
 
 class Async:
     """The channels of one event loop: one for all calls, and more for divided transfers. The first
-    divided transfer creates those."""
+    divided transfer creates the additional ones."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -41,8 +41,8 @@ class Async:
         self._calls = [self.calls]
 
     async def close(self, patient: bool = False) -> None:
-        """Closes the channels. If patient is true, first waits for a short time for calls whose
-        outcomes do not matter."""
+        """Closes the channels. If patient is true, first waits briefly for calls whose outcomes do
+        not matter."""
         if patient and self._tasks:
             await asyncio.wait(self._tasks, timeout=LAST_CALLS_S)
         self._closed = True

@@ -39,7 +39,7 @@ class _Messages(collections.abc.Iterator):  # type: ignore[type-arg]
 
 class Blocking:
     """The channels for any number of threads: one for all calls, and more for divided transfers.
-    The first divided transfer creates those."""
+    The first divided transfer creates the additional ones."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -67,8 +67,8 @@ class Blocking:
                 self._connect()
 
     def close(self, patient: bool = False) -> None:
-        """Closes the channels. If patient is true, first waits for a short time for calls whose
-        outcomes do not matter."""
+        """Closes the channels. If patient is true, first waits briefly for calls whose outcomes do
+        not matter."""
         give_up = time.monotonic() + (LAST_CALLS_S if patient else 0)
         while self._forgotten and time.monotonic() < give_up:
             time.sleep(0.01)
@@ -162,8 +162,8 @@ class Blocking:
             raise self._failure(error) from None
 
     def _create(self, create: Create) -> Any:
-        """Runs the command in a separate thread, which completes even if Ctrl-C has ended the wait
-        for it."""
+        """Runs the command in a separate thread, which completes it even if Ctrl-C has ended the
+        wait for it."""
         outcome: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
 
         def work() -> None:

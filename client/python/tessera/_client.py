@@ -228,9 +228,9 @@ class Array(Expr):
         return _reopened, (sent, self.name, self.version, self._view)
 
     def delete(self) -> None:
-        """Unlinks the buffer, and only this version of it. Views of it become invalid too. Raises
-        BufferNotFound if no buffer has the name, and VersionMismatch if another array has taken
-        it."""
+        """Unlinks this version of the buffer, and no other version. Views of it become invalid too.
+        Raises BufferNotFound if no buffer has the name, and VersionMismatch if another array has
+        taken it."""
         session: Client = self._session
         session._run(session._core.delete(self.name, self.version))
 
@@ -332,14 +332,15 @@ class Client(Creation):
         placement: Placement = (),
         progress: Progress = None,
     ) -> Array:
-        """Uploads an array of any size; after a broken connection it resumes where it stopped.
+        """Uploads an array of any size; if the connection breaks, the upload resumes where it
+        stopped.
 
         name has 1 to 128 characters of [a-zA-Z0-9._/-]; a buffer without a name is deleted after
         the last reference to it is gone. ttl is a text such as "10m", a number of seconds, or a
         timedelta. device is the name of a device, such as "cuda:0" or "cpu". placement is given
         instead of device: "all", or the devices among which the array is divided. progress is True
-        for a progress bar, or a function that gets the bytes done and the total. Raises
-        BufferExists if the name is taken and replace is false.
+        for a progress bar, or a function that is called with the bytes transferred and the total.
+        Raises BufferExists if the name is taken and replace is false.
         """
         leaf = self._run(
             self._core.put(array, name, dtype, replace, ttl, device, placement, progress)
@@ -395,8 +396,9 @@ class Client(Creation):
 
     def save(self, path: Path, arrays: Any) -> None:
         """Downloads an array or expression into a .npy file, or a mapping of names to arrays and
-        expressions into a .npz or .safetensors file, one after the other. Replaces an existing file
-        only at the end. Raises OSError if the file cannot be written, and the errors of numpy()."""
+        expressions into a .npz or .safetensors file. The arrays are downloaded one after the other.
+        Replaces an existing file only at the end. Raises OSError if the file cannot be written, and
+        the errors of numpy()."""
         with contextlib.closing(_files.write(path, arrays)) as writer:
             wanted = next(writer, None)
             while wanted is not None:
@@ -454,12 +456,12 @@ class Client(Creation):
         self._run(self._core.delete(name))
 
     def snapshot(self, timeout: float = 3600.0) -> Any:
-        """Makes the server write the READY buffers of the caller's tenant to its --data-dir, or
-        those of all tenants for an admin, so that a later server restores them (SnapshotResponse).
-        timeout is the time for the whole snapshot in seconds; the server completes a snapshot even
-        if this process no longer waits for it. Raises SnapshotsOff if the server has no --data-dir,
-        SnapshotFailed if it cannot write, and RoleTooSmall without the role write; also Draining,
-        ConnectionLost and DeadlineExceeded."""
+        """Makes the server write READY buffers to its --data-dir, so that a later server restores
+        them: those of the caller's tenant, or, for an admin, those of all tenants. Returns a
+        SnapshotResponse. timeout is the time for the whole snapshot in seconds; the server
+        completes a snapshot even if this process no longer waits for it. Raises SnapshotsOff if the
+        server has no --data-dir, SnapshotFailed if it cannot write, and RoleTooSmall without the
+        role write; also Draining, ConnectionLost and DeadlineExceeded."""
         return self._run(self._core.snapshot(timeout))
 
     def scope(self, ttl: Ttl = "10m") -> Scope:
@@ -543,16 +545,16 @@ def connect(target: str = "127.0.0.1:50051", **options: Any) -> Client:
 
     timeout is the time for a call in seconds, including retries (default: 60). The server must
     answer within connect_timeout seconds (10). A transfer may make no progress for stall_timeout
-    seconds (60). retry_refused says whether to retry calls that the server refuses because the
-    server is full (True). shared_memory says whether large arrays go through memory that a server
-    on this host shares (True). unnamed_ttl is the lifetime of unnamed buffers whose client has died
-    ("24h"); if the server's limit (--max-ttl) is less, the limit applies. tls says whether to use
+    seconds (60). retry_refused says whether to retry calls that the server refuses because it is
+    full (True). shared_memory says whether large arrays go through memory that a server on this
+    host shares (True). unnamed_ttl is the lifetime of unnamed buffers whose client has died
+    ("24h"); if the server's limit (--max-ttl) is lower, that limit applies. tls says whether to use
     TLS with the system's certificate authorities (False). tls_ca is a file of authorities to trust.
     tls_cert and tls_key are files with the client's certificate and key. tls_server_name is the
     name that the server's certificate must have. route is a buffer's name, which is sent as
     "tessera-route"; a proxy forwards the calls to the server of that name's folder. The token, or
-    the content of token_file, is sent as "authorization: Bearer"; without either, TESSERA_TOKEN of
-    the environment is used. Raises ValueError if a token would be sent to another host without TLS,
-    and Unreachable if no server answers.
+    the content of token_file, is sent as "authorization: Bearer"; without either, the environment
+    variable TESSERA_TOKEN is used. Raises ValueError if a token would be sent to another host
+    without TLS, and Unreachable if no server answers.
     """
     return Client(Options(target, **options))

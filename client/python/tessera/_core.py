@@ -88,9 +88,9 @@ class Create:
 
 @dataclasses.dataclass
 class Pause:
-    """Waits for a number of seconds, and then for up to `reconnect` seconds for a connection, if
-    that is given. The outcome is whether there is a connection. A gRPC channel connects only while
-    a caller waits for it."""
+    """Waits for a number of seconds, and then, if `reconnect` is given, for a connection for up to
+    that many seconds. The outcome is whether there is a connection. A gRPC channel connects only
+    while a caller waits for it."""
 
     seconds: float
     reconnect: Optional[float] = None
@@ -248,8 +248,8 @@ class Core:
         return (yield from self.call("Snapshot", b"", timeout=timeout))
 
     def _again(self, retry: Retry, failure: Error) -> Steps:
-        """Returns whether to try again, after waiting for the right time. If not, the caller raises
-        the failure, because an exception keeps alive everything that its frames refer to, including
+        """Returns whether to try again, and if so, waits first. If not, the caller raises the
+        failure, because an exception keeps alive everything that its frames refer to, including
         arrays."""
         pause = retry.pause(failure)
         if pause is None:
@@ -298,7 +298,7 @@ class Core:
         """Deletes the unnamed buffers and the drafts, which are unreachable from now on. Failures
         do not matter, because buffers expire. Returns whether the server may answer further calls.
         First waits for drafts that are being created; after that, the first call without a response
-        ends the rest."""
+        ends the deletion."""
         self.closed = True
         if not self.own:
             return False

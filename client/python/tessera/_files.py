@@ -60,7 +60,7 @@ _TYPES: Dict[str, "np.dtype[Any]"] = {
     "U8": np.dtype("u1"),
     "BOOL": np.dtype("?"),
 }
-_format: Any = np.lib.format  # Parts of it have no types.
+_format: Any = np.lib.format  # Parts of this module have no types.
 
 
 class _Found(NamedTuple):
@@ -77,8 +77,8 @@ _Arrays = Iterator[Tuple[str, _Found]]
 
 
 def _npy_header(head: bytes) -> Tuple[Tuple[int, ...], bool, "np.dtype[Any]", int]:
-    """Returns shape, whether the order is Fortran's, type, and where the elements begin. Raises
-    ValueError, and many other errors for text that is not a header."""
+    """Returns the shape, whether the order is Fortran's, the type, and the offset of the elements.
+    Raises ValueError, and many other errors for text that is not a header."""
     file = io.BytesIO(head)
     version = _format.read_magic(file)
     if version not in ((1, 0), (2, 0), (3, 0)):
@@ -157,7 +157,7 @@ def _unique(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
 
 def _number(text: str) -> int:
     if len(text) > 19:
-        raise ValueError("a number of its header is too large")
+        raise ValueError("a number in its header is too large")
     return int(text)
 
 
@@ -304,7 +304,9 @@ def arrays_of(
         kinds = (".npy", ".npz", ".safetensors")
         files = [one for one in sorted(pathlib.Path(path).iterdir()) if _suffix(one) in kinds]
         if not files or name is not None:
-            raise BadFile(f"{path} is a folder: give a prefix, not a name, and files to load")
+            raise BadFile(
+                f"{path} is a folder: it must contain files of arrays, and takes a prefix, not a name"
+            )
     plan: Dict[str, Tuple[Optional[str], _Found]] = {}
     names = set()
     for file in files:

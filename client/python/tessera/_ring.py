@@ -31,9 +31,10 @@ class Ring:
         t = ring.home("run7/weights")               # a ts.Client
         t["run7/weights"] @ t["run7/batch"]         # names of one folder have one home
 
-    servers is a file with one line per server, which has the server's name and host:port, or a dict
-    of these. options are the options of connect() for each server. The ring connects to a server
-    when the server is first needed. Raises ValueError if the file or dict is not a list of servers.
+    servers is the path of a file with one line per server, which has the server's name and
+    host:port, or a dict that maps names to addresses. options are the options of connect() for each
+    server. The ring connects to a server when the server is first needed. Raises ValueError if the
+    file or dict is not a list of servers.
     """
 
     def __init__(self, servers: Union[str, Mapping[str, str]], **options: Any) -> None:

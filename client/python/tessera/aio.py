@@ -148,7 +148,7 @@ class Array(Expr):
         return session._made(session._core.link(self._source, name, replace, ttl))
 
     def delete(self) -> Coroutine[Any, Any, None]:
-        """Like ts.Array.delete: unlinks the buffer, and only this version of it."""
+        """Like ts.Array.delete: unlinks this version of the buffer."""
         session: Client = self._session
         return session._run(session._core.delete(self.name, self.version))
 

@@ -1,5 +1,5 @@
-"""Operations on the bits of integers, composed of arithmetic, because the server has none for them.
-No I/O.
+"""Operations on the bits of integers, composed of arithmetic, because the server has no bitwise
+operations for them. No I/O.
 
 Integers are in two's complement: ~x is -1 - x, a shift to the right is a floor division, and the
 bits from `low` to `high` are x // 2^low % 2^(high - low).

@@ -170,7 +170,7 @@ def _polyval(p: Any, x: Any) -> Any:
 
 
 def _places(obj: Any, extent: int) -> Any:
-    """Returns the positions that an index selects, from 0 on, as a NumPy array."""
+    """Returns the positions that an index selects as a NumPy array."""
     if hasattr(obj, "_session"):
         raise Unsupported(
             "the positions must be known here, not only on the server: use x[mask] or np.where"
@@ -196,7 +196,7 @@ def _delete(arr: Any, obj: Any, axis: Any = None) -> Any:
     extent = arr.shape[axis]
     places = _places(obj, extent).reshape(-1)
     if places.size and not (-extent <= places.min() and places.max() < extent):
-        raise BadIndex(f"axis {axis} has {extent} elements, which {places.tolist()} exceed")
+        raise BadIndex(f"{places.tolist()} is out of range for axis {axis} of extent {extent}")
     gone = np.unique(places % max(extent, 1))
     if not gone.size:
         return arr
@@ -213,7 +213,7 @@ def _insert(arr: Any, obj: Any, values: Any, axis: Any = None) -> Any:
     extent = arr.shape[axis]
     places = _places(obj, extent)
     if places.size and not (-extent <= places.min() and places.max() <= extent):
-        raise BadIndex(f"axis {axis} has {extent} elements, which {places.tolist()} exceed")
+        raise BadIndex(f"{places.tolist()} is out of range for axis {axis} of extent {extent}")
     values = arr._lifted(values, "np.insert")._typed(arr.dtype)
     values = values[(None,) * (arr.ndim - values.ndim)]
     if not places.ndim:

@@ -86,8 +86,8 @@ class Creation:
         retstep: bool = False,
         dtype: Any = None,
     ) -> Any:
-        """Returns num numbers at equal distances from start to stop, which cannot be arrays. With
-        retstep, returns (array, distance)."""
+        """Returns num evenly spaced numbers from start to stop, neither of which may be an array.
+        With retstep, returns (array, distance)."""
         num = index_of(num, "the number of samples")
         if num < 0:
             raise ValueError(f"Number of samples, {num}, must be non-negative.")
@@ -145,8 +145,8 @@ class Creation:
         return stack(found) if found else self.zeros((0,), kind)
 
     def default_rng(self, seed: Optional[int] = None, stream: int = 0) -> "Generator":
-        """Returns a generator of random numbers, whose first array takes this stream. Without a
-        seed, the seed is random."""
+        """Returns a generator of random numbers, whose first array takes this stream. If no seed is
+        given, a random one is used."""
         return Generator(self, secrets.randbits(64) if seed is None else seed, stream)
 
 
@@ -160,21 +160,21 @@ def _length(distance: Any, step: Any) -> int:
 
 
 def _rounded(value: Any, dtype: "np.dtype[Any]") -> Any:
-    """Returns a number in this type. Integers wrap, and floats lose their fraction. Raises
+    """Converts a number to this type. Integers wrap, and floats lose their fraction. Raises
     OverflowError for an integer of more than 64 bits."""
     whole = dtype.kind in "iu"
     return np.asarray(np.int64(int(value)) if whole else value).astype(dtype)[()]
 
 
 def _shape_of(size: Size, *limits: Any) -> Size:
-    """Returns the shape of random numbers that are combined with limits."""
+    """Returns the size, or, if it is None, the shape to which the limits are broadcast."""
     return np.broadcast_shapes(*(np.shape(one) for one in limits)) if size is None else size
 
 
 def _wrapped(value: Any, what: str) -> Term:
     number = index_of(value, what)
     if not -(1 << 63) <= number < 1 << 64:
-        raise ValueError(f"{what} has 64 bits, which {number} exceeds")
+        raise ValueError(f"{what} has 64 bits, and {number} does not fit")
     return _number((number + (1 << 63)) % (1 << 64) - (1 << 63), _I64)
 
 
@@ -190,7 +190,7 @@ class Generator:
         if index_of(seed, "the seed") < 0:
             raise ValueError("the seed is negative")
         self._seed = _wrapped(seed, "the seed")
-        self._streams = itertools.count(index_of(stream, "the stream"))  # for any number of threads
+        self._streams = itertools.count(index_of(stream, "the stream"))  # next() is atomic
 
     def _bits(self, size: Size) -> Term:
         shape = () if size is None else extents(size)

@@ -147,20 +147,21 @@ def argsort(x: Any, axis: int = -1, descending: bool = False) -> Any:
 def scan(
     x: Any, op: str, axis: int = -1, exclusive: bool = False, reverse: bool = False
 ) -> Any:
-    """Returns, for each element, the fold of the elements along an axis up to it, or, if exclusive,
-    up to the one before it. op: "sum", "product", "min", "max", "all" or "any". The types are those
-    of the reductions with these names. reverse: whether the folds begin at the end of the axis. The
-    exclusive fold of no elements is 0, 1, the largest or smallest value of the type (infinite for
-    floats), true or false. Raises BadOperation for another op."""
+    """Returns, for each element, the fold of all elements along the axis up to and including it; if
+    exclusive, the element itself is left out. op: "sum", "product", "min", "max", "all" or "any".
+    The types are those of the reductions with these names. reverse: whether the folds begin at the
+    end of the axis. An exclusive fold of no elements is 0 for "sum", 1 for "product", the largest
+    value of the type for "min" and the smallest for "max" (infinite for floats), True for "all" and
+    False for "any". Raises BadOperation for another op."""
     return _own(x)._make(_ops.scan(op, x._term(), axis, exclusive, reverse))
 
 
 def sum_by_label(x: Any, labels: Any, length: int, mode: str = "raise") -> Any:
     """Returns the sums of the rows of x that have the same label: row j is the sum of all x[i] with
     labels[i] == j, for j from 0 to length - 1, as np.add.at(zeros, labels, x) gives them. labels is
-    a vector of integers with one for each row. mode says what a label means that is out of range,
-    as in np.take. The types are those of x.sum(0). Repeated calls give the same bits. Raises
-    BadShape, or BadIndex (an IndexError) for a label that is out of range."""
+    a vector of integers, one for each row. mode says how to treat a label that is out of range, as
+    in np.take. The types are those of x.sum(0). Repeated calls give the same bits. Raises BadShape,
+    or BadIndex (an IndexError) for a label that is out of range."""
     return _own(x)._make(_ops.sum_by_label(x._term(), indices_of(x, labels), length, mode))
 
 
@@ -468,8 +469,8 @@ def _now(a: Any, *values: Any) -> Any:
 def _even(
     edges: Any, dtype: Any, low: float, high: float
 ) -> Optional[Tuple[int, float, float]]:
-    """Returns (count, low, high) if these edges are the ones that the server computes for even
-    bins, otherwise None."""
+    """Returns (count, low, high) if these edges are the ones that the server computes for bins of
+    equal width, otherwise None."""
     count = len(edges) - 1
     width = (high - low) / count
     if not np.finfo(float).tiny <= width < np.inf or dtype == _dtypes.bfloat16:
@@ -482,8 +483,8 @@ def _even(
 
 
 def _weighted(places: Any, count: int, weights: Any) -> Any:
-    """Returns the sum of the weights at each place from 0 on. Places are from -1 to count, and
-    those at both ends, which "wrap" gives the same label, are left out."""
+    """Returns the sum of the weights at each place from 0 to count - 1. The places -1 and count, to
+    which "wrap" gives the same label, are left out."""
     return sum_by_label(weights, places, count + 1, "wrap")[:count]
 
 
@@ -656,7 +657,7 @@ def _partitioned(which: int) -> Callable[..., Any]:
 
 
 def _either(test: Any, a: Any, b: Any) -> Any:
-    """np.where, whose test may be known to this process."""
+    """Like np.where, but the test may also be a bool of this process."""
     return where(test, a, b) if hasattr(test, "_session") else a if test else b
 
 

@@ -21,8 +21,7 @@ _LINE = 16  # Height in pixels of a device's name.
 
 
 def _drawing(shape: Any, shards: Any) -> str:
-    """Draws a rectangle, or one rectangle per shard, stacked in the order in which the shards
-    divide the rows."""
+    """Draws a rectangle, or one rectangle per shard, stacked in the order of the shards."""
     if not shape or 0 in shape:
         return ""
     rows, columns = (1, shape[0]) if len(shape) == 1 else shape[-2:]

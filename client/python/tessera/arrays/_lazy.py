@@ -160,10 +160,10 @@ class Lazy(Operators):
         """Returns a view, with NumPy's basic indexing: integers, slices with any step, None, `...`.
         If one of the indices is an array or a list of integers, on the server or in this process,
         returns the slices at these indices, as take() does. If it is a boolean array or list,
-        returns the elements or slices where it is true. For a mask on the server, this is a call,
-        because the shape of the result depends on the mask's elements; ts.aio takes only masks of
-        this process. Raises BadView or BadIndex (both are IndexErrors), or Unsupported for several
-        arrays, and for a mask of several axes next to other indices."""
+        returns the elements or slices where it is true. For a mask on the server, this calls the
+        server, because the shape of the result depends on the mask's elements; ts.aio takes only
+        masks of this process. Raises BadView or BadIndex (both are IndexErrors), or Unsupported for
+        several arrays, or for a mask of several axes next to other indices."""
         return _manipulation.indexed(self, key)  # type: ignore[no-any-return]
 
     def take(
@@ -178,14 +178,14 @@ class Lazy(Operators):
         return _manipulation.take(self, indices, axis, mode)  # type: ignore[no-any-return]
 
     def compress(self: Self, condition: Any, axis: Optional[int] = None, out: None = None) -> Self:
-        """Returns the elements, or the slices along an axis, where a vector is nonzero. A condition
-        on the server is counted by a call at once, as a mask in an index is."""
+        """Returns the elements, or the slices along an axis, where a vector is nonzero. For a
+        condition on the server, this calls the server at once, as for a mask in an index."""
         _no_out(out)
         return _manipulation.compress(condition, self, axis)  # type: ignore[no-any-return]
 
     def nonzero(self: Self) -> Tuple[Self, ...]:
         """Returns the positions of the nonzero elements in row-major order, as one i64 array for
-        each axis. This is a call, as with a mask in an index."""
+        each axis. This calls the server, as for a mask in an index."""
         return _manipulation.nonzero(self)
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -266,8 +266,8 @@ class Lazy(Operators):
         copy: bool = True,
     ) -> Self:
         """Converts each element to another type, rounding to nearest. Floats outside the range of
-        an integer type give the nearest number of the type, and NaN gives 0. For bool, the result
-        is whether the element is nonzero. casting is as in NumPy; if it forbids the conversion,
+        an integer type give the nearest number of the type, and NaN gives 0. A cast to bool gives
+        true for every nonzero element. casting is as in NumPy; if it forbids the conversion,
         TypeError is raised. order, subok and copy have no effect."""
         to = _dtypes.dtype_of(dtype)
         if casting != "unsafe" and not np.can_cast(self.dtype, to, casting):  # type: ignore
@@ -310,7 +310,8 @@ class Lazy(Operators):
         return _functions.ptp(self, axis, keepdims)  # type: ignore[no-any-return]
 
     def conj(self: Self) -> Self:
-        """Returns the elements themselves, because none are complex. bool elements become int8."""
+        """Returns the elements themselves, because none are complex. Elements of type bool become
+        int8."""
         return np.conjugate(self)  # type: ignore[return-value]
 
     conjugate = conj
@@ -396,7 +397,7 @@ class Lazy(Operators):
         initial: Any = None,
         where: Any = True,
     ) -> Self:
-        """Like sum(), but the product. initial is a factor. The product of no elements is 1."""
+        """Like sum(), but for the product. initial is a factor. The product of no elements is 1."""
         _no_out(out)
         picked = self._typed(dtype)._where(where, 1)
         return picked._reduce("product", axis, keepdims)._from("multiply", initial)._typed(dtype)
@@ -423,8 +424,8 @@ class Lazy(Operators):
         initial: Any = None,
         where: Any = True,
     ) -> Self:
-        """The smallest element, or NaN if any element is NaN. With an initial number, the result is
-        at most that number, and a mask may select the elements. Raises EmptyInput."""
+        """The smallest element, or NaN if any element is NaN. If initial is given, the result is at
+        most initial, and where may select the elements. Raises EmptyInput."""
         _no_out(out)
         return self._extreme("min", "minimum", axis, keepdims, initial, where)
 
@@ -436,8 +437,8 @@ class Lazy(Operators):
         initial: Any = None,
         where: Any = True,
     ) -> Self:
-        """The largest element, or NaN if any element is NaN. With an initial number, the result is
-        at least that number, and a mask may select the elements. Raises EmptyInput."""
+        """The largest element, or NaN if any element is NaN. If initial is given, the result is at
+        least initial, and where may select the elements. Raises EmptyInput."""
         _no_out(out)
         return self._extreme("max", "maximum", axis, keepdims, initial, where)
 
@@ -448,7 +449,7 @@ class Lazy(Operators):
         return self._reduce("argmin", axis, keepdims)
 
     def argmax(self: Self, axis: Any = None, out: None = None, *, keepdims: bool = False) -> Self:
-        """Like argmin, for the largest element."""
+        """Like argmin(), but for the largest element."""
         _no_out(out)
         return self._reduce("argmax", axis, keepdims)
 
@@ -533,7 +534,7 @@ class Lazy(Operators):
         return wide - wide.mean(axis, keepdims=True, where=where)
 
     def _moment(self: Self, op: str, axis: Any, keepdims: bool, less: float) -> Self:
-        """Returns a variance or standard deviation that is divided by n - less instead of n."""
+        """Returns a variance or standard deviation with the divisor n - less instead of n."""
         found = self._reduce(op, axis, keepdims)
         if not less:
             return found
@@ -576,13 +577,14 @@ class Lazy(Operators):
         return x._make(_ops.scan(op, x._term(), axis))._typed(dtype)
 
     def cumsum(self: Self, axis: Any = None, dtype: Any = None, out: None = None) -> Self:
-        """The sums of the elements along an axis up to each element, or, if axis is None, of all
-        elements in row-major order as a vector. dtype: as in sum()."""
+        """For each element, the sum of the elements along an axis up to and including it. If axis
+        is None, the result is a vector of the sums of all elements in row-major order. dtype is as
+        in sum()."""
         _no_out(out)
         return self._scan("sum", axis, dtype)
 
     def cumprod(self: Self, axis: Any = None, dtype: Any = None, out: None = None) -> Self:
-        """Like cumsum(), but the products."""
+        """Like cumsum(), but for products."""
         _no_out(out)
         return self._scan("product", axis, dtype)
 

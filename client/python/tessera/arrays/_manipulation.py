@@ -75,7 +75,7 @@ def selection(a: Any, mask: Any, output: int) -> Any:
 
 def _selected(a: Any, mask: Any, output: int) -> Any:
     """Returns the elements of an array where a mask on the server is true, or their positions. This
-    is a call, because the shape of the result depends on the elements of the mask."""
+    calls the server, because the shape of the result depends on the elements of the mask."""
     (found,) = kept(selection(a, mask, output))
     return found
 
@@ -436,8 +436,8 @@ def _append(arr: Any, values: Any, axis: Optional[int] = None) -> Any:
 
 
 def _mirrored(place: Any, extent: int, mode: str) -> Any:
-    """Returns the positions of the elements that np.pad places at these positions, which may be
-    beyond the ends."""
+    """For positions in the padded axis, which may be beyond the ends of the original one, returns
+    the positions of the elements that np.pad puts there."""
     last = extent - 1
     if mode == "edge" or not last and mode == "reflect":
         return np.minimum(np.maximum(place, 0), last)

@@ -214,7 +214,7 @@ def _hypot(a: Term, b: Term) -> Term:
     scale = e.apply("where", large, down, e.apply("where", small, up, one))
     a, b = e.apply("multiply", a, scale), e.apply("multiply", b, scale)
     root = e.apply("sqrt", e.apply("fma", a, a, e.apply("multiply", b, b)))
-    infinite = e.apply("or", isinf(a), isinf(b))  # Even if the other is NaN.
+    infinite = e.apply("or", isinf(a), isinf(b))  # The result is infinite even if the other is NaN.
     found = e.apply("divide", root, scale)
     return e.cast(e.apply("where", infinite, e.constant(float("inf")), found), own)
 
@@ -235,7 +235,7 @@ def _cbrt(a: Term) -> Term:
 def _log1p(a: Term) -> Term:
     whole = e.apply("add", a, e.constant(1))
     log = e.apply("log", whole)
-    added = e.apply("subtract", whole, e.constant(1))  # `a`, rounded as in the sum.
+    added = e.apply("subtract", whole, e.constant(1))  # This is `a`, rounded as in the sum.
     near = e.apply("divide", e.apply("multiply", log, a), added)
     near = e.apply("where", e.apply("equal", added, e.constant(0)), a, near)
     return e.apply("where", e.apply("less", e.apply("abs", a), e.constant(0.5)), near, log)
@@ -294,7 +294,7 @@ def _asinh(a: Term) -> Term:
 def _acosh(a: Term) -> Term:
     more = e.apply("subtract", a, e.constant(1))
     root = e.apply("sqrt", e.apply("add", a, e.constant(1)))
-    root = e.apply("multiply", e.apply("sqrt", more), root)  # NaN below 1.
+    root = e.apply("multiply", e.apply("sqrt", more), root)  # This is NaN for a < 1.
     far = e.apply("less", e.constant(1e8), a)
     large = e.apply("add", e.apply("log", a), e.constant(np.log(2.0)))
     return e.apply("where", far, large, _log1p(e.apply("add", more, root)))

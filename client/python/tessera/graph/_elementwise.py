@@ -38,7 +38,8 @@ FUNCTIONS: Dict[str, str] = {
 }
 # Functions whose results fit the type of their arguments, even a one-byte type.
 _WITHIN = frozenset("remainder minimum maximum clip sign floor ceil trunc round where".split())
-# What NumPy computes for bool arguments instead. It rejects or widens the other functions.
+# What NumPy computes for bool arguments instead. For the other functions, NumPy rejects or widens
+# them.
 _OF_BOOL = {"add": "or", "multiply": "and", "minimum": "and", "maximum": "or"}
 _NOT_OF_BOOL = {"subtract": "^", "negate": "~"}
 
@@ -108,7 +109,7 @@ def _typed(value: Any, dtype: "np.dtype[Any]") -> Constant:
 
 
 def cast(term: Term, dtype: "np.dtype[Any]") -> Term:
-    """Converts each element to the type. For bool, the result is whether the element is nonzero.
+    """Converts each element to the type. A cast to bool gives true for every nonzero element.
     Floats outside the range of an integer type give the nearest number of the type, and NaN gives
     0."""
     source, view = term

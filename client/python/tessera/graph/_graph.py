@@ -96,9 +96,9 @@ MAY_SKIP = ("sort", "select")
 class Node:
     """An operation. op is the name of a step of the protocol ("dot", "reduce"...), and params are
     the other fields of its request. For a "map", params["fn"] is the function of each element;
-    connected maps become one step (_fuse.py). output selects one of the operation's results: in
-    those of GIVE_TWO, 0 is the values and 1 the indices. Nodes that differ only in their output
-    are one step.
+    connected maps become one step (_fuse.py). output selects one of the operation's results: for
+    the operations in GIVE_TWO, 0 is the values and 1 the indices. Nodes that differ only in their
+    output are one step.
     """
 
     __slots__ = ("op", "inputs", "params", "shape", "dtype", "strategy", "timing", "output")

@@ -149,7 +149,7 @@ def tensordot(
 
 # The reductions that the server computes for bool elements.
 _OF_TRUTH = ("all", "any", "sum", "mean")
-# What the minimum and the maximum of bool elements are.
+# The reductions that give the minimum and the maximum of bool elements.
 _OF_BOOL = {"min": "all", "max": "any"}
 # The operations that Scan computes.
 SCANS = ("sum", "product", "min", "max", "all", "any")
@@ -229,8 +229,8 @@ def correction_of(op: str, n: int, less: float) -> Tuple[float, float]:
 def scan(
     op: str, a: Term, axis: int = -1, exclusive: bool = False, reverse: bool = False
 ) -> Term:
-    """Returns the fold of the elements along an axis up to each element, or, if exclusive, up to
-    the one before. If reverse, folds begin at the end of the axis."""
+    """Returns, for each element, the fold of the elements along an axis up to and including it; if
+    exclusive, the element itself is left out. If reverse, folds begin at the end of the axis."""
     if op not in SCANS:
         raise BadOperation(f"a scan cannot compute {op!r}: it computes {', '.join(SCANS)}")
     own, shape = a[0].dtype, a[1].shape
@@ -392,8 +392,8 @@ def histogram(
     even: Optional[Tuple[int, float, float]] = None,
     integers: Optional[int] = None,
 ) -> Term:
-    """Returns the number of elements in each bin. The bins are between edges; or they are even,
-    with (count, low, high); or they are the integers from 0 on."""
+    """Returns the number of elements in each bin. The bins are given by their edges, or have equal
+    width, as (count, low, high), or there is one for each integer from 0 on."""
     a = _typed(a)
     if edges is None:
         params: Any = {"integers": integers} if even is None else {"even": even}
@@ -426,14 +426,14 @@ def sum_by_label(a: Term, labels: Term, length: int, mode: str = "raise") -> Ter
     shape = a[1].shape
     if not shape or labels[1].shape != shape[:1] or length < 0:
         raise BadShape(
-            f"labels of shape {labels[1].shape} for {length} sums of the rows of shape {shape}")
+            f"labels of shape {labels[1].shape} do not fit {length} sums of rows of shape {shape}")
     params: Any = {"length": length}
     if mode != "raise":
         params["mode"] = mode
     elif size_of(shape):
         _check_known(labels, length)
     if not length and size_of(shape):
-        raise BadIndex("no sums have no labels")
+        raise BadIndex("with length 0, no label is in range")
     dtype = _I64 if a[0].dtype.kind in "biu" else a[0].dtype
     return _term(Node("sum_by_label", (a, labels), (length, *shape[1:]), dtype, params))
 

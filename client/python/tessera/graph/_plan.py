@@ -82,7 +82,8 @@ def view_message(view: View) -> Any:
 def _transposed(view: View) -> bool:
     """Returns whether a view reads a row-major matrix by columns, which Matmul does without a
     copy."""
-    if len(view.shape) != 2:  # The server finds the matrices of a stack that are transposed.
+    # For a stack, the server itself detects which matrices are transposed.
+    if len(view.shape) != 2:
         return False
     return view.strides[0] == 1 and view.strides[1] >= view.shape[0] and view.shape[0] > 1
 

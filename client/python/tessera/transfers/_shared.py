@@ -22,7 +22,7 @@ from ..wire import _protocol as p
 
 SLOT = 16 << 20
 SLOTS = 4
-# The fewest bytes that go through shared memory. For fewer, streams are as fast.
+# The minimum number of bytes for shared memory. For fewer, streams are as fast.
 LEAST = 4 << 20
 # In seconds: when to ask a server that refused shared memory again, and how long a server may take
 # to respond.

@@ -123,11 +123,11 @@ class Options:
         if self.token is None and self.token_file is None:
             object.__setattr__(self, "token", os.environ.get("TESSERA_TOKEN") or None)
         if self.token is not None and self.token_file is not None:
-            raise ValueError("token and token_file exclude each other: give one of them")
+            raise ValueError("token and token_file are mutually exclusive: give only one of them")
         if self.token is not None:
             object.__setattr__(self, "token", checked_token(self.token))
         if bool(self.tls_cert) != bool(self.tls_key):
-            raise ValueError("tls_cert and tls_key belong together")
+            raise ValueError("tls_cert and tls_key must be given together")
         has_token = self.token is not None or self.token_file is not None
         if has_token and not self.secure and not is_loopback(self.target):
             raise ValueError(
@@ -187,9 +187,9 @@ class Options:
     def channel_options(self) -> List[Tuple[str, Any]]:
         options: List[Tuple[str, Any]] = [
             ("grpc.max_receive_message_length", 8 << 20),
-            # How much a server may send ahead without waiting for the interpreter.
+            # How many bytes a server may send before the interpreter has read any of them.
             ("grpc.http2.lookahead_bytes", 8 << 20),
-            # The thread that waits for a message of a download reads it, instead of a thread of
+            # A message of a download is read by the thread that waits for it, not by a thread of
             # the channel.
             ("SingleThreadedUnaryStream", 1),
             # Channels to one server share a connection unless each has its own pool.
@@ -269,8 +269,8 @@ def answered(error: Any) -> Optional[bool]:
 
 
 def _host_of(address: str, scheme: str = "") -> str:
-    """Returns the host of HOST:PORT or [ADDRESS]:PORT. With the scheme ipv4 or ipv6 it must be an
-    address of that kind. Raises ValueError if the text is neither."""
+    """Returns the host of HOST:PORT or [ADDRESS]:PORT. With the scheme ipv4 or ipv6, the host must
+    be an address of that kind. Raises ValueError if the text is neither."""
     found = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([a-zA-Z0-9._-]+)):([0-9]{1,5})", address)
     if found is None or int(found[3]) > 65535:
         raise ValueError("write host:port, [IPv6 address]:port or unix:path")

@@ -36,11 +36,11 @@ class Retry:
         return self._patience - (time.monotonic() - self._since)
 
     def moved(self) -> None:
-        """Lets the `patience` seconds begin again."""
+        """Restarts the patience period."""
         self._since = time.monotonic()
 
     def progress(self) -> None:
-        """Lets the `patience` seconds begin again, and forgets earlier failures."""
+        """Restarts the patience period, and forgets earlier failures."""
         self._failures = 0
         self.moved()
 

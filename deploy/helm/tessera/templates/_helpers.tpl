@@ -1,4 +1,4 @@
-{{/* The name of all objects: the name of the release, extended by "tessera" if it does not contain this. */}}
+{{/* The name of all objects: the name of the release, extended by "tessera" if it does not contain that word. */}}
 {{- define "tessera.name" -}}
 {{- $name := .Values.nameOverride | default "tessera" -}}
 {{- if contains $name .Release.Name -}}
@@ -142,7 +142,7 @@ tolerations:
 {{- end }}
 {{- end -}}
 
-{{/* A probe of a service, or of the process if the service is "". Kubernetes cannot probe gRPC over TLS, so the command line does. */}}
+{{/* A probe of a service, or of the process if the service is "". Kubernetes cannot probe gRPC over TLS, so the probe then runs `tessera health`. */}}
 {{- define "tessera.probe" -}}
 {{- if .root.Values.tls.secretName -}}
 exec:
