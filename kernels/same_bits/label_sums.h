@@ -37,12 +37,17 @@ TESSERA_HD WideOf<T> LabelTerm(T element) {
 template <class T>
 using LabelSumOf = std::conditional_t<std::is_integral_v<T>, std::int64_t, T>;
 
-// Every NaN gets the same bits.
+// Every NaN gets the same bits on all devices, which convert NaN to 16 bits in different ways.
 template <class T>
 TESSERA_HD LabelSumOf<T> FinishLabelSum(WideOf<T> sum) {
   if constexpr (!std::is_integral_v<T>)
     if (sum != sum) sum = std::numeric_limits<double>::quiet_NaN();
-  return ConvertElement<LabelSumOf<T>>(sum);
+  auto result = ConvertElement<LabelSumOf<T>>(sum);
+  if constexpr (std::is_same_v<T, Half>)
+    if (sum != sum) result.bits = 0x7e00;
+  if constexpr (std::is_same_v<T, BFloat16>)
+    if (sum != sum) result.bits = 0x7fc0;
+  return result;
 }
 
 // Rows sorted by label, stably. Rows with label j are sorted[k] for k in [begin[j], end[j]). The
