@@ -9,7 +9,7 @@ import numpy as np
 
 from ..wire._errors import BadDtype, BadIndex, BadK, BadOperation, BadRadius, BadShape, Unsupported
 from . import _dtypes
-from ._elementwise import apply, cast, common_dtype, converted, copy
+from ._elementwise import apply, cast, common_dtype, copy
 from ._graph import Constant, Inline, Leaf, Node, Term
 from ._plan import window
 from ._views import (
