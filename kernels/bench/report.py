@@ -416,7 +416,8 @@ def ladder(name, operation, dtype, size, table):
         what = {"dtype": dtype, "size": size_name(size)}
         for word in extra.strip("()").split(", ") if extra else []:
             what["dtype" if word in DTYPES else "size"] = size_name(word)
-        row = data.by_name.get(f"{operation}/{strategy}/{what['dtype']}/{what['size']}")
+        name = f"{strategy}/{what['dtype']}/{what['size']}"
+        row = data.by_name.get(f"{operation}/{name}", data.by_name.get(f"{operation}_stack/{name}"))
         # Products that are not square are limited by memory.
         of = operation if what["size"].isdigit() else "memory"
         rate = f"{data.rate(of, row)} {data.unit(of)[0]}" if row else "unmeasured"
