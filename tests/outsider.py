@@ -173,16 +173,12 @@ def fields_of(rpc, operand):
             fields[field.name] = operand
         elif field.name == "indices" and field.message_type.name == "Operand":
             fields["indices"] = inline(np.zeros(1, np.int64))
-        elif field.name == "mask":
+        elif field.name in ("mask", "keys", "labels"):
             fields["x"] = compute.Operand()
             fields["x"].CopyFrom(operand)
             fields["x"].view.CopyFrom(buffers.View(shape=[1]))
-            fields["mask"] = inline(np.ones(1, bool))
-        elif field.name == "keys":
-            fields["x"] = compute.Operand()
-            fields["x"].CopyFrom(operand)
-            fields["x"].view.CopyFrom(buffers.View(shape=[1]))
-            fields["keys"] = operand
+            fields[field.name] = {"mask": inline(np.ones(1, bool)), "keys": operand,
+                                  "labels": inline(np.zeros(1, np.int64))}[field.name]
         elif field.name == "even":
             fields["even"] = dict(count=1, high=1)
         elif field.name == "integers":

@@ -22,6 +22,8 @@
 // steps beyond k are filled with zeros in both operands, and results beyond an edge are computed
 // but not stored. Each element is one chain of k fused multiply-adds, as in `naive`, so both have
 // the same bits.
+//
+// Lesson: kernels/lessons/product_3_registers.cu
 #include <algorithm>
 #include <cstdint>
 #include <limits>
