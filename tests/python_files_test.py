@@ -131,7 +131,7 @@ class FilesTest(python_outsider.Case):
         self.t.load(self.folder, prefix="model/", replace=True)
         with self.assertRaisesRegex(ts.BadFile, "prefix, not a name"):
             self.t.load(self.folder, "x")
-        with self.assertRaisesRegex(ts.BadFile, "files to load"):
+        with self.assertRaisesRegex(ts.BadFile, "must contain files of arrays"):
             self.t.load(self.folder / "more")
 
     def test_a_failure_leaves_nothing(self):

@@ -85,7 +85,8 @@ class TransfersTest(python_outsider.Case):
         self.assertEqual(relay.breaks, 1)
         self.assertEqual(done, sorted(done))
         self.assertEqual(done[-1], self.data.nbytes)
-        self.assertLess(sum(relay.passed), self.data.nbytes * 3 // 2)
+        # Bytes that were on their way to a busy client are sent again, but not the whole array.
+        self.assertLess(sum(relay.passed), self.CUTS[0] + self.data.nbytes)
         np.testing.assert_array_equal(got, self.data)
         self.assertEqual(x.version, t["down"].version)
 
