@@ -403,9 +403,9 @@ const Strategy<SearchSortedProblem>* DefaultOf(const SearchSortedProblem& proble
   return FirstOf({"top_levels", "cpu_parallel"}, problem, device);
 }
 
-// `atomic` is never the default, because its bits change from run to run. The sort of `cpu_parallel`
-// takes longer than the additions of `cpu_serial`, unless rows are long or many cores share the
-// sort. Both give the same bits. `cpu_serial` needs memory for every sum.
+// `atomic` is never the default, because its bits change from run to run. The sort of
+// `cpu_parallel` takes longer than the additions of `cpu_serial`, unless rows are long or many
+// cores share the sort. Both give the same bits. `cpu_serial` needs memory for every sum.
 const Strategy<SumByLabelProblem>* DefaultOf(const SumByLabelProblem& problem,
                                              const Device& device) {
   constexpr std::int64_t kLongRow = 32;

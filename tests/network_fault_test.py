@@ -383,8 +383,8 @@ class Cut(o.FreshCase):
         outcomes = self.cut_in_the_middle(far, near, works, all_end, later=["call"])
         for name, outcome in outcomes.items():
             if name in ("cli_put", "cli_get"):
-                # TCP may give up the connection just when the transfer has stalled for too long, and
-                # the client may then try to connect again.
+                # TCP may give up the connection just when the transfer has stalled for too long,
+                # and the client may then try to connect again.
                 code, said = outcome
                 self.assertIn((code, said.split("\n")[0].split(": ")[-1]),
                               [(8, "STALLED"), (7, "CONNECTION_LOST"), (7, "UNREACHABLE")])

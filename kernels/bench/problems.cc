@@ -812,11 +812,10 @@ void Problems::AddMatrices(std::vector<Case>& all, DType dtype) {
     for (bool dot : {false, true})
       for (std::int64_t count : {64, 1000, 10000}) all.push_back(Batch(dot, count, 4096));
   }
-  const std::array<std::int64_t, 4> stacks[] = {{1024, 64, 64, 64},     {256, 512, 512, 64},
-                                                {64, 1024, 1024, 1024}, {4096, 16, 16, 16},
-                                                {100'000, 4, 4, 4},     {32, 2048, 128, 2048},
-                                                {10'000, 32, 32, 32},   {1024, 128, 128, 128},
-                                                {4096, 1, 128, 128}};
+  const std::array<std::int64_t, 4> stacks[] = {
+      {1024, 64, 64, 64},   {256, 512, 512, 64},   {64, 1024, 1024, 1024},
+      {4096, 16, 16, 16},   {100'000, 4, 4, 4},    {32, 2048, 128, 2048},
+      {10'000, 32, 32, 32}, {1024, 128, 128, 128}, {4096, 1, 128, 128}};
   for (const auto& [products, m, n, k] : stacks)
     if (SizeOf(dtype) >= 2 && !IsInteger(dtype) && (gpu || products * m * n * k <= 1 << 30))
       all.push_back(Stack(dtype, products, m, n, k));

@@ -305,8 +305,8 @@ def arrays_of(
         files = [one for one in sorted(pathlib.Path(path).iterdir()) if _suffix(one) in kinds]
         if not files or name is not None:
             raise BadFile(
-                f"{path} is a folder: it must contain files of arrays, and takes a prefix, not a name"
-            )
+                f"{path} is a folder: it must contain files of arrays, and takes a prefix, "
+                "not a name")
     plan: Dict[str, Tuple[Optional[str], _Found]] = {}
     names = set()
     for file in files:
