@@ -149,7 +149,7 @@ class Bench {
     const auto& shape = inputs_[1].shape;
     return shape[shape.size() - (flags_.transpose_b ? 2 : 1)];
   }
-  // Each element of the first operand is multiplied by one row of each matrix paired with its own.
+  // Each element of a is multiplied by one row of every matrix of b that it is paired with.
   double ProductOperations() const {
     const auto &a = inputs_[0].shape, &b = inputs_[1].shape;
     double operations = 2 * static_cast<double>(inputs_[0].elements());

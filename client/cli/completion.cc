@@ -1,5 +1,5 @@
-// completion, which prints a script for a shell, and complete, which these scripts call to get the
-// candidates for the word at the cursor.
+// completion: prints a completion script for a shell. complete: is called by these scripts to get
+// the candidates for the word at the cursor.
 #include <algorithm>
 #include <iostream>
 #include <memory>

@@ -126,7 +126,7 @@ find_python() {
 
 has_gpu() { [[ -e /dev/nvidiactl || -e /dev/dxg ]]; }
 
-# Adds cuBLAS, which is loaded at run time, to the loader's path.
+# Adds the folder of cuBLAS, which is loaded at run time, to LD_LIBRARY_PATH.
 find_cublas() {
   local folder=${CUDA_HOME:-/usr/local/cuda}/lib64
   if [[ -e $folder/libcublas.so.13 ]]; then

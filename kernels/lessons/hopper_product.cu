@@ -161,7 +161,7 @@ __device__ std::uint64_t Descriptor(unsigned address, unsigned lead, unsigned st
 
 constexpr int kRows = 128, kColumns = 256;  // of the tile of c that a block computes at a time
 constexpr int kDepth = 64;                  // elements of a step along k: rows of 128 bytes
-constexpr int kStages = 3;                  // steps that are in shared memory at a time
+constexpr int kStages = 3;                  // steps that are in shared memory at the same time
 constexpr int kCluster = 2, kConsumers = 2, kConsumerRows = 64, kThreads = 3 * 128;
 constexpr int kBytesA = kRows * kDepth * 2, kBytesB = kDepth * kColumns * 2;
 constexpr int kStageBytes = kBytesA + kBytesB;

@@ -450,8 +450,8 @@ absl::StatusOr<std::vector<TeamShare>> SharesOf(Stream& stream, const Problem& p
   absl::StatusOr<std::vector<TeamShare>> shares =
       ShareOut(team, work.Divide(problem, strategy, team), stream);
   if (!shares.ok()) return shares;
-  // If another device lacks memory, a single device computes everything, with the same bits, unless
-  // that would exceed its limit.
+  // If another device lacks scratch memory, the request's own device computes everything, with the
+  // same bits, unless that needs more scratch memory than the device's limit.
   const Budget* own = stream.scratch_budget();
   if (own != nullptr && ScratchBytes(strategy, problem, stream, work) > own->limit()) return shares;
   const auto lacks_memory = [&](const TeamShare& share) {

@@ -92,7 +92,7 @@ void Snapshots::RestoreTenant(Manifest::OfTenant& stored, BufferStore& store) {
   std::map<std::uint64_t, std::shared_ptr<const Buffer>> owners;  // by number of the file
   store.SkipVersions(stored.last_version);
   for (Manifest::Entry& entry : stored.buffers) {
-    // If the clock was set back, the time that was left at the snapshot counts.
+    // If the clock has been set back, use the time that was left when the snapshot was taken.
     const absl::Duration left =
         std::min(entry.expire_time - now, entry.expire_time - manifest_.time);
     if (left <= absl::ZeroDuration()) continue;

@@ -32,7 +32,7 @@ class RegionListener {
   // The rules for clients. The listener's thread calls the functions.
   struct Rules {
     std::function<bool(uid_t)> admits;  // whether a user's processes may register regions
-    std::function<bool(uid_t)> shares;  // whether a user may have only half of the regions
+    std::function<bool(uid_t)> shares;  // whether a user is limited to half of all regions
     bool sees_all = true;               // as for ToGrpc, for every client
   };
 

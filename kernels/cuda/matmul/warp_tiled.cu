@@ -77,10 +77,10 @@ using Small = Config<64, 64, 32, 32, 4>;  // for matrices with few tiles
 
 // Copies a thread's share of an operand that is contiguous along k, one element at a time, to
 // k-tiles of kTile elements per row; see KTileLoader. A warp copies rectangles of 4 values of i by
-// 8 steps along k. So memory is read in 32-byte pieces, and with 4 unused cells between the rows of
-// a k-tile, all 32 elements go to different banks:
+// 8 steps along k, so it reads memory in 32-byte pieces. The 4 unused cells between the rows of a
+// k-tile put all 32 elements into different banks:
 //
-//       bank  0   1   2   3   ..                   lanes: 8 q + l has step l of i = q
+//       bank  0   1   2   3   ..                   lane 8 q + l holds step l of i = q
 //   k = 0     i0  i1  i2  i3
 //   k = 1                     i0  i1  i2  i3
 //   ..                                        ..

@@ -1,7 +1,7 @@
 // Scan as it is defined: one thread per line, which adds the elements one after another.
 //
-// A row is a chain of dependent additions and loads, so one long row uses only one of a quarter of
-// a million threads. Columns are better: adjacent threads read adjacent elements.
+// A row is a chain of dependent additions and loads. One long row keeps a single thread busy on a
+// GPU that can run a quarter of a million. Columns are better: adjacent threads read adjacent data.
 //
 // Cost at n = 2^20, f32, one row: 8 MiB moved by one thread, 2^20 steps, 74 ms on an H200.
 //

@@ -94,7 +94,7 @@ __device__ void Fetch(const CUtensorMap& wide_map, const CUtensorMap& thin_map,
       ClusterWait();  // the sums of the previous tile have arrived
       ClusterArrive();
     }
-    ClusterWait();  // all blocks have started, or have read the previous tile's sums
+    ClusterWait();  // all have started or, after the first tile, read its sums
     ClusterArrive();
   }
   ClusterWait();
