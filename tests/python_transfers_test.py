@@ -85,8 +85,9 @@ class TransfersTest(python_outsider.Case):
         self.assertEqual(relay.breaks, 1)
         self.assertEqual(done, sorted(done))
         self.assertEqual(done[-1], self.data.nbytes)
-        # Bytes that were on their way to a busy client are sent again, but not the whole array.
-        self.assertLess(sum(relay.passed), self.CUTS[0] + self.data.nbytes)
+        # Bytes that were on their way to a busy client are sent again, but not the whole array,
+        # which would add 30 of 48 MiB.
+        self.assertLess(sum(relay.passed), self.data.nbytes * 8 // 5)
         np.testing.assert_array_equal(got, self.data)
         self.assertEqual(x.version, t["down"].version)
 
