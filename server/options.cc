@@ -265,7 +265,7 @@ void AddTrust(CLI::App& app, Options& options) {
          "everything, and with --tokens any observer of the traffic can read the tokens")
       ->envname(EnvironmentName("insecure"));
   AddFile(app, "tokens",
-          "serves only the callers in this file; each line has a caller (a token's SHA-256; cn:, "
+          "serve only the callers in this file; each line has a caller (a token's SHA-256; cn:, "
           "dns: or uri: with a name from a client's certificate; or uid: with the number of a user "
           "of this host), a role (read, write, admin), a tenant, and quotas (bytes=, buffers=, "
           "calls=); the file is read again when it changes",
@@ -287,7 +287,7 @@ void AddTrust(CLI::App& app, Options& options) {
 // Adds the options for a server that shares names with others.
 void AddRing(CLI::App& app, Options& options) {
   AddFile(app, "ring",
-          "serves only the names whose home is this server; the file has a line for each server: "
+          "serve only the names whose home is this server; the file has a line for each server: "
           "its name, and its host:port for clients",
           options.ring);
   app.add_option("--ring-name", options.ring_name, "this server's name in the file of --ring")
@@ -396,10 +396,10 @@ void AddObservation(CLI::App& app, Options& options) {
                                                     : "'" + text + "' is neither text nor json";
           });
   AddDuration(app, "slow-call", "0",
-              "logs calls that take longer than this, and where their time went; 0: none", true,
+              "log calls that take longer than this, and where their time went; 0: none", true,
               options.slow_call);
   AddFile(app, "spans",
-          "appends the spans of sampled calls (traceparent) to this file, as lines of JSON",
+          "append the spans of sampled calls (traceparent) to this file, as lines of JSON",
           options.spans);
 }
 

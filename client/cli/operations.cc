@@ -202,7 +202,7 @@ const OperationCommand kOperations[] = {
        return AsStep(client.Reduce(Parse(kAllReduceOps, flags.op), x[0], flags.axes,
                                    flags.keep_dims && !flags.FoldsAll(), options));
      }},
-    {"matmul", "Product of two matrices or of two stacks of them", AddOfMatmul,
+    {"matmul", "Product of two matrices, or of two stacks of matrices", AddOfMatmul,
      [](Client& client, const ProblemFlags& flags, Operands x, const OperationOptions& options) {
        return AsStep(client.Matmul(x[0], x[1], flags.transpose_a, flags.transpose_b,
                                    DTypeOf(flags.out_dtype), options));

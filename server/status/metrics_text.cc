@@ -265,7 +265,8 @@ void WriteQueues(const Devices& devices, std::uint32_t queue_limit, Writer& out)
   out.Each(devices, "tessera_workers", "Threads that run operations.",
            [&](const Device& device) { return devices.compute(device).workers(); });
   out.Each(devices, "tessera_longest_run_seconds",
-           "How long the longest operation or transfer has run so far.", [&](const Device& device) {
+           "Time for which the longest operation or transfer has been running.",
+           [&](const Device& device) {
              const auto longest = std::max(devices.compute(device).LongestRun(),
                                            devices.transfers(device).LongestRun());
              return Seconds(std::chrono::duration<double>(longest).count());

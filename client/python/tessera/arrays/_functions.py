@@ -77,10 +77,10 @@ def _vectors(x: Any, ord: Any, axis: Any, keepdims: bool) -> Any:
 
 
 def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
-    """The norms of vectors along one axis, of any order, or of matrices along two axes, of order
-    "fro", 1, -1, inf or -inf. If axis is None, x is the vector or matrix; if ord is None too, x may
-    have any rank, and the norm is the square root of the sum of the squares. Integers give f64.
-    Raises Unsupported for an order that needs singular values."""
+    """The norms of vectors along one axis, for any order, or of matrices along two axes, for the
+    orders "fro", 1, -1, inf and -inf. If axis is None, x is the vector or matrix; if ord is None
+    too, x may have any rank, and the norm is the square root of the sum of the squares. Integers
+    give f64. Raises Unsupported for an order that needs singular values."""
     _own(x)
     if not _dtypes.is_float(x.dtype):
         x = x.astype("f8")
