@@ -53,7 +53,7 @@ absl::StatusOr<DType> ParseDescr(std::string_view descr) {
     if (descr[0] == '<' || descr[0] == known[0]) return dtype;
     if (descr[0] == '>') {
       return MakeError(absl::StatusCode::kInvalidArgument, "BAD_DTYPE",
-                       absl::StrCat("the file is big endian ('", Absl(descr),
+                       absl::StrCat("the file is big-endian ('", Absl(descr),
                                     "'); save it with array.astype('", Absl(known), "')"),
                        {{"descr", std::string(descr)}});
     }

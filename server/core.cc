@@ -46,10 +46,10 @@ absl::StatusOr<std::vector<BufferStore::DeviceLimit>> BufferLimits(const Devices
     if (limit == 0) {
       return MakeError(
           absl::StatusCode::kInvalidArgument, "BAD_MEMORY_LIMIT",
-          absl::StrCat("nothing is left for buffers of device ", device->info().name, ": ",
+          absl::StrCat("no memory is left for buffers on device ", device->info().name, ": ",
                        device->FreeBytes(), " bytes of its memory are free",
                        device->info().backend == Backend::kCpu
-                           ? ", but --host-memory and --shared-memory-limit need all of them"
+                           ? ", but --host-memory and --shared-memory-limit use all of them"
                            : ""),
           {{"field", "memory-limit"}, {"limit", "0"}});
     }

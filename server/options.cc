@@ -57,7 +57,7 @@ class BelowEnvironment : public CLI::ConfigTOML {
     input.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
     bytes.resize(static_cast<std::size_t>(input.gcount()));
     if (bytes.size() > kLargestFile)
-      throw CLI::ConfigError("the configuration file has more than 1 MiB");
+      throw CLI::ConfigError("the configuration file is larger than 1 MiB");
     if (bytes.find('\0') != bytes.npos)
       throw CLI::ConfigError("the configuration file contains a zero byte");
     std::istringstream text{std::string(BehindByteOrderMark(bytes))};
@@ -168,7 +168,7 @@ std::string CheckPattern(const std::string& pattern) {
   const bool whole = pattern.find(':') >= at || pattern[at - 1] == ']' || pattern[at - 1] == '*';
   return good && whole
              ? ""
-             : "'" + pattern + "' matches no host:port, because it has no port and no * for one";
+             : "'" + pattern + "' matches no host:port, because it has neither a port nor a *";
 }
 
 }  // namespace
@@ -230,20 +230,20 @@ namespace {
 // Adds the options for the addresses to serve on, and for the devices.
 void AddAddresses(CLI::App& app, Options& options) {
   app.add_option("--listen", options.listen,
-                 "host:port or unix:/path to serve on; port 0 picks a free one; repeatable")
+                 "host:port or unix:/path to listen on; port 0 picks a free port; repeatable")
       ->type_name("ADDRESS")
       ->delimiter(',')
       ->take_all()
       ->check(CheckPort)
       ->envname(EnvironmentName("listen"));
   app.add_option("--socket-group", options.socket_group,
-                 "group whose users may connect to unix sockets, by name or number; * means all "
+                 "name or number of the group whose users may connect to unix sockets; * means all "
                  "users of the host; by default, only the server's own user and root may connect")
       ->type_name("GROUP")
       ->envname(EnvironmentName("socket-group"));
   app.add_option(
          "--device", options.devices,
-         "auto, cuda, cuda:N, cpu or cpu:N; repeatable; by default, buffers go to the first device")
+         "auto, cuda, cuda:N, cpu or cpu:N; repeatable; buffers go to the first device by default")
       ->type_name("DEVICE")
       ->delimiter(',')
       ->take_all()
@@ -253,8 +253,8 @@ void AddAddresses(CLI::App& app, Options& options) {
 // Adds the options for TLS, callers, and the servers from which buffers may be imported.
 void AddTrust(CLI::App& app, Options& options) {
   AddFile(app, "tls-cert",
-          "the server's certificate and the intermediate ones, in PEM; turns TLS on; the file is "
-          "read again when it changes",
+          "the server's certificate and any intermediate certificates, in PEM; enables TLS; the "
+          "file is read again when it changes",
           options.tls_cert);
   AddFile(app, "tls-key", "the key of --tls-cert, in PEM, without a password", options.tls_key);
   AddFile(app, "tls-client-ca", "CAs, in PEM; clients need a certificate signed by one of them",
@@ -265,7 +265,7 @@ void AddTrust(CLI::App& app, Options& options) {
          "everything, and with --tokens any observer of the traffic can read the tokens")
       ->envname(EnvironmentName("insecure"));
   AddFile(app, "tokens",
-          "serves only the callers in this file; each line has a caller (a token's SHA-256; cn:, "
+          "serve only the callers in this file; each line has a caller (a token's SHA-256; cn:, "
           "dns: or uri: with a name from a client's certificate; or uid: with the number of a user "
           "of this host), a role (read, write, admin), a tenant, and quotas (bytes=, buffers=, "
           "calls=); the file is read again when it changes",
@@ -287,7 +287,7 @@ void AddTrust(CLI::App& app, Options& options) {
 // Adds the options for a server that shares names with others.
 void AddRing(CLI::App& app, Options& options) {
   AddFile(app, "ring",
-          "serves only the names whose home is this server; the file has a line for each server: "
+          "serve only the names whose home is this server; the file has a line for each server: "
           "its name, and its host:port for clients",
           options.ring);
   app.add_option("--ring-name", options.ring_name, "this server's name in the file of --ring")
@@ -381,7 +381,7 @@ void AddObservation(CLI::App& app, Options& options) {
   app.add_option(
          "--metrics-listen", options.metrics_listen,
          "host:port for metrics over HTTP: /metrics for Prometheus, /healthz, and a status page "
-         "for browsers; without TLS; port 0 picks a free one")
+         "for browsers; without TLS; port 0 picks a free port")
       ->type_name("ADDRESS")
       ->check(CheckPort)
       ->envname(EnvironmentName("metrics-listen"));
@@ -396,10 +396,10 @@ void AddObservation(CLI::App& app, Options& options) {
                                                     : "'" + text + "' is neither text nor json";
           });
   AddDuration(app, "slow-call", "0",
-              "logs calls that take longer than this, and where their time went; 0: none", true,
+              "log calls that take longer than this, and where their time went; 0: none", true,
               options.slow_call);
   AddFile(app, "spans",
-          "appends the spans of sampled calls (traceparent) to this file, as lines of JSON",
+          "append the spans of sampled calls (traceparent) to this file, as lines of JSON",
           options.spans);
 }
 
@@ -477,7 +477,7 @@ void Describe(CLI::App& app) {
       R"(Every option is also an environment variable: --memory-limit is TESSERA_MEMORY_LIMIT; lists
 are separated by commas. Flags take precedence over the environment, and the environment over the
 file.
-SIGTERM and SIGINT stop the server gracefully, a second one immediately. On SIGHUP it reads the
+SIGTERM and SIGINT stop the server gracefully, a second one immediately. On SIGHUP, it reads the
 files of --tls-cert, --tls-key, --tls-client-ca, --tokens and --ring again and logs the result; it
 also checks them every second. On SIGUSR1 an attached profiler begins to record
 (cudaProfilerStart), and on the next one it stops (cudaProfilerStop).

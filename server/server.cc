@@ -506,14 +506,14 @@ void Server::Tend() {
     const auto [lost, stuck] = Judge();
     lock.lock();
     if (lost && !devices_lost_) {
-      spdlog::critical("no device is left to work with: the server stops");
+      spdlog::critical("no usable device is left: the server stops");
       devices_lost_ = true;
       SetHealth();
       changed_.notify_all();
     }
     if (stuck != stuck_) {
       if (stuck) {
-        spdlog::error("a worker has been busy, or a device silent, for longer than {}: not ready",
+        spdlog::error("a worker is busy, or a device has not responded, for over {}: not ready",
                       absl::FormatDuration(core_->options.watchdog));
       } else {
         spdlog::info("workers and devices respond in time again");

@@ -1282,7 +1282,7 @@ class TooManyStreamsTest(Case):
                 self.assert_serves(self.client)
                 self.assert_open(few)
                 self.assert_becomes(before + i, ended)
-        said = r"connections ended for having more than 288 calls: ipv"
+        said = r"because they had more than 288 calls: ipv"
         self.assert_eventually(lambda: re.search(said, self.server.log()))
 
     def test_only_the_connection_with_too_many_streams_ends(self):

@@ -177,9 +177,9 @@ class AccessTest(o.FreshCase):
         for change, said in ((lambda: self.write_tokens("rubbish"),
                               "line 1: it needs a caller, a role and a tenant"),
                              (lambda: self.write_tokens(line_of("t"), line_of("u", "root")),
-                              "line 2: the role is not"),
+                              "line 2: the role must be"),
                              (lambda: self.write_tokens("# nobody"), "it admits no callers"),
-                             (lambda: self.file.chmod(0o666), "its group or others may write"),
+                             (lambda: self.file.chmod(0o666), "it is writable by its group"),
                              (self.file.unlink, "there is no such file")):
             with self.subTest(said):
                 change()
@@ -198,7 +198,7 @@ class AccessTest(o.FreshCase):
         for mode in (0o664, 0o646):
             self.write_tokens(line_of("t"))
             self.file.chmod(mode)
-            self.assertIn("its group or others may write to it", o.refused(*address))
+            self.assertIn("it is writable by its group or by others", o.refused(*address))
 
     def test_tokens_in_clear_beyond_this_host_need_a_flag(self):
         self.write_tokens(line_of("t"))

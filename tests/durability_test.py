@@ -494,7 +494,7 @@ class DurabilityTest(o.FreshCase):
         self.assertIn("manifest.json", said)
         manifest.unlink()
         said = o.refused("--listen", "127.0.0.1:0", "--data-dir", self.data)
-        self.assertIn("it is missing, but there are arrays", said)
+        self.assertIn("it is missing, but the folder has arrays", said)
         manifest.write_text(content)
         self.assertEqual(self.serve().client().names(), ["x"])
         said = o.refused("--snapshot-interval", "1s")

@@ -290,7 +290,8 @@ TEST_F(DurableTest, ADamagedManifestIsRefused) {
   fs::remove(file);
   const absl::Status missing = Open().ReadManifest().status();
   EXPECT_EQ(ErrorReason(missing), "BAD_DATA_DIR");
-  EXPECT_THAT(std::string(missing.message()), HasSubstr("it is missing, but there are arrays"));
+  EXPECT_THAT(std::string(missing.message()),
+              HasSubstr("it is missing, but the folder has arrays"));
 }
 
 // These manifests have the right checksum, but no server writes them.

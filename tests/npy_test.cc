@@ -94,7 +94,7 @@ TEST(NpyHeader, TypesWithoutCounterpart) {
   }
   const auto big = ParseNpyHeader(File(1, Dict("(2,)", ">f8")));
   EXPECT_EQ(ErrorReason(big.status()), "BAD_DTYPE");
-  EXPECT_THAT(std::string(big.status().message()), HasSubstr("big endian"));
+  EXPECT_THAT(std::string(big.status().message()), HasSubstr("big-endian"));
   EXPECT_EQ(ReasonOf(File(1, "{'descr': [('x', '<f4')], 'fortran_order': False, 'shape': (2,)}")),
             "BAD_DTYPE");
 }

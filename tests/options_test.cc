@@ -224,7 +224,7 @@ TEST(Options, MistakesEndTheProcessWithAReason) {
   ExpectRefused({"--snapshot-interval", "soon"}, "--snapshot-interval");
   ExpectRefused({"--snapshot-interval", "1s"}, "--snapshot-interval needs --data-dir");
   ExpectRefused({"--config", "/nowhere/at/all.toml"}, "/nowhere/at/all.toml");
-  ExpectRefused({"--config", "/dev/zero"}, "the configuration file has more than 1 MiB");
+  ExpectRefused({"--config", "/dev/zero"}, "the configuration file is larger than 1 MiB");
   for (const char* flag :
        {"--tokens", "--tls-client-ca", "--tls-cert", "--ring", "--spans", "--data-dir"})
     ExpectRefused({flag, ""}, "the name of the file is empty");

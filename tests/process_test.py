@@ -152,7 +152,7 @@ class LimitTest(Case):
         device = server.client().device()
         self.assertLess(device.buffer_limit_bytes, device.memory_total_bytes - (1 << 30))
         said = o.refused("--listen", "127.0.0.1:0", "--host-memory", "4096Gi")
-        self.assertIn("nothing is left for buffers of device cpu", said)
+        self.assertIn("no memory is left for buffers on device cpu", said)
 
 
 class StartTest(Case):

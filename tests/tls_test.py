@@ -130,7 +130,7 @@ class TlsTest(o.FreshCase):
     def test_broken_files_leave_the_certificate_in_use(self):
         server = self.serve()
         other_key = self.ca.issue("other")[1].read_bytes()
-        for path, content, said in ((self.cert, b"rubbish", "it holds no certificate in PEM"),
+        for path, content, said in ((self.cert, b"rubbish", "it contains no PEM certificate"),
                                     (self.key, other_key, "it is not the key of"),
                                     (self.key, b"", "it cannot be read, or is empty")):
             with self.subTest(said):
@@ -284,7 +284,7 @@ class TlsTest(o.FreshCase):
                 with contextlib.suppress(ssl.SSLEOFError):
                     while many.socket.recv(65536):
                         pass
-                said = "1 connections ended for having more than 288 calls: ipv4:127.0.0.1:"
+                said = "because they had more than 288 calls: ipv4:127.0.0.1:"
                 self.assertTrue(o.eventually(lambda: said in server.log(), 5), server.log())
                 self.assertEqual(self.dot(server, pair=pair), "OK")
                 few.send(o.frame(o.PING, 0, 0, b"answered"))

@@ -117,7 +117,7 @@ void AddOptions(CLI::App& app, Options& options) {
   add_list("--load", options.load,
            "open loop: this fraction of the rate of closed loops, which are measured as well", 0.01,
            10.0);
-  add_list("--rest", options.rest, "the first call after this many seconds without calls", 0.0,
+  add_list("--rest", options.rest, "time the first call after this many seconds without calls", 0.0,
            3600.0);
   app.add_option_function<std::string>(
       "--beside", [&](const std::string& text) { SetBeside(options, text); },

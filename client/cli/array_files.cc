@@ -97,7 +97,7 @@ std::vector<ArrayInFile> FindMembers(const File& file) {
     directory_bytes = Number(end64, 40, 8);
     directory_begin = Number(end64, 48, 8);
   }
-  if (directory_bytes > kMaxHeader) file.Refuse("its directory has more than 16 MiB");
+  if (directory_bytes > kMaxHeader) file.Refuse("its directory is larger than 16 MiB");
   const std::string directory = file.Read(directory_begin, directory_bytes);
 
   std::vector<ArrayInFile> found;
@@ -182,7 +182,7 @@ nlohmann::json ParseTensorHeader(const File& file, const std::string& text) {
 std::vector<ArrayInFile> FindTensors(const File& file) {
   constexpr std::uint64_t kLength = 8;
   const std::uint64_t length = Number(file.Read(0, kLength), 0, kLength);
-  if (length > kMaxHeader) file.Refuse("its header would have more than 16 MiB");
+  if (length > kMaxHeader) file.Refuse("its header would be larger than 16 MiB");
   const nlohmann::json header = ParseTensorHeader(file, file.Read(kLength, length));
   const std::uint64_t begin = kLength + length;
   std::vector<ArrayInFile> found;
@@ -198,7 +198,7 @@ std::vector<ArrayInFile> FindTensors(const File& file) {
     };
     if (name.empty() || dtype == tensor.end() || shape == tensor.end() || offsets == tensor.end() ||
         !dtype->is_string() || !are_sizes(*shape) || !are_sizes(*offsets) || offsets->size() != 2)
-      refuse("has no name, type, shape or offsets");
+      refuse("lacks a name, type, shape or offsets");
     const std::string type = dtype->get<std::string>();
     const auto known = std::find_if(kArrayDTypes.begin(), kArrayDTypes.end(), [&](DType one) {
       return absl::AsciiStrToUpper(Absl(Name(one))) == type;

@@ -148,7 +148,7 @@ void Get(Session& session, const GetFlags& flags) {
   const DownloadOptions options{.checksums = !flags.no_checksums};
   const bool several = HoldsNamedArrays(flags.file);
   if (!several && flags.names.size() != 1)
-    ThrowBadOption("a .npy file takes one BUFFER; .npz and .safetensors files take several");
+    ThrowBadOption("a .npy file holds one BUFFER; .npz and .safetensors files hold several");
   if (flags.names.empty() && flags.prefix.empty()) ThrowBadOption("give a BUFFER, or a --prefix");
   const std::uint64_t bytes =
       several ? SaveBuffers(session, flags.names, flags.prefix, flags.file, options)
@@ -297,7 +297,7 @@ void AddBuffers(CLI::App& app, Command& chosen) {
   rm->add_option("names", rm_flags->names, "Names of the buffers")->type_name("BUFFER")->required();
   rm->add_option(
         "--version", rm_flags->version,
-        "Delete only this version of the buffer or a draft; 'tessera info NAME' lists all versions")
+        "Delete only this version, which may be a draft; 'tessera info NAME' lists all versions")
       ->check(CLI::PositiveNumber)
       ->check(Fits<std::uint64_t>());
 
@@ -331,7 +331,7 @@ void AddBuffers(CLI::App& app, Command& chosen) {
   import_flags->AddLife(*import);
 
   AddCommand(app, chosen, "snapshot",
-             "Have the server write its buffers to its --data-dir, so that they outlive it",
+             "Have the server write its buffers to its --data-dir, so that they survive a restart",
              Snapshot);
 }
 

@@ -152,7 +152,7 @@ absl::Status CheckAgreement(const BenchReport& report) {
     return MakeError(absl::StatusCode::kInternal, "RESULTS_DISAGREE",
                      absl::StrCat("'", row.strategy, "' differs from '", report.reference, "' by ",
                                   absl::StrFormat("%g", static_cast<double>(row.difference)),
-                                  ", which is more than the error bounds of both allow"),
+                                  ", which is more than the sum of their error bounds"),
                      {{"strategy", row.strategy}, {"reference", report.reference}});
   }
   return absl::OkStatus();

@@ -86,8 +86,8 @@ void AddGlobalOptions(CLI::App& app, GlobalOptions& options) {
       "Host name in the server's certificate, if it differs from the host in --server");
   // The token itself is not an option, because a command line is visible to all processes.
   add("--token-file", client.token_file, "FILE", "TESSERA_TOKEN_FILE",
-      "File with the caller's token; without it, the environment variable TESSERA_TOKEN\n"
-      "has the token");
+      "File with the caller's token; without it, the token is read from the environment\n"
+      "variable TESSERA_TOKEN");
   app.add_option("--timeout", options.timeout,
                  "Deadline of a call, or longest pause of a transfer, such as 90s, 10m or inf")
       ->check(DurationCheck(/*endless=*/true))

@@ -82,8 +82,8 @@ void AddOfWindowSum(CLI::App& command, ProblemFlags& flags) {
 void AddOfMap(CLI::App& command, ProblemFlags& flags) {
   command
       .add_option("expression", flags.expression,
-                  "Operators with Python's precedence, operations by name, as in where(a < b, a, "
-                  "0), casts such as f32(a), and coordinates along an axis, as in coordinate(0)")
+                  "Operators with Python's precedence, named operations such as where(a < b, a, "
+                  "0), casts such as f32(a), and coordinates along an axis such as coordinate(0)")
       ->required();
   command
       .add_option("operands", flags.operands,
@@ -95,7 +95,7 @@ void AddOfMap(CLI::App& command, ProblemFlags& flags) {
 
 void AddOfTopK(CLI::App& command, ProblemFlags& flags) {
   AddOne(command, flags);
-  command.add_option("--k", flags.k, "How many elements along the axis, from 1 to 4096")
+  command.add_option("--k", flags.k, "How many elements to find along the axis, from 1 to 4096")
       ->required()
       ->check(Fits<std::int64_t>());
   command.add_flag("--smallest", flags.smallest, "Find the smallest elements, not the largest");
@@ -131,8 +131,8 @@ void AddOfTake(CLI::App& command, ProblemFlags& flags) {
   AddOperand(command, "indices", flags.operands[1], "The indices, of type i32 or i64");
   command.add_option("--axis", flags.axis, "The axis; default: all elements, as a vector");
   AddMode(command, flags,
-          "How to treat an index out of range: as an error, as the index modulo the extent, or "
-          "as the first or last element; default: error");
+          "For an index out of range: error fails, wrap takes the index modulo the extent, and "
+          "clip takes the first or last element; default: error");
   command.add_flag("--along", flags.along,
                    "Take one element for each index, at the index's position on the other axes");
 }
@@ -184,12 +184,12 @@ void AddOfSumByLabel(CLI::App& command, ProblemFlags& flags) {
   AddOperand(command, "x", flags.operands[0], "The rows, along the first axis");
   AddOperand(command, "labels", flags.operands[1],
              "The label of each row, from 0 on: a vector of type i32 or i64");
-  command.add_option("--length", flags.length, "The number of sums; valid labels are below it")
+  command.add_option("--length", flags.length, "The number of sums; labels must be less than this")
       ->required()
       ->check(Fits<std::int64_t>());
   AddMode(command, flags,
-          "How to treat a label out of range: as an error, as the label modulo the length, or "
-          "as the first or last label; default: error");
+          "For a label out of range: error fails, wrap takes the label modulo the length, and "
+          "clip takes the first or last label; default: error");
 }
 
 const OperationCommand kOperations[] = {
@@ -202,7 +202,7 @@ const OperationCommand kOperations[] = {
        return AsStep(client.Reduce(Parse(kAllReduceOps, flags.op), x[0], flags.axes,
                                    flags.keep_dims && !flags.FoldsAll(), options));
      }},
-    {"matmul", "Product of two matrices or of two stacks of them", AddOfMatmul,
+    {"matmul", "Product of two matrices, or of two stacks of matrices", AddOfMatmul,
      [](Client& client, const ProblemFlags& flags, Operands x, const OperationOptions& options) {
        return AsStep(client.Matmul(x[0], x[1], flags.transpose_a, flags.transpose_b,
                                    DTypeOf(flags.out_dtype), options));
@@ -269,7 +269,7 @@ struct OperationFlags : ProblemFlags {
 void RunOperation(Session& session, const OperationFlags& flags) {
   flags.result.Check(session, flags.only);
   if (flags.FoldsAll() && flags.result.given())
-    ThrowBadOption("without --axes the result is one number, which is printed");
+    ThrowBadOption("without --axes, the result is one number, which is printed");
   OperationOptions options = flags.Options();
   options.timing = flags.timing;
   std::vector<Operand> operands;

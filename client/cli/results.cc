@@ -58,7 +58,7 @@ CLI::Option* AddPlaces(CLI::App& command, const std::string& to_buffer, std::str
 
 void ResultFlags::AddForOne(CLI::App& command) {
   auto* name = AddPlaces(command, "--out", out, "-o,--output", file, "result");
-  command.add_flag("--replace", replace, "Replace any buffer with the name given to --out")
+  command.add_flag("--replace", replace, "Replace any buffer that has the name given to --out")
       ->needs(name);
   AddTtl(command, ttl, "How long the buffer of --out lives, such as 10m")->needs(name);
   command
@@ -74,7 +74,7 @@ void ResultFlags::AddForTwo(CLI::App& command) {
   two = true;
   AddPlaces(command, "--out", out, "-o,--output", file, "values");
   AddPlaces(command, "--indices-out", indices_out, "--indices-output", indices_file, "indices");
-  command.add_flag("--replace", replace, "Replace any buffers with the given names");
+  command.add_flag("--replace", replace, "Replace any buffers that have the given names");
   AddTtl(command, ttl, "How long the buffers live, such as 10m");
 }
 

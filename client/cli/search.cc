@@ -558,12 +558,12 @@ void AddSearch(CLI::App& app, Command& chosen) {
                    "Save the distances, or products, as a .npy file; - is standard output")
       ->type_name("FILE");
   command->footer(
-      std::string("Prints the indices [Q, k], then the distances, which are squared, or the "
-                  "products [Q, k].\n"
+      std::string("Prints the indices [Q, k], and then the squared distances or the products "
+                  "[Q, k].\n"
                   "Every vector is compared; equal values are in the order of their indices.\n"
-                  "Vectors with NaN are listed last. Squared distances are f32 for f32, f16 and "
-                  "bf16, f64 for\n"
-                  "f64, and 64-bit integers for i32. They are computed from a matrix product. "
+                  "Vectors with NaN are listed last. Squared distances have type f64 for f64, "
+                  "64-bit integers\n"
+                  "for i32, and f32 for the other types. They are computed from a matrix product. "
                   "Distances so\n"
                   "small that the rounding of the product would show are computed again from the "
                   "differences\n"
@@ -571,7 +571,7 @@ void AddSearch(CLI::App& app, Command& chosen) {
                   "by differences,\n"
                   "which takes longer. The search uses several calls if needed, so that the scores "
                   "of a call\n"
-                  "need at most 2 GiB or half of the server's scratch memory.\n\n") +
+                  "need at most 2 GiB, and at most half of the server's scratch memory.\n\n") +
       std::string(ExitCodesText()));
 }
 

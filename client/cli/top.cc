@@ -395,10 +395,10 @@ void AddTop(CLI::App& app, Command& chosen) {
       ->check(DurationCheck())
       ->capture_default_str();
   command->add_flag("--once", flags->once,
-                    "Print once, as without a terminal; with --metrics, after one interval");
+                    "Print once, as when there is no terminal; with --metrics, after one interval");
   command
       ->add_option("--metrics", flags->metrics,
-                   "Address of the server's --metrics-listen, as in http://127.0.0.1:9464: shows\n"
+                   "Address of the server's --metrics-listen, as in http://127.0.0.1:9464; adds\n"
                    "rates and times of calls by method, and refusals by reason")
       ->type_name("URL");
   command->footer(

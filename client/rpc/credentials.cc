@@ -81,7 +81,7 @@ absl::StatusOr<std::string> Bearer(std::string text, const std::string& file) {
   const std::string token = Trimmed(text);
   if (token.empty() || token.size() > kLongestToken ||
       !std::all_of(token.begin(), token.end(), absl::ascii_isgraph))
-    return Bad("a token is 1 to 1024 characters of ASCII without spaces", file);
+    return Bad("a token must be 1 to 1024 ASCII characters without spaces", file);
   return absl::StrCat("Bearer ", token);
 }
 

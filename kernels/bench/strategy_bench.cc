@@ -206,7 +206,7 @@ int main(int argc, char** argv) {
   app.add_option("--filter", options.filter,
                  "a regular expression for operation/strategy/dtype/size");
   app.add_option("--max-exponent", options.max_exponent, "vectors have at most 2^N elements");
-  app.add_option("--rounds", options.rounds, "number of rounds; reports their median")
+  app.add_option("--rounds", options.rounds, "number of rounds, whose median is reported")
       ->check(CLI::Range(1, 1000));
   app.add_option("--regret", options.regret, "times this many random problems instead");
   app.add_option("--seed", options.seed, "seed of the random problems");

@@ -26,7 +26,7 @@ const void* AddressOf(const View& view, std::int64_t position) {
 absl::Status CheckIndexType(std::string_view name, const View& indices) {
   if (indices.dtype == DType::kI32 || indices.dtype == DType::kI64) return absl::OkStatus();
   return OfOperand(name, Invalid("BAD_DTYPE",
-                                 absl::StrCat(Absl(name), " are of type i32 or i64, not ",
+                                 absl::StrCat(Absl(name), " must be of type i32 or i64, not ",
                                               Absl(Name(indices.dtype))),
                                  {{"dtype", std::string(Name(indices.dtype))}}));
 }

@@ -15,9 +15,9 @@ absl::StatusOr<ResultType> TypeOf(const SelectSpec& spec, absl::Span<const View>
   const View &x = operands[0], &mask = operands[1];
   if (mask.dtype != DType::kBool) {
     return OfOperand(
-        "mask",
-        Invalid("BAD_DTYPE", absl::StrCat("a mask is of type bool, not ", Absl(Name(mask.dtype))),
-                {{"dtype", std::string(Name(mask.dtype))}}));
+        "mask", Invalid("BAD_DTYPE",
+                        absl::StrCat("a mask must be of type bool, not ", Absl(Name(mask.dtype))),
+                        {{"dtype", std::string(Name(mask.dtype))}}));
   }
   if (!(x.shape == mask.shape)) {
     return Invalid("BAD_SHAPE",

@@ -186,8 +186,8 @@ absl::StatusOr<TokenFile> ParseTokens(std::string_view text) {
     const std::optional<std::string> name = ParseName(words[0]);
     if (!hash.has_value() && !name.has_value()) {
       return Bad(number,
-                 "the first word is not a SHA-256 in 64 hex digits, nor cn:, dns: or uri: with a "
-                 "name, nor uid: with a number from 0 to 4294967295");
+                 "the first word must be a SHA-256 in 64 hex digits, cn:, dns: or uri: followed by "
+                 "a name, or uid: followed by a number from 0 to 4294967295");
     }
     if (name == absl::StrCat(kUser, OverflowUser())) {
       return Bad(number,
@@ -195,7 +195,7 @@ absl::StatusOr<TokenFile> ParseTokens(std::string_view text) {
                  "the line would admit all of them");
     }
     const std::optional<Role> role = ParseRole(words[1]);
-    if (!role.has_value()) return Bad(number, "the role is not read, write or admin");
+    if (!role.has_value()) return Bad(number, "the role must be read, write or admin");
     if (!IsPlainName(words[2]))
       return Bad(number, "a tenant's name must have 1 to 64 characters of [a-zA-Z0-9._-]");
     const std::string tenant(words[2]);

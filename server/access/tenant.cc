@@ -13,7 +13,7 @@ void Tenant::SetQuotas(const Quotas& quotas) {
 
 absl::StatusOr<Charge> Tenant::BeginCall() {
   return calls_.Take(1, "TOO_MANY_CALLS", "calls",
-                     "the tenant has as many calls in flight as its quota of calls allows");
+                     "the tenant's calls in flight have reached its quota of calls");
 }
 
 absl::StatusOr<Charge> Tenant::BeginStream(StreamKind kind, std::uint64_t most,

@@ -275,7 +275,7 @@ absl::StatusOr<std::shared_ptr<Draft>> BufferStore::Create(const BufferSpec& spe
 
 absl::StatusOr<Charge> BufferStore::TakeOwnCount() {
   return own_count_.Take(1, "TENANT_QUOTA_EXCEEDED", "buffers",
-                         "the tenant holds as many buffers as its quota of buffers allows");
+                         "the tenant's buffers have reached its quota of buffers");
 }
 
 absl::StatusOr<Charge> BufferStore::TakeCount() {
@@ -385,7 +385,7 @@ absl::StatusOr<void*> BufferStore::BeginWrite(Draft& draft, std::uint64_t offset
   if (ranges >= limits_.ranges && draft.written_.Separate({offset, offset + size})) {
     return MakeError(absl::StatusCode::kResourceExhausted, "TOO_MANY_RANGES",
                      absl::StrCat("buffer '", buffer.name(), "' has been written in ", ranges,
-                                  " separate ranges; write next to one of them"),
+                                  " separate ranges; write a range adjacent to one of them"),
                      {{"name", buffer.name()}, {"limit", absl::StrCat(limits_.ranges)}});
   }
   ++draft.writes_in_flight_;
@@ -797,7 +797,7 @@ absl::StatusOr<std::shared_ptr<Draft>> BufferStore::FindDraftLocked(std::string_
   if (versions.size() > 1) {
     return MakeError(
         absl::StatusCode::kFailedPrecondition, "VERSION_REQUIRED",
-        absl::StrCat("buffer '", Absl(name), "' has several drafts; name the version of one"),
+        absl::StrCat("buffer '", Absl(name), "' has several drafts; give the version of one"),
         {{"name", std::string(name)}, {"versions", absl::StrJoin(versions, ", ")}});
   }
   if (found != nullptr) return found;

@@ -129,7 +129,7 @@ absl::Status Read(const v1::ReduceRequest& request, ReduceSpec& spec) {
   ASSIGN_OR_RETURN(spec.op, FromProto(request.op()));
   if (request.axes().empty() && !IsInline(request.result())) {
     return MakeError(absl::StatusCode::kInvalidArgument, "BAD_AXES",
-                     "a result buffer needs axes; to fold all axes, name all of them",
+                     "a result in a buffer requires axes; to fold all axes, list them all",
                      {{"field", "axes"}});
   }
   spec.keep_dims = request.keep_dims();
@@ -240,7 +240,7 @@ absl::Status Read(const v1::HistogramRequest& request, HistogramSpec& spec) {
     case v1::HistogramRequest::BINS_NOT_SET:
       break;
   }
-  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_BINS", "a histogram needs bins",
+  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_BINS", "a histogram requires bins",
                    {{"field", "bins"}});
 }
 

@@ -215,7 +215,7 @@ absl::StatusOr<Manifest> Parse(const std::string& text) {
     const Json& manifest = json.at("manifest");
     const std::string bytes = manifest.dump();
     if (json.at("crc32c") != Crc32c(bytes.data(), bytes.size()))
-      return Lost("its checksum does not match");
+      return Lost("its checksum does not match its contents");
     return FromJson(manifest);
   } catch (const Json::exception& error) {
     return Lost(error.what());
@@ -269,7 +269,7 @@ absl::StatusOr<Manifest> DataFolder::ReadManifest() const {
     bool has_arrays = false;
     ForEach(OpenArrays(),
             [&](const std::string& name) { has_arrays |= NumberOf(name).has_value(); });
-    return has_arrays ? absl::StatusOr<Manifest>(bad("it is missing, but there are arrays"))
+    return has_arrays ? absl::StatusOr<Manifest>(bad("it is missing, but the folder has arrays"))
                       : Manifest();
   }
   struct stat status {};

@@ -345,8 +345,8 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Open(const std::vector<std::
   const std::size_t descriptors = RaiseDescriptorLimit();
   const std::size_t possible = descriptors - std::min(kReservedDescriptors, descriptors / 2);
   if (possible < max_connections) {
-    spdlog::warn("at most {} connections: the process may have only {} descriptors", possible,
-                 descriptors);
+    spdlog::warn("at most {} connections, because the process may have only {} descriptors",
+                 possible, descriptors);
   }
   std::unique_ptr<Listener> listener(new Listener(std::min(max_connections, possible)));
   for (const std::string& address : addresses) {
@@ -491,7 +491,7 @@ bool Listener::RefuseOne(int listening) {
     close(spare_);
     const int fd = accept4(listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd >= 0) {
-      NoteRefused("there are no descriptors left");
+      NoteRefused("no descriptors are left");
       close(fd);
     }
   }

@@ -121,7 +121,7 @@ void StreamWatch::LookAtConnection(std::int64_t socket, std::string_view name, a
   ++unlogged_;
   if (now < next_log_) return;
   next_log_ = now + kWatchLogInterval;
-  spdlog::warn("{} connections ended for having more than {} calls: {} had {}",
+  spdlog::warn("{} connections were ended because they had more than {} calls: {} had {}",
                std::exchange(unlogged_, 0), limit_, name.substr(name.find(' ') + 1), open);
 }
 

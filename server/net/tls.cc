@@ -35,7 +35,7 @@ using Certificate = std::unique_ptr<X509, Release<X509_free>>;
 using Key = std::unique_ptr<EVP_PKEY, Release<EVP_PKEY_free>>;
 
 constexpr std::string_view kNoCertificate =
-    "it holds no certificate in PEM, or one that is damaged";
+    "it contains no PEM certificate, or a damaged certificate";
 
 absl::Status Bad(const std::string& file, std::string_view why) {
   ERR_clear_error();  // the error queue belongs to the thread, and gRPC reads it too
@@ -231,7 +231,8 @@ absl::Status ServerTls::LoadLocked() {
   const std::vector<Certificate> chain = ParseCertificates(certificate);
   if (chain.empty()) return Bad(files_.certificate, kNoCertificate);
   const Key parsed_key = ParseKey(key);
-  if (parsed_key == nullptr) return Bad(files_.key, "it holds no PEM key, or one with a password");
+  if (parsed_key == nullptr)
+    return Bad(files_.key, "it contains no PEM key, or a key with a password");
   if (X509_check_private_key(chain.front().get(), parsed_key.get()) != 1)
     return Bad(files_.key, absl::StrCat("it is not the key of ", files_.certificate));
   std::string client_ca;

@@ -42,7 +42,7 @@ absl::StatusOr<std::string> ReadWatched(const std::string& file, bool refuse_wri
   if (fstat(fd, &status) != 0) return absl::InvalidArgumentError("it cannot be inspected");
   if (!S_ISREG(status.st_mode)) return absl::InvalidArgumentError("it is not a regular file");
   if (refuse_writable && (status.st_mode & (S_IWGRP | S_IWOTH)) != 0)
-    return absl::InvalidArgumentError("its group or others may write to it");
+    return absl::InvalidArgumentError("it is writable by its group or by others");
   std::string text(kLargestFile + 1, '\0');
   std::size_t size = 0;
   while (size < text.size()) {

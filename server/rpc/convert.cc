@@ -119,7 +119,7 @@ absl::Status NoMessage(std::string_view method) {
   return MakeError(
       absl::StatusCode::kInvalidArgument, "BAD_MESSAGE",
       absl::StrCat("the message is not a valid ", Absl(method),
-                   "Request: it is damaged or cut short, or has text that is not UTF-8"),
+                   "Request: it is damaged or cut short, or contains text that is not UTF-8"),
       {{"field", "message"}, {"method", std::string(method)}});
 }
 

@@ -198,7 +198,7 @@ void WriteTransfers(const Metrics& metrics, Writer& out) {
     out.Sample(labels, transfer.bytes.value());
   });
   out.Begin("tessera_copy_seconds", "histogram",
-            "Time that the copy of a transfer's piece between host and device took.");
+            "Time to copy a piece of a transfer between host and device.");
   each([&](const Labels& labels, const Metrics::Transfer& transfer) {
     out.Sample(labels, transfer.copy);
   });
@@ -265,7 +265,8 @@ void WriteQueues(const Devices& devices, std::uint32_t queue_limit, Writer& out)
   out.Each(devices, "tessera_workers", "Threads that run operations.",
            [&](const Device& device) { return devices.compute(device).workers(); });
   out.Each(devices, "tessera_longest_run_seconds",
-           "How long the longest operation or transfer has run so far.", [&](const Device& device) {
+           "Time for which the longest operation or transfer has been running.",
+           [&](const Device& device) {
              const auto longest = std::max(devices.compute(device).LongestRun(),
                                            devices.transfers(device).LongestRun());
              return Seconds(std::chrono::duration<double>(longest).count());
@@ -284,15 +285,15 @@ void WriteGpus(const std::vector<GpuFigures>& gpus, Writer& out) {
     }
   };
   each("tessera_gpu_busy_ratio",
-       "Fraction of the driver's last sample in which a kernel of any process ran.",
+       "Fraction of the driver's last sampling period in which a kernel of any process ran.",
        [](const GpuFigures& gpu) { return gpu.busy; });
-  each("tessera_gpu_memory_used_bytes", "Memory of the GPU that all processes together use.",
+  each("tessera_gpu_memory_used_bytes", "Memory of the GPU in use by all processes together.",
        [](const GpuFigures& gpu) { return gpu.memory_used; });
   each("tessera_gpu_temperature_celsius", "Temperature of the GPU.",
        [](const GpuFigures& gpu) { return gpu.celsius; });
   each("tessera_gpu_power_watts", "Power that the GPU draws.",
        [](const GpuFigures& gpu) { return gpu.watts; });
-  each("tessera_gpu_power_limit_watts", "Power that the GPU may draw.",
+  each("tessera_gpu_power_limit_watts", "Limit on the power that the GPU draws.",
        [](const GpuFigures& gpu) { return gpu.watts_limit; });
   each("tessera_gpu_sm_clock_hertz", "Clock rate of the multiprocessors.",
        [](const GpuFigures& gpu) { return gpu.sm_hertz; });
@@ -345,7 +346,7 @@ void WriteServer(const CallLimits& limits, absl::Time start_time, bool ready, Wr
   out.Sample({{"version", TESSERA_VERSION}}, 1);
   out.Begin("tessera_uptime_seconds", "gauge", "Time since the server started.");
   out.Sample({}, Seconds(absl::ToDoubleSeconds(SteadyNow() - start_time)));
-  out.Begin("process_start_time_seconds", "gauge", "When the server started, since 1970.");
+  out.Begin("process_start_time_seconds", "gauge", "Start of the server, in seconds since 1970.");
   out.Sample({}, absl::ToUnixSeconds(start_time));
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
@@ -390,8 +391,8 @@ void WriteTenants(Tenants& tenants, Writer& out) {
   each("tessera_tenant_calls_total", "Ended calls of callers that the server knows.",
        &Tenant::ended_calls);
   each("tessera_tenant_refused_total",
-       "Ended calls that were refused because a quota, a queue, memory or another limit was used "
-       "up.",
+       "Ended calls that were refused because a quota, a queue, memory or another limit was "
+       "exhausted.",
        &Tenant::refused_calls);
 }
 

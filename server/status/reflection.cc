@@ -156,7 +156,7 @@ class ReflectionCall final : public StreamCall {
     if (!ok) return Finish(grpc::Status::OK);
     stream_.last_use_ns = absl::ToUnixNanos(SteadyNow());
     if (message_.Length() > kLargestRequest)
-      return Finish(Invalid("a reflection request may be at most 65536 bytes"));
+      return Finish(Invalid("a reflection request may have at most 65536 bytes"));
     Request request;
     if (!grpc::SerializationTraits<Request>::Deserialize(&message_, &request).ok())
       return Finish(Invalid("the message is not a valid reflection request"));

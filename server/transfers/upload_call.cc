@@ -138,7 +138,7 @@ absl::Status UploadCall::Take() {
   if (status.ok() && !message_.Parse(bytes_, CallLimits::kMostHeader)) {
     status =
         MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
-                  "a message is not a valid UploadRequest, or has too much in addition to data",
+                  "a message is not a valid UploadRequest, or fields other than data are too large",
                   {{"field", "message"}, {"method", "Upload"}});
   }
   if (status.ok()) {
@@ -240,7 +240,7 @@ absl::Status UploadCall::CheckTarget() const {
   if (!same_name || !same_version || !same_spec) {
     absl::Status status =
         MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
-                  "a later message of an upload names another buffer, version or spec",
+                  "a later message of the upload gives another name, version or spec",
                   {{"field", !same_name      ? "name"
                              : !same_version ? "version"
                                              : "spec"}});

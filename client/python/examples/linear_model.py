@@ -73,7 +73,7 @@ print(f"{options.callers} callers: {rate:.0f} answers/s, p50 {p50:.1f} ms, p99 {
 
 # %%
 expected = ((images[1257:] @ fitted[:-1] + fitted[-1]).argmax(axis=1) == labels[1257:]).mean()
-print(f"accuracy {correct / asked:.3f}, NumPy over all {expected:.3f}")
+print(f"accuracy {correct / asked:.3f}, NumPy on all images {expected:.3f}")
 assert abs(correct / asked - expected) < 0.1
 
 # %%

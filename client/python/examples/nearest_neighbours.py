@@ -65,7 +65,7 @@ vectors = random.standard_normal((options.rows, DIMENSIONS), np.float32)
 begin = time.perf_counter()
 resident = t.put(vectors)
 norms = ts.sum_squares(resident, axis=1).save()
-print(f"{vectors.nbytes / 1e6:.0f} MB put in {time.perf_counter() - begin:.2f} s")
+print(f"{vectors.nbytes / 1e6:.0f} MB uploaded in {time.perf_counter() - begin:.2f} s")
 
 # Each query is a vector with added noise, so its nearest neighbour is known.
 target = random.integers(0, options.rows, options.queries)
@@ -143,7 +143,7 @@ apart = (0.01 * random.standard_normal((2000, 64))).astype("f4")
 apart[1000:] += 1000  # Two clouds, whose mean is far from both.
 squares, found = nearest(t.put(apart), apart[990:1010], 10)
 assert (found[:, 0] == np.arange(990, 1010)).all() and (squares[:, 0] == 0).all()
-print("and so they do in two clouds far apart")
+print("so do the vectors of two distant clouds")
 
 # %%
 if options.plot:

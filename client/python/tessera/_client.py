@@ -372,7 +372,7 @@ class Client(Creation):
         buffers are unnamed. only lists the names to load from each file. The other arguments are
         those of put(). If an upload fails, the buffers that were already created are deleted. All
         headers are checked before the first upload. Raises BadFile if a file is damaged,
-        Unsupported if the server lacks a type and there is no dtype, and OSError if a file cannot
+        Unsupported if the server lacks a type and no dtype is given, and OSError if a file cannot
         be read."""
         made: Dict[str, Array] = {}
         try:

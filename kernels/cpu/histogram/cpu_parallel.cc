@@ -81,7 +81,7 @@ void Run(const HistogramProblem& p, Stream& stream) {
 
 extern constexpr Strategy<HistogramProblem> kHistogramCpuParallel = {
     .name = "cpu_parallel",
-    .summary = "shares on all cores with their own counters, which are added up at the end",
+    .summary = "each core counts a share in separate counters, which are added at the end",
     .source = "definition",
     .dtypes = ArrayDTypes(),
     .deterministic = true,

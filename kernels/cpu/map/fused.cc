@@ -94,7 +94,7 @@ void Run(const MapProblem& p, Stream& stream) {
 
 extern constexpr Strategy<MapProblem> kMapCpuFused = {
     .name = "fused",
-    .summary = "one pass: the whole expression for blocks that stay in the L1 cache",
+    .summary = "one pass: evaluates the whole expression for blocks that stay in the L1 cache",
     .source = "vectorised execution in databases (Boncz, Zukowski and Nes, MonetDB/X100, 2005)",
     .dtypes = ArrayDTypes(),
     .deterministic = true,

@@ -93,7 +93,7 @@ void Run(const TakeProblem& p, const Stream& stream) {
 
 extern constexpr Strategy<TakeProblem> kTakeCpuParallel = {
     .name = "cpu_parallel",
-    .summary = "rows on all cores, with one copy per row where its elements are adjacent",
+    .summary = "copies rows on all cores, with one copy per row if its elements are adjacent",
     .source = "definition",
     .dtypes = ArrayDTypes(),
     .deterministic = true,

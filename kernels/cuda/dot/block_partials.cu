@@ -34,7 +34,7 @@ void Enqueue(const DotProblem& p, Stream& stream) {
 
 extern constexpr Strategy<DotProblem> kDotBlockPartials = Lesson<ShapeOf, Enqueue, DotProblem>({
     .name = "block_partials",
-    .summary = "a fixed grid strides, a tree in shared memory per block, the host adds the sums",
+    .summary = "grid-stride loops, a tree in shared memory per block, the host adds the sums",
     .source = "dot product with shared memory from the CUDA shared-memory tutorial",
     .deterministic = true,
     .limits = {.block_size = kAnyBlockSize, .grid_size = kAnyGridSize},

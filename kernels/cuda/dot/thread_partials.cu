@@ -51,7 +51,7 @@ void Enqueue(const DotProblem& p, Stream& stream) {
 
 extern constexpr Strategy<DotProblem> kDotThreadPartials = Lesson<ShapeOf, Enqueue, DotProblem>({
     .name = "thread_partials",
-    .summary = "a fixed grid strides through the operands, the host adds one value per thread",
+    .summary = "grid-stride loops over the operands; the host adds one value per thread",
     .source = "partial sums in global memory from the CUDA shared-memory tutorial",
     .deterministic = true,
     .limits = {.block_size = kAnyBlockSize, .grid_size = kGridSize},

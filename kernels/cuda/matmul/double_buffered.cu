@@ -101,7 +101,7 @@ void Enqueue(const MatmulProblem& p, Stream& stream) {
 extern constexpr Strategy<MatmulProblem> kMatmulDoubleBuffered = {
     .name = "double_buffered",
     .summary = "the next k-tile is copied in the background (cp.async) while this one is used",
-    .source = "the series of public SGEMM kernels by S. Boehm (2022), with cp.async and edges",
+    .source = "S. Boehm's series of SGEMM kernels (2022), with cp.async and partial tiles",
     .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32, DType::kF64),
     .min_compute_capability = 80,

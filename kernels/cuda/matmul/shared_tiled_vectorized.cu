@@ -159,7 +159,7 @@ void Enqueue(const MatmulProblem& p, Stream& stream) {
 extern constexpr Strategy<MatmulProblem> kMatmulSharedTiledVectorized = {
     .name = "shared_tiled_vectorized",
     .summary = "tiles in shared memory, moved 16 bytes at a time",
-    .source = "the series of public SGEMM kernels by S. Boehm (2022), with edges",
+    .source = "S. Boehm's series of SGEMM kernels (2022), extended to partial tiles",
     .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32, DType::kF64),
     .deterministic = true,

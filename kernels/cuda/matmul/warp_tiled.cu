@@ -333,8 +333,7 @@ void Enqueue(const MatmulProblem& p, Stream& stream) {
 extern constexpr Strategy<MatmulProblem> kMatmulWarpTiled = {
     .name = "warp_tiled",
     .summary = "tiles for block, warp and thread; three k-tiles; operands loaded one step ahead",
-    .source =
-        "the SIMT kernels of CUTLASS, and the series of public SGEMM kernels by S. Boehm (2022)",
+    .source = "the SIMT kernels of CUTLASS, and S. Boehm's series of SGEMM kernels (2022)",
     .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32),
     .min_compute_capability = 80,

@@ -120,7 +120,7 @@ void Enqueue(const ReduceProblem& p, Stream& stream) {
 
 extern constexpr Strategy<ReduceProblem> kReduceAtomic = Lesson<ShapeOf, Enqueue, ReduceProblem>({
     .name = "atomic",
-    .summary = "a fixed grid strides, each thread folds its own value into one cell atomically",
+    .summary = "grid-stride loops; each thread atomically folds its own value into one cell",
     .source = "reduction with atomics from the HIP training examples",
     .limits = {.block_size = kAnyBlockSize, .grid_size = kGridSize},
     .refuses = Refuses,

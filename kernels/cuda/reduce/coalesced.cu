@@ -30,7 +30,7 @@ extern constexpr Strategy<ReduceProblem> kReduceCoalesced =
            ReduceProblem>({
         .name = "coalesced",
         .summary = "a tree of halving strides in device memory, one launch per level",
-        .source = "coalesced tree against memory divergence, from the notes on CUDA reductions",
+        .source = "coalesced tree, to avoid memory divergence, from the notes on CUDA reductions",
         .deterministic = true,
         .limits = {.block_size = kAnyBlockSize},
     });

@@ -103,8 +103,7 @@ void Unrolled(const ReduceProblem& p, Stream& stream) {
 extern constexpr Strategy<ReduceProblem> kReduceGridStride =
     Lesson<GridStrideShape, GridStride, ReduceProblem>({
         .name = "grid_stride",
-        .summary =
-            "a fixed grid strides through the input, a tree per block, the host folds the values",
+        .summary = "grid-stride loops over the input, a tree per block, the host folds the values",
         .source = "reduction with striding from the HIP training examples",
         .deterministic = true,
         .limits = {.block_size = kAnyBlockSize, .grid_size = kAnyGridSize},
@@ -113,7 +112,7 @@ extern constexpr Strategy<ReduceProblem> kReduceGridStride =
 extern constexpr Strategy<ReduceProblem> kReduceTwoPass =
     Lesson<TwoPassShape, TwoPass, ReduceProblem>({
         .name = "two_pass",
-        .summary = "a fixed grid strides, a tree per block, a second launch of the kernel folds "
+        .summary = "grid-stride loops, a tree per block, a second launch of the kernel folds "
                    "the blocks",
         .source = "reduction with two kernel calls from the HIP training examples",
         .deterministic = true,

@@ -74,7 +74,7 @@ void Enqueue(const SearchSortedProblem& p, Stream& stream) {
 
 extern constexpr Strategy<SearchSortedProblem> kSearchSortedTopLevels = {
     .name = "top_levels",
-    .summary = "a search among samples in shared memory, then a search in one stretch of elements",
+    .summary = "a search among samples in shared memory, then a search between two samples",
     .source = "definition",
     .backend = Backend::kCuda,
     .dtypes = ArrayDTypes(),

@@ -132,7 +132,7 @@ void Enqueue(const TopKProblem& p, Stream& stream) {
 
 extern constexpr Strategy<TopKProblem> kTopKHeapThread = {
     .name = "heap_thread",
-    .summary = "one thread per row, with a heap of the k best where the results will be",
+    .summary = "one thread per row, with a heap of the k best in the memory of the results",
     .source = "partial sort by a bounded heap (Williams, Algorithm 232, 1964)",
     .backend = Backend::kCuda,
     .deterministic = true,

@@ -173,7 +173,7 @@ def _places(obj: Any, extent: int) -> Any:
     """Returns the positions that an index selects as a NumPy array."""
     if hasattr(obj, "_session"):
         raise Unsupported(
-            "the positions must be known here, not only on the server: use x[mask] or np.where"
+            "the positions must be in this process, not on the server: use x[mask] or np.where"
         )
     if isinstance(obj, slice):
         return np.arange(extent)[obj]

@@ -281,5 +281,5 @@ class Generator:
 def _real(dtype: Any) -> "np.dtype[Any]":
     kind = _dtypes.dtype_of(dtype)
     if kind not in (_F32, _F64):
-        raise TypeError(f"random numbers are float32 or float64, not {kind}: use .astype()")
+        raise TypeError(f"random numbers must be float32 or float64, not {kind}: use .astype()")
     return kind

@@ -77,10 +77,10 @@ def _vectors(x: Any, ord: Any, axis: Any, keepdims: bool) -> Any:
 
 
 def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
-    """The norms of vectors along one axis, of any order, or of matrices along two axes, of order
-    "fro", 1, -1, inf or -inf. If axis is None, x is the vector or matrix; if ord is None too, x may
-    have any rank, and the norm is the square root of the sum of the squares. Integers give f64.
-    Raises Unsupported for an order that needs singular values."""
+    """The norms of vectors along one axis, for any order, or of matrices along two axes, for the
+    orders "fro", 1, -1, inf and -inf. If axis is None, x is the vector or matrix; if ord is None
+    too, x may have any rank, and the norm is the square root of the sum of the squares. Integers
+    give f64. Raises Unsupported for an order that needs singular values."""
     _own(x)
     if not _dtypes.is_float(x.dtype):
         x = x.astype("f8")
@@ -460,8 +460,8 @@ def _now(a: Any, *values: Any) -> Any:
     compute = a._session.compute
     if inspect.iscoroutinefunction(compute):
         raise Unsupported(
-            "the bins are known only after a call, which ts.aio would have to await: pass edges, or"
-            " bins= and range=, for example from await t.compute(x.min(), x.max())"
+            "the bins are known only after a call, for which ts.aio cannot wait here: pass edges,"
+            " or bins= and range=, for example from await t.compute(x.min(), x.max())"
         )
     return compute(*values)
 
@@ -757,10 +757,10 @@ def _quantile_of(scale: int, skip: bool) -> Callable[..., Any]:
             )
         axes = _ops.axes_of(axis, a.ndim)
         if not skip and not a.size and all(a.shape[i] for i in range(a.ndim) if i not in axes):
-            raise BadIndex("there are no quantiles of no elements")
+            raise BadIndex("an empty array has no quantiles")
         parts = np.asarray(q, float) / scale
         if parts.ndim > 1 or not np.all((parts >= 0) & (parts <= 1)):
-            raise ValueError(f"quantiles are numbers from 0 to {scale}, or a list of them")
+            raise ValueError(f"quantiles must be numbers from 0 to {scale}, or a list of them")
         if method not in _CONTINUOUS and method not in _ROUNDED:
             known = ", ".join((*_CONTINUOUS, *_ROUNDED))
             raise Unsupported(f"method={method!r} is not supported: use {known}, or np.sort(x)")

@@ -61,8 +61,8 @@ def kept(*arrays: Any) -> Any:
     keep = arrays[0]._session.keep
     if inspect.iscoroutinefunction(keep):
         raise Unsupported(
-            "the length of a selection is known only after a call, which ts.aio would have to"
-            " await: use np.where(mask, x, other) or sum(where=mask), or a mask of this process"
+            "the length of a selection is known only after a call, for which ts.aio cannot wait"
+            " here: use np.where(mask, x, other), sum(where=mask), or a mask in this process"
         )
     return keep(*arrays)
 
@@ -180,7 +180,7 @@ def indexed(a: Any, key: Any) -> Any:
         fits = seen.shape[axis : axis + rank]
         if np.shape(indices) != fits:
             raise BadIndex(
-                f"next to other indices, a mask needs shape {fits}, not {np.shape(indices)}")
+                f"next to other indices, a mask must have shape {fits}, not {np.shape(indices)}")
         if rank != 1:
             raise Unsupported(
                 "next to other indices, a mask may have only one axis: index twice, as in"

@@ -322,7 +322,7 @@ def _indices(indices: Term) -> Term:
             "the indices of a take cannot be booleans: use x[mask], or np.compress along an axis"
         )
     if dtype.kind not in "iu":
-        raise BadDtype(f"indices are integers, not {dtype}")
+        raise BadDtype(f"indices must be integers, not {dtype}")
     return (source, view) if dtype in (_I64, _I32) else cast((source, view), _I32)
 
 
@@ -402,7 +402,7 @@ def histogram(
     whole = a[0].dtype.kind in "biu" and array(edges)[0].dtype.kind in "biu"
     edges = array(cast(edges, _I64 if whole else _F64))
     if len(edges[1].shape) != 1 or not edges[1].size:
-        raise BadShape(f"edges are a vector of at least one element, not {edges[1].shape}")
+        raise BadShape(f"edges must be a vector of at least one element, not {edges[1].shape}")
     return _term(Node("histogram", (a, edges), (edges[1].size - 1,), _I64))
 
 

@@ -51,15 +51,15 @@ Output = Tuple[int, int]
 class Stats:
     """The cost of one step, as the server reports it (ExecutionStats). operation is the name of the
     operation, such as "matmul" or "map". strategy and device say what computed it, and where.
-    kernel_us is the time measured by the device's clock. bytes and flops are the number of bytes
-    moved and of floating-point operations, according to the strategy's cost model. roundoff is the
-    strategy's error bound, |error| <= roundoff * sum of the |terms|; for a map, it is the bound on
-    the error of each node, |error| <= roundoff * |value|. queue_us is the time in the queue.
-    total_us is the time from the acceptance of the call to its response. moved_bytes is the number
-    of bytes of operands that were copied from other devices. prepared_bytes is the number of bytes
-    of copies and parts of operands that an earlier call or step had made. devices is the number of
-    devices that worked. kernel_us is 0 unless the expression was made by with_(timing=True);
-    queue_us and total_us are 0 for the steps of a program."""
+    kernel_us is the time measured by the device's clock. bytes is the number of bytes moved and
+    flops the number of floating-point operations, both according to the strategy's cost model.
+    roundoff is the strategy's error bound: |error| <= roundoff * sum of the |terms|, or, for each
+    node of a map, |error| <= roundoff * |value|. queue_us is the time in the queue. total_us is the
+    time from the acceptance of the call to its response. moved_bytes is the number of bytes of
+    operands that were copied from other devices. prepared_bytes is the number of bytes of prepared
+    operands (see ExecutionStats) that an earlier call or step had already made. devices is the
+    number of devices that took part. kernel_us is 0 unless the expression was made by
+    with_(timing=True); queue_us and total_us are 0 for the steps of a program."""
 
     operation: str
     strategy: str

@@ -78,7 +78,7 @@ def checked_token(token: str) -> str:
     """Returns a trimmed token. Raises ValueError if no server would accept it."""
     token = trimmed(token)
     if not re.fullmatch("[!-~]{1,1024}", token):
-        raise ValueError("a token is 1 to 1024 characters of ASCII without spaces")
+        raise ValueError("a token must be 1 to 1024 ASCII characters without spaces")
     return token
 
 
@@ -119,7 +119,7 @@ class Options:
                 raise ValueError(f"{name} {value!r} must be a number of seconds above 0")
         duration(self.unnamed_ttl)
         if self.route is not None and not re.fullmatch("[a-zA-Z0-9._/-]+", self.route):
-            raise ValueError(f"route {self.route!r} is not a buffer's name")
+            raise ValueError(f"route must be a buffer's name, not {self.route!r}")
         if self.token is None and self.token_file is None:
             object.__setattr__(self, "token", os.environ.get("TESSERA_TOKEN") or None)
         if self.token is not None and self.token_file is not None:
@@ -277,7 +277,7 @@ def _host_of(address: str, scheme: str = "") -> str:
     if found[1] is not None or scheme == "ipv4":
         (ipaddress.IPv4Address if found[1] is None else ipaddress.IPv6Address)(found[1] or found[2])
     if scheme == "ipv6" and found[1] is None or scheme == "ipv4" and found[2] is None:
-        raise ValueError(f"{scheme}: needs addresses of that kind")
+        raise ValueError(f"{scheme}: must be followed by {scheme} addresses")
     return found[1] or found[2]
 
 

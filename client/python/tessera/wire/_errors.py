@@ -20,7 +20,7 @@ class Error(Exception):
     """A call that failed.
 
     code is gRPC's code, such as "NOT_FOUND". reason is a stable name for programs; it is also an
-    attribute of the class. details has figures and names about the error, such as limits.
+    attribute of the class. details holds names and figures that concern the error, such as limits.
     retry_after is the number of seconds after which the server suggests another attempt, or None.
     """
 
