@@ -5,8 +5,8 @@ usage: least_squares.py [ADDRESS] [--rows 2000] [--columns 50] [--plot FILE.svg]
 """
 
 # %% [markdown]
-# The x that minimises |A x - b| solves A'A x = A'b. The method of conjugate gradients needs only
-# products with A and with A' for this.
+# The x that minimises |A x - b| solves A'A x = A'b. To find it, the method of conjugate gradients
+# needs only products with A and with A'.
 
 # %%
 import argparse
@@ -29,9 +29,9 @@ t = ts.connect(options.address)
 a, b = t.put(matrix), t.put(right)
 
 # %% [markdown]
-# The divisions run on the server too, because alpha and beta are parts of the program. Both are 0
-# once r has vanished. `keep` leaves x, the residual r, the direction p and the squared length of r
-# on the server; only that length is downloaded.
+# The divisions also run on the server, because alpha and beta are parts of the program. Both are 0
+# if r is 0. `keep` leaves x, the residual r, the direction p and the squared length of r on the
+# server; only that squared length is downloaded.
 
 # %%
 (r,) = t.keep(a.T @ b)

@@ -5,8 +5,8 @@ usage: linear_model.py [ADDRESS] [--seconds 2] [--callers 64] [--plot FILE.svg]
 """
 
 # %% [markdown]
-# The model is fitted here by least squares, and put on the server under names that other processes
-# can use as well.
+# This process fits the model by least squares, and puts it on the server under names that other
+# processes can also use.
 
 # %%
 import argparse
@@ -69,11 +69,11 @@ rate = asked / options.seconds
 print(f"{options.callers} callers: {rate:.0f} answers/s, p50 {p50:.1f} ms, p99 {p99:.1f} ms")
 
 # %% [markdown]
-# NumPy's results for the same images:
+# This cell compares the accuracy with that of NumPy's results for all images:
 
 # %%
 expected = ((images[1257:] @ fitted[:-1] + fitted[-1]).argmax(axis=1) == labels[1257:]).mean()
-print(f"accuracy {correct / asked:.3f}, NumPy on all images {expected:.3f}")
+print(f"accuracy {correct / asked:.3f}, with NumPy {expected:.3f}")
 assert abs(correct / asked - expected) < 0.1
 
 # %%

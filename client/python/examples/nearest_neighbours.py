@@ -6,10 +6,11 @@ usage: nearest_neighbours.py [ADDRESS] [--rows 1000000] [--queries 64] [--plot F
 
 # %% [markdown]
 # ||x - q||^2 = ||x||^2 - 2 x.q + ||q||^2. The last term is the same for all neighbours of q, so the
-# nearest x have the smallest ||x||^2 - 2 x.q, which takes a matrix product, a sum of squares and a
-# topk. That is fast, but only as exact as the squares are. Far from the origin, rounding hides the
+# nearest x have the smallest ||x||^2 - 2 x.q. A matrix product, a sum of squares and a topk find
+# them. This is fast, but only as exact as the squares are. Far from the origin, rounding hides the
 # small distances between vectors. For few vectors, use ((q[:, None] - x) ** 2).sum(axis=2) instead.
-# For many, subtract their mean, search, and score the best candidates again, as below.
+# For many vectors, subtract their mean, search, and score the best candidates again, as shown
+# below.
 
 # %%
 import argparse
@@ -65,7 +66,7 @@ vectors = random.standard_normal((options.rows, DIMENSIONS), np.float32)
 begin = time.perf_counter()
 resident = t.put(vectors)
 norms = ts.sum_squares(resident, axis=1).save()
-print(f"{vectors.nbytes / 1e6:.0f} MB uploaded in {time.perf_counter() - begin:.2f} s")
+print(f"{vectors.nbytes / 1e6:.0f} MB put in {time.perf_counter() - begin:.2f} s")
 
 # Each query is a vector with added noise, so its nearest neighbour is known.
 target = random.integers(0, options.rows, options.queries)
@@ -137,13 +138,13 @@ itself = np.delete(np.arange(21), 7)
 assert (found[:, 0] == itself).all() and (squares[:, 0] == 0).all() and not (found == 7).any()
 differences = far.astype("f8") - asked.astype("f8")[:, None]
 assert (found == np.argsort((differences**2).sum(axis=2), axis=1)[:, :10]).all()
-print(f"{len(asked)} of {len(asked)} vectors find themselves first")
+print(f"{len(asked)} of {len(asked)} vectors are their own nearest neighbours")
 
 apart = (0.01 * random.standard_normal((2000, 64))).astype("f4")
 apart[1000:] += 1000  # Two clouds, whose mean is far from both.
 squares, found = nearest(t.put(apart), apart[990:1010], 10)
 assert (found[:, 0] == np.arange(990, 1010)).all() and (squares[:, 0] == 0).all()
-print("so do the vectors of two distant clouds")
+print("the same holds for vectors in two clouds that are far apart")
 
 # %%
 if options.plot:

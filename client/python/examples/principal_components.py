@@ -37,8 +37,8 @@ x, covariance = t.keep(
 
 # %% [markdown]
 # Each component takes two hundred rounds. The division by the length is part of the program, so no
-# number has to come back in between. `compute` sends everything together, and computes what several
-# results need only once.
+# number has to come back between rounds. `compute` sends all expressions together. A part that
+# several results share is computed only once.
 
 
 # %%
@@ -61,7 +61,7 @@ print(program[0])
 print("\n".join(program[1:5]), "\n...")
 
 # %% [markdown]
-# NumPy's eigenvalues of the same matrix:
+# This cell compares the variances with NumPy's eigenvalues of the same matrix:
 
 # %%
 v1, v2, l1, l2, score1, score2 = results

@@ -90,7 +90,7 @@ print("means              ", mean[:6].round(3))
 print("standard deviations", deviation[:6].round(3))
 
 # %% [markdown]
-# NumPy's results for the same file, if it fits into the memory of this process:
+# If the file fits into the memory of this process, this cell compares the results with NumPy's:
 
 # %%
 if rows.nbytes <= 1 << 28:
