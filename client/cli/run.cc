@@ -91,8 +91,8 @@ void Expand(Session& session, const std::string& operation, Json& request) {
   });
 }
 
-// Parses JSON. Sets `wrong` to what is wrong with the text, if it is JSON that must not be used.
-// Throws Json::exception if it is not JSON.
+// Parses JSON. If it is valid but not accepted (too deep, or a key is set twice), sets `wrong` to
+// the reason. Throws Json::exception if it is not JSON.
 Json ParseJson(const std::string& text, std::string& wrong) {
   std::vector<std::set<std::string>> objects;  // the keys of each object that has not ended
   const auto check = [&](int depth, Json::parse_event_t event, const Json& value) {

@@ -114,7 +114,7 @@ class Device {
     throw DeviceError(DeviceError::Kind::kUnsupported, "Device::AllocateShards",
                       "devices of this kind cannot access each other's memory");
   }
-  // Allocates uninitialised host memory, aligned to 64 bytes, that the device's copies access
+  // Allocates uninitialised host memory, aligned to 64 bytes, that the device's copy engines access
   // directly. Allocating and freeing it may wait for the device's work. REQUIRES: bytes > 0. Throws
   // DeviceError.
   virtual StagingMemory MakeStaging(std::size_t bytes) = 0;

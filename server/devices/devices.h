@@ -73,7 +73,7 @@ class Devices {
   // Returns the longest time that an operation, a transfer or a probe has been waiting for the
   // device, or zero once the device is lost. An operation on the CPU is told to stop once it takes
   // far longer than expected (Executor::StopOverdue); only its time after that counts as a wait.
-  // counts: returns how much of a duration that ends now counts as a wait.
+  // counts: takes the length of a period that ends now and returns how much of it is waiting.
   absl::Duration LongestWait(const Device& device, Executor::Counts counts) const;
   // Whether the device responds, that is, whether its probe is not overdue.
   bool IsAnswering(const Device& device) const;

@@ -273,7 +273,7 @@ void ServerTls::GiveNotice() {
     return;
   }
   next_notice_ = now + kNoticeInterval;
-  // A change of the certificate's validity before the next warning is logged when it happens.
+  // If the certificate becomes valid or expires before the next warning is due, it is logged then.
   for (const absl::Time change : {life.begin, life.end})
     if (change > now) next_notice_ = std::min(next_notice_, change);
 }

@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kBlock)
   const std::int64_t first = std::int64_t{blockIdx.x} * groups_of_run;
   const auto groups = static_cast<int>(min(outer - first, std::int64_t{groups_of_run}));
   const int group = length * pitch;
-  // The run begins at an aligned address, up to a vector before its first element.
+  // The copy begins at an aligned address, less than a vector before the run's first element.
   const T* const begin = x + first * group;
   const auto before =
       static_cast<int>(reinterpret_cast<std::uintptr_t>(begin) % kVectorBytes / sizeof(T));
