@@ -475,9 +475,9 @@ inline MatmulProblem LeastAlignedProduct(const MatmulProblem& p) {
   }
   auto c = reinterpret_cast<std::uintptr_t>(p.c);
   if (p.stack > 1) c = move(c, p.m * p.n, p.out_dtype);
-  product.a = reinterpret_cast<const void*>(a);
-  product.b = reinterpret_cast<const void*>(b);
-  product.c = reinterpret_cast<void*>(c);
+  product.a = reinterpret_cast<const void*>(a);  // NOLINT(performance-no-int-to-ptr): not read
+  product.b = reinterpret_cast<const void*>(b);  // NOLINT(performance-no-int-to-ptr): not read
+  product.c = reinterpret_cast<void*>(c);        // NOLINT(performance-no-int-to-ptr): not written
   return product;
 }
 
