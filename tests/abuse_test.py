@@ -1363,8 +1363,8 @@ class SlowDrainTest(Case):
             server.signal()
         for server, limit in zip(servers, ("3s", "5s")):
             self.assertEqual(server.wait(LONG_S * o.Program.patience()), 0, "exit code")
-            # On a busy machine, the streams of the first server may have ended before the signal.
-            if "DOWNLOAD_IDLE" not in server.log():
+            # On a busy machine, three seconds may be over before the signal.
+            if limit == "5s" or "DOWNLOAD_IDLE" not in server.log():
                 self.assertIn(f"waits no longer than {limit} for a stream", server.log())
         for call in calls:
             self.assertFalse(outcome_of(lambda call=call: list(call)).ok)

@@ -324,6 +324,22 @@ struct StridedWindow {
   }
 };
 
+inline StridedWindow Whole(const std::vector<std::int64_t>& shape) {
+  StridedWindow window{0, shape, std::vector<std::int64_t>(shape.size())};
+  std::int64_t stride = 1;
+  for (std::size_t i = shape.size(); i-- > 0; stride *= std::max<std::int64_t>(1, shape[i]))
+    window.strides[i] = stride;
+  return window;
+}
+
+// Returns the position in the host array of element `at` of the window, in row-major order.
+inline std::int64_t PlaceIn(const StridedWindow& window, std::int64_t at) {
+  std::int64_t place = window.first;
+  for (std::size_t i = window.shape.size(); i-- > 0; at /= window.shape[i])
+    place += at % window.shape[i] * window.strides[i];
+  return place;
+}
+
 // Windows of an array of 6000 elements: blocks with a pitch, reversed, transposed, repeated and
 // overlapping ones, and the whole array.
 inline const std::vector<StridedWindow>& StridedWindows() {

@@ -20,22 +20,6 @@ namespace {
 using Window = StridedWindow;
 using Extents = std::vector<std::int64_t>;
 
-Window Whole(const Extents& shape) {
-  Window window{0, shape, Extents(shape.size())};
-  std::int64_t stride = 1;
-  for (std::size_t i = shape.size(); i-- > 0; stride *= std::max<std::int64_t>(1, shape[i]))
-    window.strides[i] = stride;
-  return window;
-}
-
-// Returns the position in the host array of element `at` of the window, in row-major order.
-std::int64_t PlaceIn(const Window& window, std::int64_t at) {
-  std::int64_t place = window.first;
-  for (std::size_t i = window.shape.size(); i-- > 0; at /= window.shape[i])
-    place += at % window.shape[i] * window.strides[i];
-  return place;
-}
-
 // Returns the row to which NumPy would add, or nothing.
 std::optional<std::int64_t> RowOf(std::int64_t label, std::int64_t length, TakeMode mode) {
   __extension__ typedef __int128 Wide;

@@ -16,26 +16,10 @@ constexpr std::int64_t kHighest = std::numeric_limits<std::int64_t>::max();
 
 using Window = StridedWindow;
 
-Window Whole(const std::vector<std::int64_t>& shape) {
-  Window window{0, shape, std::vector<std::int64_t>(shape.size())};
-  std::int64_t stride = 1;
-  for (std::size_t i = shape.size(); i-- > 0; stride *= std::max<std::int64_t>(1, shape[i]))
-    window.strides[i] = stride;
-  return window;
-}
-
 std::int64_t ElementsOf(const std::vector<std::int64_t>& shape) {
   std::int64_t elements = 1;
   for (std::int64_t extent : shape) elements *= extent;
   return elements;
-}
-
-// Returns the position in the host array of element `at` of the window, in row-major order.
-std::int64_t PlaceIn(const Window& window, std::int64_t at) {
-  std::int64_t place = window.first;
-  for (std::size_t i = window.shape.size(); i-- > 0; at /= window.shape[i])
-    place += at % window.shape[i] * window.strides[i];
-  return place;
 }
 
 struct How {

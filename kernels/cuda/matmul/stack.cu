@@ -284,17 +284,11 @@ void Enqueue(const MatmulProblem& p, Stream& stream) {
   });
 }
 
-}  // namespace
-
-bool IsSmallProduct(const MatmulProblem& p) {
-  return CeilDiv(p.m, kEach) <= kMostTiles && CeilDiv(p.n, kEach) <= kMostTiles &&
-         CeilDiv(p.m, kEach) * CeilDiv(p.n, kEach) <= kMostTiles;
-}
-
-namespace {
-
 std::string Refuses(const MatmulProblem& p) {
-  return IsSmallProduct(p) ? "" : "results of at most 256 tiles of 4 x 4 elements";
+  const std::int64_t rows = CeilDiv(p.m, kEach), columns = CeilDiv(p.n, kEach);
+  return rows <= kMostTiles && columns <= kMostTiles && rows * columns <= kMostTiles
+             ? ""
+             : "results of at most 256 tiles of 4 x 4 elements";
 }
 
 }  // namespace

@@ -28,9 +28,7 @@ template <class T, class I>
 __global__ void __launch_bounds__(kMostThreads)
     AddToLabels(const T* x, TakeIndexes<I> labels, std::int64_t elements, std::int64_t inner,
                 LabelSumOf<T>* out) {
-  const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x;
-  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < elements;
-       i += step) {
+  for (std::int64_t i = GridThread(); i < elements; i += GridThreads()) {
     const std::int64_t row = inner == 1 ? i : i / inner, column = i - row * inner;
     const std::int64_t label = labels.Resolve(labels.Load(row), row, /*marks=*/column == 0);
     if (label >= 0) AtomicAdd(out + label * inner + column, static_cast<LabelSumOf<T>>(x[i]));

@@ -36,8 +36,7 @@ namespace {
 // Calls f(i) for the elements i in [0, n) of this thread.
 template <class F>
 __device__ void ForThread(std::int64_t n, const F& f) {
-  const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x;
-  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += step) f(i);
+  for (std::int64_t i = GridThread(); i < n; i += GridThreads()) f(i);
 }
 
 template <class I, class K>
