@@ -236,7 +236,7 @@ absl::StatusOr<v1::Buffer> Client::Impl::UploadWhole(const v1::CreateBufferReque
                                                      const UploadOptions& upload) {
   Transfer transfer(create.name(), size, source, upload);
   // An upload is not idempotent: if the connection breaks, the client cannot know whether the
-  // buffer exists. If the server refused it or computed another checksum, it does not exist.
+  // buffer exists. After a refusal or if the checksums differ, it does not exist.
   Attempts attempts(*this, PlanOfTransfer(create.name(), upload));
   for (;;) {
     Range range{0, size};
@@ -361,7 +361,7 @@ absl::StatusOr<v1::Buffer> Client::Impl::UploadRanges(const v1::CreateBufferRequ
     failure = sealed.status();
   }
   // If the server does not respond, it will discard the draft itself, so the client does not wait
-  // for it again.
+  // for the server again.
   const std::string reason = ErrorReason(failure);
   if (reason != "STALLED" && reason != "UNREACHABLE") {
     Delete(create.name(), transfer.version, {.timeout = absl::Seconds(5)}, transfer.server)

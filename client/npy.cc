@@ -231,7 +231,7 @@ void GatherColumnMajor(const char* data, absl::Span<const std::int64_t> shape, s
 }
 
 // The point at which a thread resumes after SIGBUS, which the kernel sends when a thread reads a
-// mapping after the end of the file. It is nullptr while the thread is not reading a mapping.
+// mapping beyond the end of the file. It is nullptr while the thread is not reading a mapping.
 thread_local sigjmp_buf* volatile map_reader = nullptr;
 struct sigaction other_bus_action {};  // the process's previous action for SIGBUS
 

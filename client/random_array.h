@@ -23,8 +23,8 @@ std::optional<Distribution> ParseDistribution(std::string_view name);
 
 // Element i depends only on the seed, the distribution, the type and i. For the random
 // distributions, an integer element is 100 times the random number, rounded. A u8 element is the
-// absolute value of that, and u8 and i8 are clamped to their ranges. A bool is true if the number
-// is above 0. Offsets must be multiples of 16 bytes.
+// absolute value of that integer, and u8 and i8 are clamped to their ranges. A bool is true if the
+// number is above 0. Offsets must be multiples of 16 bytes.
 Source RandomArray(Distribution distribution, DType dtype, std::uint64_t seed);
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
-// The server's options. Flags take precedence over TESSERA_* environment variables, and these over
-// a TOML file.
+// The server's options. Flags take precedence over TESSERA_* environment variables, which take
+// precedence over a TOML file.
 #pragma once
 
 #include <algorithm>
@@ -97,7 +97,7 @@ struct Options {
   // another on a device that they share, or wait for each other.
   absl::Duration HangLimit(std::size_t device_count) const;
   // Returns the maximum number of buffers, including drafts. Each takes up to 1.4 KiB of host
-  // memory. Together they take at most another seventh of --host-memory.
+  // memory. Together they take at most a seventh of --host-memory, in addition to it.
   std::uint64_t MaxBuffers() const { return std::max<std::uint64_t>(16, host_memory / (10 << 10)); }
   // Returns the limit on estimates for a strategy that is not the default for its problem. This
   // limit is lower, because a caller that names such a strategy can hold a worker without need.

@@ -62,8 +62,8 @@ void TrimHostMemory() {
   if (mallinfo2().fordblks > kKeptHeap) malloc_trim(0);
 }
 
-// Submits work, unless earlier work with the same flag has not finished. (That work may hang with a
-// device.)
+// Submits work, unless earlier work with the same flag has not finished. (That work hangs if a
+// device hangs.)
 template <class Work>
 void SubmitOnce(Chores& chores, const std::shared_ptr<std::atomic<bool>>& busy, Work work) {
   if (busy->exchange(true)) return;
@@ -496,8 +496,8 @@ void Server::Tend() {
     LogDroppedLines();
     if (now >= next_trim) {
       next_trim = now + kTrimInterval;
-      // The core waits for its chores after the rest of the server is destroyed, so they use only
-      // the core.
+      // The core waits for its chores after the rest of the server is destroyed, so the chores use
+      // only the core.
       SubmitOnce(core_->chores, trimming, [&devices = *core_->devices] {
         devices.TrimSlots();
         TrimHostMemory();

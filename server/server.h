@@ -46,8 +46,8 @@ class Server {
   // The addresses on which the server listens, with the port that was chosen for port 0.
   const std::vector<std::string>& addresses() const { return listener_->addresses(); }
 
-  // The address of the metrics, with the port that was chosen for port 0. It is empty if there is
-  // none.
+  // The address of the metrics, with the port that was chosen for port 0. It is empty if metrics
+  // are not served.
   std::string metrics_address() const { return http_ == nullptr ? "" : http_->address(); }
 
   // Returns a connection without a socket. No call may be made on it after Drain: that crashes in
@@ -150,7 +150,7 @@ class Server {
   std::unique_ptr<CallQueues> queues_;
   std::unique_ptr<grpc::Server> server_;
   bool drained_ = false;
-  std::promise<void> begin_shutdown_;  // of gRPC
+  std::promise<void> begin_shutdown_;  // set to begin gRPC's shutdown
   std::future<void> shutdown_;         // the end of server_->Shutdown
   // The lost devices that Tend has noticed, and, for each, whether the work that is waiting for it
   // is being refused.

@@ -221,7 +221,7 @@ void Prepare(const Target& target, const Operation* operation, std::int64_t size
   operation->prepare(channels, size);
 }
 
-// Rounds to five significant digits. Repeated runs agree in fewer.
+// Rounds to five significant digits. Repeated runs agree in fewer digits.
 Json ToJson(const Sample& sample) {
   Json object = Json::object();
   for (const auto& [name, value] : sample) {

@@ -24,7 +24,7 @@ using std::string_view_literals::operator""sv;
 
 // The maximum size of a header or a zip directory. A tensor takes about 100 bytes of it.
 constexpr std::uint64_t kMaxHeader = 16 << 20;
-// The key of a safetensors header that names no tensor.
+// The key in a safetensors header that does not name a tensor.
 constexpr const char* kMetadata = "__metadata__";
 // The value of a 32-bit size in a zip file if a 64-bit size follows.
 constexpr std::uint64_t kIn64Bits = 0xffffffff;
@@ -41,7 +41,7 @@ std::string AsName(std::string text) {
   return text;
 }
 
-// Returns a little-endian number. REQUIRES: it is within `bytes`.
+// Returns a little-endian number. REQUIRES: the number is within `bytes`.
 std::uint64_t Number(std::string_view bytes, std::size_t at, std::size_t size) {
   std::uint64_t number = 0;
   while (size-- > 0) number = number << 8 | static_cast<unsigned char>(bytes[at + size]);

@@ -17,8 +17,8 @@ struct ArrayInFile {
   NpyHeader header;
 };
 
-// Whether a file of this name holds named arrays, as .npz and .safetensors files do. Every other
-// name is that of a .npy file.
+// Whether a file of this name holds named arrays, as .npz and .safetensors files do. A file with
+// any other name is a .npy file.
 bool HoldsNamedArrays(const std::string& path);
 
 // Returns the arrays of a file, or of the files in a folder that have the endings of these formats.

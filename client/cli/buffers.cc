@@ -83,7 +83,7 @@ v1::Buffer Upload(Session& session, const PutFlags& flags, const std::string& na
                              .cancel = InterruptScope::token()}));
 }
 
-// Uploads the arrays of a file or a folder. If one fails, deletes those before it.
+// Uploads the arrays of a file or a folder. If an upload fails, deletes the earlier buffers.
 std::vector<v1::Buffer> UploadFiles(Session& session, const PutFlags& flags) {
   std::vector<v1::Buffer> made;
   try {

@@ -94,7 +94,7 @@ std::pair<CLI::App*, Flags*> AddCommand(CLI::App& app, Command& chosen, const st
 // Returns the protocol's name for a command's operation, such as "top_k" for "topk".
 std::string OperationName(const std::string& command);
 
-// Returns the ttl for a temporary buffer, which this process deletes itself unless it ends first.
+// Returns the ttl for a temporary buffer, which this process deletes itself unless it ends early.
 // The ttl is one hour, or the server's maximum if that is shorter.
 absl::Duration TemporaryTtl(const v1::Limits& limits);
 

@@ -1,5 +1,5 @@
-// completion: prints a completion script for a shell. complete: is called by these scripts to get
-// the candidates for the word at the cursor.
+// completion: prints a completion script for a shell. complete: prints the candidates for the word
+// at the cursor, for these scripts.
 #include <algorithm>
 #include <iostream>
 #include <memory>

@@ -209,7 +209,7 @@ int main(int argc, char** argv) {
   // Keeps glibc from mapping and unmapping memory for every large message, as in the server.
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
   mallopt(M_TRIM_THRESHOLD, 256 << 20);
-  // OpenSSL would free its state at exit, when gRPC's threads may still use it.
+  // Without this, OpenSSL would free its state at exit, when gRPC's threads may still use it.
   OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
   // A call's error already contains what gRPC would log about a connection.
   ::setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);

@@ -30,7 +30,7 @@ std::string HumanDuration(absl::Duration duration);
 // Returns a string such as "[1257, 64]".
 std::string ShapeText(absl::Span<const std::int64_t> shape);
 std::string DtypeText(v1::Dtype dtype);
-// Returns the time that has passed since then, in the form of HumanDuration.
+// Returns the time that has passed since a timestamp, in the form of HumanDuration.
 std::string AgeText(const google::protobuf::Timestamp& since);
 // Returns the shortest decimal that reads back as the same number.
 std::string NumberText(double value);

@@ -214,8 +214,8 @@ class Searcher {
                           false, options);
   }
 
-  // Adds a step that subtracts the centre from each row and computes its sum of squares, in the
-  // type of the scores.
+  // Adds a step that subtracts the centre from each row and computes the sum of squares of each
+  // difference, in the type of the scores.
   ProgramStep AddNorms(Program& program, const Operand& rows, const Centre& centre,
                        OperationOptions options) const {
     if (centre) {

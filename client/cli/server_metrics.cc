@@ -198,7 +198,7 @@ bool ParseSample(std::string_view line, Sample& sample) {
 
 // --- Differences ---------------------------------------------------------------------------------
 
-// Returns the value of a key, or a default one if the map lacks it.
+// Returns the value of a key, or a default value if the map lacks the key.
 template <class Map>
 typename Map::mapped_type At(const Map& map, const typename Map::key_type& key) {
   const auto found = map.find(key);

@@ -26,7 +26,7 @@
 namespace tessera {
 namespace {
 
-// The longest delay that a server can request. Longer requests are shortened to this.
+// The longest delay that a server can request. A longer delay is shortened to this one.
 constexpr absl::Duration kLongestDelay = absl::Seconds(10);
 // The maximum size of a received message. A server's messages are far smaller: chunks are 1 MiB,
 // and inline results stay below gRPC's default limit of 4 MiB.
@@ -126,7 +126,7 @@ absl::string_view Meaning(absl::string_view cause) {
   return "";
 }
 
-// Returns the options with their address and name as gRPC can read them.
+// Returns the options with their address and name in a form that gRPC can read.
 ClientOptions Readable(ClientOptions options) {
   for (std::string* text : {&options.server, &options.tls_server_name}) *text = Trimmed(*text);
   return options;

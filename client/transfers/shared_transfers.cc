@@ -156,7 +156,7 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryUpload(
     return std::nullopt;
   }
   absl::StatusOr<v1::Buffer> buffer;
-  // If the progress function throws, the draft is deleted, but a single call has no draft.
+  // A progress function needs a draft, which is deleted if the function throws.
   if (size <= kSlotBytes && !options.progress) {
     if (absl::Status status = source(0, (*slots)->Bytes(0, size)); !status.ok()) return status;
     v1::UploadSharedRequest request;

@@ -38,7 +38,7 @@ inline constexpr MethodInfo kMethods[] = {
     {"CopyBuffer", Role::kWrite},
     {"DeleteBuffer", Role::kWrite},
     {"ImportBuffer", Role::kWrite},
-    // Snapshot includes the buffers of all tenants only for an admin.
+    // Snapshot includes the buffers of other tenants only if the caller is an admin.
     {"Snapshot", Role::kWrite},
     // SharedMemoryService.
     {"GetSharedMemory", Role::kRead},

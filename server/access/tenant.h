@@ -80,8 +80,8 @@ class Tenant {
 // their buffers.
 class Tenants {
  public:
-  // `devices` has the memory that all tenants share on each device. `limits` are the limits on each
-  // store.
+  // `devices` gives the memory that all tenants share on each device. `limits` are the limits on
+  // each store.
   Tenants(const std::vector<BufferStore::DeviceLimit>& devices, const BufferStore::Limits& limits);
 
   // The tenant of all calls on a server without --tokens.

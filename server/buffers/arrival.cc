@@ -59,7 +59,7 @@ void Awaited::Then(Next next) {
     const std::lock_guard lock(wait->mutex);
     wait->next = std::move(next);
   }
-  // From here on, Cancel can succeed, so the call may end, and this object with it.
+  // From here on, Cancel can succeed, so the call may end and destroy this object.
   waits_.store(true, std::memory_order_release);
   wait->EndOne(absl::OkStatus());
 }

@@ -15,14 +15,14 @@
 
 namespace tessera {
 
-// The state of a call that waits for one or more arrays. Shared by the call and the arrivals.
+// The state of a call that waits for one or more arrays. The call and the arrivals share it.
 struct ArrivalWait;
 
 // The arrival of one array's bytes. Thread safe.
 class Arrival {
  public:
   // ask: called when a call begins to wait, so that the array is loaded before those for which no
-  // call waits. It must take no lock under which a buffer is looked up.
+  // call waits. It must not take a lock that is held while a buffer is looked up.
   explicit Arrival(std::function<void()> ask) : ask_(std::move(ask)) {}
 
   // Whether the bytes are in the buffer or will never arrive.
@@ -56,8 +56,8 @@ class Awaited {
   void Add(std::shared_ptr<Arrival> arrival);
   bool empty() const { return wait_ == nullptr; }
   // Calls next(status) once everything has arrived, on this thread or on the one that loads arrays;
-  // the status is the first error. This object may be gone on return. If it throws, `next` is never
-  // called. Called at most once. REQUIRES: !empty().
+  // the status is the first error. This object may be destroyed before Then returns. If Then
+  // throws, `next` is never called. Called at most once. REQUIRES: !empty().
   void Then(Next next);
   // Returns true if Then has been called but `next` has not; `next` is then never called. Thread
   // safe.

@@ -327,8 +327,8 @@ absl::StatusOr<std::shared_ptr<Buffer>> BufferStore::MakeAgain(
   const bool swept = !Sweep(SteadyNow()).empty();
   std::deque<PreparedOperands::Claim> claims;
   for (const Shard& shard : shards) claims.emplace_back(prepared(*shard.device));
-  // The server's own sweep may have freed memory since the refusal, so an allocation beyond a limit
-  // is always tried again. A device that was out of memory has none until something is freed.
+  // The server's own sweep may have freed memory since, so an allocation refused by a limit is
+  // always tried again. A device that is out of memory has none until something is freed.
   bool again = swept || !absl::EndsWith(ErrorReason(refused), "MEMORY_EXHAUSTED");
   for (;;) {
     const std::string reason = ErrorReason(refused);
@@ -853,7 +853,7 @@ absl::Status BufferStore::CheckOpenLocked(const Draft& draft) {
 void BufferStore::SetExpiry(const std::string& name, Ready& ready, absl::Time expire_time) {
   const auto it = ready_.find(name);
   expiries_.erase({ready.expire_time, it->first});
-  // An expiry time at the end of a Timestamp's range means never and is not in the list.
+  // An expiry time at the end of a Timestamp's range means never, and is not put in the list.
   ready.expire_time = expire_time >= kLatest ? absl::InfiniteFuture() : expire_time;
   if (ready.expire_time != absl::InfiniteFuture()) expiries_.emplace(expire_time, it->first);
 }

@@ -56,7 +56,7 @@ class Buffer {
   void* data() const { return origin_ != nullptr ? origin_->data() : memory_.data(); }
   // The CRC-32C of the bytes, if each byte was written exactly once and with a checksum.
   std::optional<std::uint32_t> checksum() const { return checksum_; }
-  // The buffer that owns the memory, which is another one if this one is a link.
+  // The buffer that owns the memory: another buffer if this one is a link, otherwise this one.
   const Buffer& owner() const { return origin_ != nullptr ? *origin_ : *this; }
   // The arrival of the bytes if the buffer was restored from a snapshot; otherwise null.
   const std::shared_ptr<Arrival>& arrival() const { return owner().arrival_; }
@@ -208,13 +208,13 @@ class BufferStore {
   // bytes on each device, and a number of buffers. The store keeps what it already holds.
   void SetQuotas(std::uint64_t bytes, std::uint64_t buffers);
 
-  // Creates a draft and allocates its memory. Before this fails for lack of memory, expired buffers
-  // and prepared operands are forgotten. That may take up to PreparedOperands::kPatience, because
-  // calls may still be using the prepared operands. The caller must therefore hold nothing that
-  // such a call needs in order to end: no lock, no stream that calls share, and no prepared operand
-  // that its own call was given. For this reason, calls open their results before they launch
-  // anything, and a program that opens buffers later is given no prepared operands. While a draft
-  // without `replace` exists, no other draft without `replace` can be created under its name.
+  // Creates a draft and allocates its memory. Before Create fails for lack of memory, expired
+  // buffers and prepared operands are forgotten. That may take up to PreparedOperands::kPatience,
+  // because calls may still be using the prepared operands. The caller must therefore hold nothing
+  // that such a call needs in order to end: no lock, no stream that calls share, and no prepared
+  // operand that was given to its own call. For this reason, calls open their results before they
+  // launch anything, and a program that opens buffers later is given no prepared operands. While a
+  // draft without `replace` exists, no other draft without `replace` can be created under its name.
   // Errors: INVALID_ARGUMENT / BAD_NAME, BAD_TTL; ALREADY_EXISTS / BUFFER_EXISTS;
   // RESOURCE_EXHAUSTED / QUOTA_EXCEEDED, TOO_MANY_BUFFERS, TENANT_QUOTA_EXCEEDED {quota, requested,
   // used, limit}, GPU_MEMORY_EXHAUSTED, HOST_MEMORY_EXHAUSTED; FAILED_PRECONDITION /
@@ -227,7 +227,7 @@ class BufferStore {
   // Returns the draft of kind kRanges that has the version, or, for version 0, the only such draft
   // of the name. Errors: NOT_FOUND / BUFFER_NOT_FOUND; FAILED_PRECONDITION / BUFFER_SEALED,
   // VERSION_MISMATCH, VERSION_REQUIRED {versions} with the oldest 16, or BUFFER_NOT_READY if
-  // another call owns it.
+  // another call owns the draft.
   absl::StatusOr<std::shared_ptr<Draft>> FindDraft(std::string_view name, std::uint64_t version);
 
   // Begins a write, and returns the address where its bytes go. EndWrite or AbandonWrite must
@@ -267,7 +267,7 @@ class BufferStore {
   absl::StatusOr<BufferInfo> Link(std::string_view source, std::uint64_t version,
                                   const BufferSpec& link);
 
-  // A buffer of an earlier server.
+  // A buffer that an earlier server has saved in a snapshot.
   struct Restored {
     BufferSpec spec;  // its ttl, kind and `replace` have no effect
     std::uint64_t version = 0;
@@ -288,9 +288,9 @@ class BufferStore {
 
   // Returns a READY buffer; version 0 means any version. If its bytes are still to arrive, the
   // caller must wait for `awaited` before it uses them. Errors: NOT_FOUND / BUFFER_NOT_FOUND
-  // {name}; FAILED_PRECONDITION / VERSION_MISMATCH, or BUFFER_NOT_READY {name, missing}, also for a
-  // buffer whose bytes are still to arrive if `awaited` is null; and the error of the bytes'
-  // arrival.
+  // {name}; FAILED_PRECONDITION / VERSION_MISMATCH, or BUFFER_NOT_READY {name, missing}, also if
+  // the bytes are still to arrive and `awaited` is null; and the error with which the arrival of
+  // the bytes ended.
   absl::StatusOr<BufferInfo> Find(std::string_view name, std::uint64_t version,
                                   Awaited* awaited = nullptr);
 
@@ -322,7 +322,7 @@ class BufferStore {
   absl::Status Delete(std::string_view name, std::uint64_t version);
 
   // Forgets expired buffers and idle drafts. Their memory is freed when the returned pointers are
-  // destroyed. (Look-ups do not find a buffer once it has expired, even before this.)
+  // destroyed. (Look-ups do not find an expired buffer even before it is forgotten.)
   std::vector<std::shared_ptr<const void>> Sweep(absl::Time now);
 
   // Forgets all buffers and drafts that have a shard on a lost device, and the prepared operands

@@ -64,7 +64,7 @@ class SharedRegion {
   SharedRegion() = default;
   absl::Status Map(const Descriptor& file);
 
-  // The destructor unmaps the memory before the charges return it.
+  // The destructor unmaps the memory before these charges end.
   std::shared_ptr<UserQuotas> user_quotas_;  // null if the user may have all
   Charge own_count_;
   Charge own_bytes_;

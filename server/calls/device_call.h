@@ -26,7 +26,7 @@ class DeviceCall : public UnaryCall, private Task {
 
  protected:
   const Devices& devices() const { return devices_; }
-  // The arrivals of the operands' bytes. Prepare adds those that the call needs.
+  // The arrivals of the operands' bytes. Prepare adds the arrivals that the call needs.
   Awaited& awaited() { return awaited_; }
   // Returns the size of a task that takes a device at least `least` microseconds.
   TaskSize SizeOf(double least, bool may_be_tiny);

@@ -37,12 +37,12 @@ class UnaryCall {
   absl::Status Accept();
   // Takes host memory for another `bytes` bytes of a response or of its preparation. Returns
   // RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED if there is too little. message: the error's message
-  // if other calls hold the rest.
+  // if other calls hold too much memory.
   absl::Status ChargeAnswer(
       std::size_t bytes,
       std::string_view message =
           "other calls' messages leave too little memory for this call's response");
-  // Takes host memory for the description of any one buffer.
+  // Takes enough host memory to describe any one buffer.
   absl::Status ChargeDescription() { return ChargeAnswer(parts_.limits.description_bytes()); }
   // Fills the response with body(), which returns a status, and takes host memory for the encoded
   // response and for its objects, which are larger. If there is too little memory for the response,

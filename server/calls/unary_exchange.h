@@ -63,7 +63,7 @@ class UnaryExchange {
   void set_memory(Charge memory) { memory_ = std::move(memory); }
   const Charge& memory() const { return memory_; }
   // Sends the response, which has been filled in. Called once, on any thread. On return, the
-  // messages are gone, and the exchange may be gone too.
+  // messages are destroyed, and the exchange may be destroyed too.
   virtual void Finish(const grpc::Status& status) = 0;
 
  protected:

@@ -164,7 +164,7 @@ absl::StatusOr<View> PlaceOnStream(const Devices& devices, OperandSource& source
         FetchElsewhere(devices, *source.buffer, extent.begin, extent.bytes(), stream, memory);
     if (!status.ok()) return OfOperand(source.named.name, status);
     source.moved_bytes = extent.bytes();
-    // The first element is not the lowest if a stride is negative.
+    // The first element is not at the lowest address if a stride is negative.
     const std::uint64_t first = reinterpret_cast<std::uintptr_t>(view.data) - extent.begin;
     view.data = memory == nullptr ? nullptr : static_cast<const char*>(memory) + first;
   } else if (source.buffer != nullptr) {

@@ -94,9 +94,9 @@ Device* DeviceOf(absl::Span<const OperandSource> sources);
 absl::Status FetchElsewhere(const Devices& devices, const Buffer& buffer, std::uint64_t offset,
                             std::uint64_t bytes, Stream& stream, void* out);
 
-// Returns the operand's view on the stream's device. Inline data is copied to scratch memory,
-// because its alignment in a message is arbitrary. An operand on another device is also copied
-// there, from its first element to its last, and source.moved_bytes is set to the number of bytes.
+// Returns the operand's view on the stream's device. Copies inline data to scratch memory, because
+// its alignment in a message is arbitrary. Copies an operand on another device to scratch memory
+// too, from its first element to its last, and sets source.moved_bytes.
 absl::StatusOr<View> PlaceOnStream(const Devices& devices, OperandSource& source, Stream& stream);
 
 }  // namespace tessera

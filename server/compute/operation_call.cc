@@ -76,7 +76,7 @@ absl::Status OperationCall::CheckBeforeCount(Stream& stream, const Views& views,
                      MakeSpec(destination.buffer(), type.arrays[i], stream.device(), devices()));
     RETURN_IF_ERROR(store().Check(spec));
   }
-  // Without a pace there is no limit on the time, which depends on the count.
+  // No pace is set: the time depends on the count, so it cannot be compared with a limit yet.
   RunOptions options = operation_.options;
   options.check_only = true;
   return tessera::Run(operation_.spec, stream, views, {}, options).status();

@@ -36,7 +36,7 @@ class OperationCall : public DeviceCall {
   // The drafts of the result arrays that become buffers.
   using Drafts = std::array<std::optional<ResultDraft>, kMostResults>;
 
-  // Checks everything about results whose length is not known yet, except what depends on it.
+  // Checks what does not depend on the length of results whose length is not known yet.
   absl::Status CheckBeforeCount(Stream& stream, const Views& views, const ResultType& type);
   absl::StatusOr<ScalarResult> RunWith(Stream& stream, const Views& views,
                                        absl::Span<const Output> out);

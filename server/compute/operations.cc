@@ -187,7 +187,7 @@ absl::Status ReadWanted(const Request& request, Spec& spec) {
   spec.indices = !request.indices().has_none();
   if (spec.values || spec.indices) return CheckApart(request);
   return MakeError(absl::StatusCode::kInvalidArgument, "BAD_RESULT",
-                   "the operation needs at least one of its results", {{"field", "values.none"}});
+                   "values and indices cannot both be left out", {{"field", "values.none"}});
 }
 
 absl::Status Read(const v1::SortRequest& request, SortSpec& spec) {
@@ -340,7 +340,7 @@ OperationSize SizeOfRequest(const Request& request) {
     if (!nodes.empty() && nodes.size() <= kMostNodes) {
       size.bytes = static_cast<std::size_t>(nodes.size()) * sizeof(ExpressionNode) + kHeap +
                    kPrograms * (sizeof(MapProgram) + kHeap);
-      // An invalid node may have one argument too many, on the heap.
+      // An invalid node may have one argument too many, for which heap memory is allocated.
       for (const v1::Expression::Node& node : nodes)
         if (node.args_size() > kMostArguments) size.bytes += 16 + kHeap;
     }

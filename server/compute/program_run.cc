@@ -265,7 +265,7 @@ absl::Status ProgramRun::CountStep(std::size_t index, Stream& stream) {
   PlannedStep& step = program_.steps[index];
   RETURN_IF_ERROR(CountResults(step.spec, stream, step.views, step.options));
   ASSIGN_OR_RETURN(step.result, TypeOf(step.spec, step.views));
-  std::uint64_t in_answer = 0;  // the largest possible results have been added before
+  std::uint64_t in_answer = 0;  // 0: the largest possible results were counted earlier
   const absl::Status opened = OpenResults(index, stream.device(), &in_answer);
   if (!opened.ok()) steps_[index].drafts = {};
   return opened;
@@ -309,8 +309,8 @@ void ProgramRun::FetchBuffers(Stream& stream) {
 }
 
 std::uint64_t ProgramRun::answer_memory() const {
-  // The memory of a result's objects and of their encoded form. An array has a copy in each of
-  // them, and a third copy that came from the device.
+  // The memory of a result's objects and of their encoded form. An array is contained in both, and
+  // there is a third copy, which came from the device.
   constexpr std::uint64_t kObjects = 256, kStats = 512, kError = 1024;
   std::uint64_t bytes = layout_.response_end;
   for (const PlannedStep& step : program_.steps) {
@@ -337,7 +337,7 @@ absl::Status ProgramRun::Run(Stream& stream) {
       if (auto buffer = BufferAt(step.sources, address); buffer != nullptr) return buffer;
     return nullptr;
   };
-  // While CountStep opens a buffer, the program may not hold a copy whose memory the buffer needs.
+  // While CountStep opens a buffer, the program may hold no prepared operand (BufferStore::Create).
   const auto opens_buffers = [](const PlannedStep& step) {
     const auto& destinations = step.destinations;
     return step.status.ok() && step.result.uncounted &&

@@ -18,10 +18,10 @@ namespace tessera {
 // Used for one operation, by one thread. The devices and the buffer must outlive it.
 class ShardTeam final : public Team {
  public:
-  // Returns the team for an operation that runs on the device. There is none if no operand is
+  // Returns the team for an operation that runs on the device. There is no team if no operand is
   // sharded, or if some device of the first sharded operand cannot access all other operands and
   // results. A product is divided according to its first operand. Its second operand may be on one
-  // device, or may have been copied to it.
+  // device only, originally or as a copy.
   static std::optional<ShardTeam> Of(const Devices& devices, const OperationSpec& spec,
                                      const Destinations& destinations,
                                      absl::Span<const OperandSource> sources, const Device& device);

@@ -40,7 +40,7 @@ class Devices {
   // The executor for operations on a device of the list.
   Executor& compute(const Device& device) const { return *states_.at(&device)->compute; }
   // The executor for copies to and from a device. Every upload and download has at most one task
-  // here, so the number of streams bounds the queue. No operation waits behind an upload.
+  // here, so the limit on their number bounds the queue. No operation waits behind an upload.
   Executor& transfers(const Device& device) const { return *states_.at(&device)->transfers; }
 
   // The slots from which a device's downloads are sent.
@@ -58,8 +58,8 @@ class Devices {
   };
   // Returns the stream that receives copies from other devices.
   Bridge BridgeTo(const Device& device) const;
-  // Returns the stream that works on operands that devices share. Its scratch memory counts toward
-  // the scratch memory of operations.
+  // Returns the stream that works on sharded operands. Its scratch memory counts toward the scratch
+  // memory of operations.
   Bridge TeamStream(const Device& device) const;
 
   // The budget for the device memory that operations need while they run, in addition to buffers.

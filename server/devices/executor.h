@@ -1,6 +1,6 @@
 // Runs work on one device. It has a bounded queue for each share, a few streams, and one thread per
-// stream. With a reserve, tasks that are not large have separate streams and threads. A tiny task
-// may also run on the thread that submits it.
+// stream. Tasks that are not large may have a reserve of streams and threads. A tiny task may also
+// run on the thread that submits it.
 #pragma once
 
 #include <array>
@@ -42,7 +42,7 @@ class Task {
  private:
   friend class Executor;
   // Called on a thread of the executor, or by RunOrSubmit, with exclusive use of the stream. The
-  // task may be gone on return. Must not throw.
+  // task may be destroyed before Run returns. Must not throw.
   virtual void Run(Stream& stream) = 0;
   // Called instead of Run if the device is lost, on a thread of the executor or in RefuseWaiting.
   virtual void Refuse(const absl::Status& status) = 0;
@@ -57,7 +57,7 @@ class Task {
   std::uint64_t run_ = 0;  // identifies its current run; 0 until it begins to run
 };
 
-// Returns the error of every call once the device has failed for good: UNAVAILABLE / DEVICE_LOST
+// Returns the error that calls get once the device has failed for good: UNAVAILABLE / DEVICE_LOST
 // {device}.
 absl::Status DeviceLostError(const Device& device);
 
@@ -91,7 +91,7 @@ class Executor {
       Device& device, const Settings& settings,
       absl::FunctionRef<absl::Status(Stream&)> prepare = [](Stream&) { return absl::OkStatus(); });
 
-  // Runs the queued tasks, then stops. REQUIRES: no thread is in another function.
+  // Runs the queued tasks, then stops. REQUIRES: no thread is in any other function of this object.
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
@@ -100,9 +100,9 @@ class Executor {
   // the task is not queued: RESOURCE_EXHAUSTED / QUEUE_FULL {limit} or UNAVAILABLE / DEVICE_LOST.
   absl::Status Submit(Task& task, TaskSize size = TaskSize::kLarge);
   // Runs a tiny task on the calling thread if no task is waiting, a stream is idle, and all running
-  // tasks are tiny (the device might make it wait for a longer one). Otherwise does the same as
-  // Submit. Running the task here avoids waking a thread, but occupies the caller for as long as
-  // the task takes.
+  // tasks are tiny (otherwise the device might make it wait for a longer task). Otherwise does the
+  // same as Submit. Running the task here avoids waking a thread, but occupies the caller for as
+  // long as the task takes.
   absl::Status RunOrSubmit(Task& task);
 
   // Returns true if the task was waiting; it will then not run. Returns false if it has run, or if
@@ -122,7 +122,7 @@ class Executor {
   }
   // Returns how long the longest-running task has been running.
   std::chrono::steady_clock::duration LongestRun() const;
-  // Takes a duration that ends now, and returns the part of it in which the process was not
+  // Takes the length of a period that ends now, and returns for how much of it the process was not
   // stopped.
   using Counts = absl::FunctionRef<absl::Duration(absl::Duration)>;
   // Tells tasks that have overrun to stop. Returns how long the longest overrun has lasted, or
@@ -152,7 +152,7 @@ class Executor {
   struct Group {
     std::condition_variable wake;
     std::deque<Queue> queues;  // by share
-    // The queues with tasks. Among queues that have used the same time, the one that has waited
+    // The queues with tasks. Among queues that have used equally much time, the one that has waited
     // longest comes first.
     std::vector<Queue*> active;
     // The `used` time of the most recently served share at the time when it was served.

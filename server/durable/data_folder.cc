@@ -38,7 +38,7 @@ constexpr int kRead = O_RDONLY | O_CLOEXEC | O_NOFOLLOW;
 constexpr std::size_t kFlushBytes = std::size_t{64} << 20;
 
 std::string FileName(std::uint64_t number) { return absl::StrCat(number, ".safetensors"); }
-// Returns the number of a file of an array, or nothing for any other file.
+// Returns the number in the name of an array's file, or nothing for any other name.
 std::optional<std::uint64_t> NumberOf(const std::string& name) {
   std::uint64_t number = 0;
   const bool is_array =
@@ -53,7 +53,7 @@ absl::Status BadFolder(std::string_view path, std::string_view cause) {
                    {{"path", std::string(path)}, {"cause", std::string(cause)}});
 }
 
-// Returns the error for a call of the system that has just failed.
+// Returns the error for a system call that has just failed.
 absl::Status NotWritten(std::string_view path) {
   const std::string cause = std::strerror(errno);
   return MakeError(
@@ -153,7 +153,7 @@ Json ToJson(const Manifest& manifest) {
   return json;
 }
 
-// These throw Json::exception unless the value is an integer; Number also if it is negative.
+// These throw Json::exception unless the value is an integer; Number also throws if it is negative.
 std::int64_t Integer(const Json& json) { return json.get_ref<const Json::number_integer_t&>(); }
 std::uint64_t Number(const Json& json) { return json.get_ref<const Json::number_unsigned_t&>(); }
 absl::Time Time(const Json& json) { return absl::FromUnixMicros(Integer(json)); }
@@ -208,7 +208,7 @@ absl::StatusOr<Manifest> FromJson(const Json& json) {
 
 absl::StatusOr<Manifest> Parse(const std::string& text) {
   try {
-    // Values that are nested deeper than any of ToJson's are left out: dump() is recursive.
+    // Values nested deeper than any of ToJson's are left out, because dump() is recursive.
     constexpr int kDeepest = 8;
     const Json json = Json::parse(
         text, [](int depth, Json::parse_event_t, const Json&) { return depth <= kDeepest; });
@@ -240,7 +240,7 @@ absl::StatusOr<std::unique_ptr<DataFolder>> DataFolder::Open(const std::string& 
     if (parent.is_open() && fsync(parent.get()) != 0) return BadFolder(path, std::strerror(errno));
   }
   // On NFS, locks on files exclude other hosts, but locks on folders do not. For a read-only
-  // folder, only the folder is locked, so that a server can still restore it.
+  // folder, only the folder is locked, so that a server can still restore buffers from it.
   folder->lock_ =
       OpenFile(openat(opened.get(), kLock, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!folder->lock_.is_open() && errno != EROFS && errno != EACCES)
@@ -318,7 +318,7 @@ absl::StatusOr<DataFolder::Writer> DataFolder::Create(const ArrayFile& file) {
   if (!arrays.is_open()) return NotWritten(kArrays);
   Writer writer;
   writer.path_ = PathOf(file.number);
-  // If the file exists, no manifest names it.
+  // If the file already exists, it may be overwritten, because no manifest names it.
   writer.file_ = OpenFile(openat(arrays.get(), FileName(file.number).c_str(),
                                  O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
   const std::string header = HeaderOf(file);  // without the checksum, which Finish adds

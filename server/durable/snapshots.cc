@@ -92,7 +92,7 @@ void Snapshots::RestoreTenant(Manifest::OfTenant& stored, BufferStore& store) {
   std::map<std::uint64_t, std::shared_ptr<const Buffer>> owners;  // by number of the file
   store.SkipVersions(stored.last_version);
   for (Manifest::Entry& entry : stored.buffers) {
-    // If the clock has been set back, use the time that was left when the snapshot was taken.
+    // If the clock has been set back, use the time to live that was left at the snapshot.
     const absl::Duration left =
         std::min(entry.expire_time - now, entry.expire_time - manifest_.time);
     if (left <= absl::ZeroDuration()) continue;
@@ -243,7 +243,7 @@ absl::StatusOr<Snapshots::Taken> Snapshots::TakeNow(Tenant* only) {
     std::erase_if(infos, [](const BufferInfo& info) { return !info.ready; });
     held.push_back({tenant, std::move(infos), store.last_version()});
   }
-  // The lists may lack the buffers of a device that was lost before they were made.
+  // The lists may lack the buffers of a device that was lost before the lists were made.
   for (const std::unique_ptr<Device>& device : devices_.list()) {
     if (!device->lost()) continue;
     const std::string cause = absl::StrCat("device ", device->info().name, " is lost");

@@ -1,5 +1,5 @@
 // Arrays that outlive the server: snapshots of the tenants' buffers in --data-dir, and the buffers
-// of an earlier server, which are restored from there. docs/durability.md says what is promised.
+// of an earlier server, which are restored from there. docs/durability.md lists the guarantees.
 //
 // READY buffers never change, so a snapshot is a list of buffers. It keeps them alive until their
 // bytes are in files. Buffers whose version is already in a file are not written again.
@@ -39,7 +39,7 @@ class Snapshots {
   static absl::StatusOr<std::unique_ptr<Snapshots>> Open(const std::string& folder,
                                                          absl::Duration interval,
                                                          const Devices& devices, Tenants& tenants);
-  // Buffers that have not been loaded fail with UNAVAILABLE / DRAINING.
+  // Ends the arrivals of buffers that have not been loaded with UNAVAILABLE / DRAINING.
   ~Snapshots();
 
   // What a snapshot holds, and what was written for it.
@@ -113,7 +113,7 @@ class Snapshots {
 
   std::atomic<bool> stopping_{false};
   absl::Time begun_;                  // when Tick last began a snapshot
-  std::atomic<bool> ticking_{false};  // whether that snapshot has not ended
+  std::atomic<bool> ticking_{false};  // whether that snapshot is still being taken
   std::vector<std::thread> loaders_;
   Chores thread_;  // destroyed first
 };

@@ -153,7 +153,7 @@ std::optional<Endpoint> EndpointOf(int fd, int (*name)(int, sockaddr*, socklen_t
   return Endpoint{std::string(BytesOf(ipv6.sin6_addr)), ntohs(ipv6.sin6_port)};
 }
 
-// Returns the addresses of a list. A name may have one address twice.
+// Returns the different addresses of a list, in which an address may occur more than once.
 std::vector<const addrinfo*> WithoutRepeats(const addrinfo* list) {
   std::vector<const addrinfo*> found;
   std::set<std::string> seen;
@@ -164,8 +164,8 @@ std::vector<const addrinfo*> WithoutRepeats(const addrinfo* list) {
 }
 
 // Opens a socket on each of the addresses, all on the same port. Leaves out addresses that this
-// machine lacks; a name may have such an address, such as localhost without IPv6. Returns 0, the
-// errno of an address that cannot be used, or, if this machine lacks all of them, of the last.
+// machine lacks, such as IPv6 addresses without IPv6. Returns 0, the errno of an address that
+// cannot be used, or, if the machine lacks all addresses, the errno of the last one.
 int ListenOnAll(const std::vector<const addrinfo*>& addresses, std::vector<int>& sockets) {
   int lacking = EADDRNOTAVAIL;
   int port = 0;  // the first address's port, which the others must share

@@ -42,9 +42,9 @@ struct TcpSockets {
 absl::StatusOr<TcpSockets> ListenTcp(const std::string& address);
 
 // Returns the source that a connection counts against. For TCP, it consists of the bytes of the
-// IPv4 address, or of the /64 network of the IPv6 address. If fd is an accepted unix socket, it is
-// the user. Returns "" for this host itself, that is, for loopback addresses and for the server's
-// own user.
+// IPv4 address, or of the /64 network of the IPv6 address. If fd is an accepted unix socket, the
+// source is the user. Returns "" for this host itself, that is, for loopback addresses and for the
+// server's own user.
 std::string SourceOf(const sockaddr_storage& peer, int fd = -1);
 
 // One end of a TCP connection.
@@ -173,7 +173,7 @@ class Listener {
   std::unique_ptr<Acceptor> acceptor_;
   std::vector<User> users_;
   Knows knows_;
-  bool told_of_users_ = false;  // whether the warning of too many users was logged
+  bool told_of_users_ = false;  // whether the warning about too many users was logged
   int stop_ = -1;               // an eventfd, which Close makes readable
   int spare_ = -1;  // kept so that a connection can be refused when there are no other descriptors
   std::chrono::steady_clock::time_point next_log_;

@@ -24,9 +24,9 @@ class StreamWatch {
       : connections_(connections), limit_(2 * std::int64_t{limit} + 256) {}
 
   // Called many times a second. Takes at most a twentieth of a core, because it does nothing if it
-  // is called too soon. `now` is a time of SteadyNow. If `forbearing`, no connection may be ended
-  // immediately, because the server was stopped for a while and does not yet know which calls its
-  // clients have cancelled.
+  // is called too soon. `now` is a time of SteadyNow. If `forbearing` is true, no connection is
+  // ended immediately, because the server was stopped for a while and does not yet know which calls
+  // its clients have cancelled.
   void Look(absl::Time now, bool forbearing);
 
  private:

@@ -55,9 +55,9 @@ bool AtEnd() {
   return ERR_GET_LIB(error) == ERR_LIB_PEM && ERR_GET_REASON(error) == PEM_R_NO_START_LINE;
 }
 
-// Whether every block of a text is complete, whatever it contains. There may be comments between
-// blocks. A line that begins a block but is not read as one, or a last line that begins with a
-// dash, belongs to a block that was cut off.
+// Whether every PEM block in a text is complete, whatever it contains. There may be comments
+// between blocks. A line that begins a block but is not read as one, or a last line that begins
+// with a dash, belongs to a block that was cut off.
 bool IsWhole(const std::string& text) {
   std::size_t begun = 0;
   std::string_view last;
@@ -103,7 +103,7 @@ absl::StatusOr<std::string> ReadFile(const std::string& file) {
   return Bad(file, std::string_view(why.data(), why.size()));
 }
 
-// Never requests a password, so a key that has one is rejected.
+// Never requests a password, so a key that needs one is rejected.
 Key ParseKey(const std::string& text) {
   const auto no_password = [](char*, int, int, void*) { return -1; };
   return Key(PEM_read_bio_PrivateKey(Open(text).get(), nullptr, no_password, nullptr));
@@ -119,15 +119,15 @@ std::string DayText(absl::Time time) {
   return absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", time, absl::UTCTimeZone());
 }
 
-// The log warns of a certificate's expiry when an eighth of its life is left, but at most this long
-// in advance. Certificates with a life of one day are renewed only shortly before they expire.
+// The log warns of a certificate's expiry when an eighth of its lifetime is left, but at most this
+// long in advance. Certificates with a lifetime of a day are renewed just before they expire.
 constexpr absl::Duration kLongestNotice = absl::Hours(7 * 24);
 // How often the log warns.
 constexpr absl::Duration kNoticeInterval = absl::Hours(24);
 
 }  // namespace
 
-// Credentials that fetch their certificate at every handshake; gRPC's C++ interface has none.
+// Fetches the certificate at every handshake; gRPC's C++ interface has no such credentials.
 class ServerTls::Credentials final : public grpc::ServerCredentials {
  public:
   Credentials(std::shared_ptr<ServerTls> source, UserMark* mark)

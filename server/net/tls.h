@@ -47,7 +47,7 @@ class ServerTls : public std::enable_shared_from_this<ServerTls> {
   // new one is not. Warns once a day about a certificate that expires soon or is not valid.
   void Reload(bool asked);
 
-  // The life of the current certificate.
+  // When the current certificate is valid.
   CertificateLife life() const;
   // Whether the last attempt to use the files has failed.
   bool stale() const;

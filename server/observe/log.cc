@@ -33,7 +33,7 @@ constexpr std::size_t kLongestText = 512;
 class CallLines {
  public:
   // Whether another line may be written. When a new second begins, sets left_out to the number of
-  // lines that were left out since a call last did so.
+  // lines that were left out since the last call that set it.
   bool Take(std::int64_t& left_out) {
     const std::lock_guard lock(mutex_);
     const absl::Time now = SteadyNow();

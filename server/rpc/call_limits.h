@@ -54,7 +54,7 @@ class CallLimits {
   const Budget& host_memory() const { return host_memory_; }
   // Takes host memory for messages of a call that already holds `held` bytes and keeps them.
   // Returns RESOURCE_EXHAUSTED / HOST_MEMORY_EXHAUSTED {requested, free, total} if there is too
-  // little. message: the error's message if other calls hold the rest.
+  // little. message: the error's message if other calls hold too much memory.
   absl::StatusOr<Charge> TakeHostMemory(std::uint64_t bytes, std::string_view message,
                                         std::uint64_t held = 0);
 

@@ -122,8 +122,8 @@ class ImportCall final : public UnaryCall {
   void Stop(Why why) {
     const std::lock_guard lock(mutex_);
     if (stopped_ == Why::kNot) stopped_ = why;
-    // The caller may begin its next import at once, while this one waits for a copy. The next one
-    // waits for a thread.
+    // The caller may begin its next import at once, while this one waits for a copy. The next
+    // import then waits for a thread.
     place_ = {};
     if (context_ != nullptr) context_->TryCancel();
     wake_.notify_all();

@@ -19,10 +19,10 @@
 
 namespace tessera {
 
-// One stream of data into a draft. At most one thread at a time has the turn: it works on a message
-// while gRPC reads the next one. A stream holds at most two messages. It holds a second message
-// only while there is host memory for that message, and holds no message while it is waiting for
-// the client.
+// One stream of data into a draft. At most one thread at a time has the turn: it works on one
+// message, the message in hand, while gRPC reads the next one. A stream holds at most two messages.
+// It holds a second message only while there is host memory for that message, and holds no message
+// while it is waiting for the client.
 class UploadCall final : public StreamCall, private Task {
  public:
   UploadCall(const CallParts& parts, const Devices& devices, const Caller& caller,
