@@ -236,7 +236,7 @@ absl::StatusOr<v1::Buffer> Client::Impl::UploadWhole(const v1::CreateBufferReque
                                                      const UploadOptions& upload) {
   Transfer transfer(create.name(), size, source, upload);
   // An upload is not idempotent: if the connection breaks, the client cannot know whether the
-  // buffer exists. After a refusal or if the checksums differ, it does not exist.
+  // buffer exists. After a refusal or a checksum mismatch, the buffer does not exist.
   Attempts attempts(*this, PlanOfTransfer(create.name(), upload));
   for (;;) {
     Range range{0, size};

@@ -135,7 +135,7 @@ bool FlushOutput() {
 }
 
 int Main(int argc, char** argv) {
-  CLI::App app("Work with arrays that stay in GPU memory behind a Tessera server.", "tessera");
+  CLI::App app("Work with arrays that stay in GPU memory on a Tessera server.", "tessera");
   app.formatter(std::make_shared<HelpFormatter>());
   app.set_version_flag("--version", TESSERA_VERSION);
   app.require_subcommand(1);

@@ -143,7 +143,7 @@ def timed(call):
 def transfers(address, mib, rounds, cli):
     """Prints the rates, and the medians of their ratios to the C++ client's rates in the same
     round. Both clients use shared memory where the server offers it; "streams" is this client
-    without it, and "one stream" is this client on a single connection."""
+    without shared memory, and "one stream" is this client on a single connection."""
     array = np.ones(mib << 18, np.float32)
     gb = array.nbytes / 1e9
     streams = ts.connect(address, shared_memory=False)

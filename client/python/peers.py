@@ -144,7 +144,7 @@ class Servers:
         return float(expression) if expression.ndim == 0 else self.t.keep(expression)[0]
 
     def moved(self, make, finish, name):
-        """Moves the operands, computes, and forgets them."""
+        """Moves the operands, computes the expression, and forgets the operands."""
         self.fresh.move(make, taken(name))
         result = finish(EXPRESSIONS[name](self.fresh))
         self.fresh.move(lambda array: array, taken(name))

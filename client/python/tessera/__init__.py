@@ -1,4 +1,4 @@
-"""NumPy on arrays that stay on a GPU behind a Tessera server.
+"""NumPy's interface for arrays that stay in GPU memory on a Tessera server.
 
     import tessera as ts
 
@@ -11,8 +11,7 @@ ts.aio has the asyncio versions of connect() and of what it returns.
 
 import pkgutil
 
-# The code that protoc generates from the protocol is in tessera/v1, in another folder of the
-# path.
+# The code that protoc generates from the protocol is in tessera/v1, in another folder of sys.path.
 __path__ = pkgutil.extend_path(__path__, __name__)
 
 from . import aio  # noqa: E402

@@ -148,7 +148,7 @@ class Expr(Lazy):
 
 
 class Array(Expr):
-    """A READY buffer of one version, or a view of it. Views cost no call."""
+    """A READY buffer of one version, or a view of it. Making a view needs no call."""
 
     __slots__ = ()
 
@@ -230,7 +230,7 @@ class Array(Expr):
     def delete(self) -> None:
         """Unlinks this version of the buffer, and no other version. Views of it become invalid too.
         Raises BufferNotFound if no buffer has the name, and VersionMismatch if another array has
-        taken it."""
+        taken the name."""
         session: Client = self._session
         session._run(session._core.delete(self.name, self.version))
 
@@ -369,7 +369,7 @@ class Client(Creation):
 
         A buffer's name is prefix + FILE for a .npy file and prefix + "FILE/KEY" otherwise, with "_"
         for characters that names cannot have; name replaces FILE. Without name and prefix, the
-        buffers are unnamed. only lists the names to load from each file. The other arguments are
+        buffers are unnamed. `only` lists the names to load from each file. The other arguments are
         those of put(). If an upload fails, the buffers that were already created are deleted. All
         headers are checked before the first upload. Raises BadFile if a file is damaged,
         Unsupported if the server lacks a type and no dtype is given, and OSError if a file cannot
@@ -422,8 +422,9 @@ class Client(Creation):
         """Creates a buffer with data that the server fetches from another server, at host:port. No
         data passes through this process. version is the version that the source must have; 0
         accepts any version. timeout is the time for the whole import in seconds. name, replace, ttl
-        and device are those of put(). Raises SourceNotAllowed if this server does not import from
-        there; also SourceRefused, SourceUnreachable, SourceStalled and the errors of put()."""
+        and device are those of put(). Raises SourceNotAllowed if this server may not import from
+        that server; also SourceRefused, SourceUnreachable, SourceStalled and the errors of
+        put()."""
         leaf = self._run(
             self._core.import_from(
                 server, source, name, version, replace, ttl, device, timeout
@@ -465,8 +466,8 @@ class Client(Creation):
         return self._run(self._core.snapshot(timeout))
 
     def scope(self, ttl: Ttl = "10m") -> Scope:
-        """Returns a context manager. Its names are deleted when the context ends, or after the ttl
-        at the latest."""
+        """Returns a context manager. The names created through it are deleted when the context
+        ends, or after the ttl at the latest."""
         return Scope(self, ttl)
 
     # --- expressions

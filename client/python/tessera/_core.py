@@ -677,7 +677,7 @@ class Core:
         self, leaf: Leaf, view: View, progress: Progress = None, into: Optional[Any] = None
     ) -> Steps:
         """Returns the elements of a view, in `into` if given. If the view leaves out most of its
-        range, the server gathers it first."""
+        range, the server first gathers the view's elements."""
         if into is not None:
             _fits(into, leaf, view)
         if view.size == 0:

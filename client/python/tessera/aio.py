@@ -346,7 +346,7 @@ class Client(Creation):
         return await self._run(self._core.unary("GetServerInfo"))
 
     def scope(self, ttl: Ttl = "10m") -> "Scope":
-        """Returns an asynchronous context manager. Its names are deleted when the context ends."""
+        """Like ts.Client.scope, but returns an asynchronous context manager."""
         return Scope(self, ttl)
 
     async def close(self) -> None:

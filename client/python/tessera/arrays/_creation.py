@@ -145,8 +145,8 @@ class Creation:
         return stack(found) if found else self.zeros((0,), kind)
 
     def default_rng(self, seed: Optional[int] = None, stream: int = 0) -> "Generator":
-        """Returns a generator of random numbers, whose first array takes this stream. If no seed is
-        given, a random one is used."""
+        """Returns a generator of random numbers. Its first array uses the random stream with this
+        number. If no seed is given, a random one is used."""
         return Generator(self, secrets.randbits(64) if seed is None else seed, stream)
 
 
@@ -180,9 +180,9 @@ def _wrapped(value: Any, what: str) -> Term:
 
 class Generator:
     """A source of random numbers. Its methods have the same names and arguments as those of
-    np.random.Generator, but return other numbers. Each array takes the next stream. An element
-    depends only on the seed, the stream and the element's index in row-major order, so it is the
-    same on all devices. Philox 4x32-10 gives 64 bits per element (MAP_OP_RANDOM_BITS in
+    np.random.Generator, but return other numbers. Each array uses the next random stream. An
+    element depends only on the seed, the stream and the element's index in row-major order, so it
+    is the same on all devices. Philox 4x32-10 gives 64 bits per element (MAP_OP_RANDOM_BITS in
     compute.proto), from which all methods compute their results."""
 
     def __init__(self, client: Creation, seed: int, stream: int = 0) -> None:

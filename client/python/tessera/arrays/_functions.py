@@ -57,7 +57,7 @@ def _own(x: Any) -> Any:
 
 
 def sum_squares(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
-    """The sum of the squares of all elements, or of those along axes. Integers give i64."""
+    """Returns the sum of the squares of all elements, or of those along axes. Integers give i64."""
     return _own(x)._make(_ops.reduce("sum_squares", x._term(), axis, keepdims))
 
 
@@ -77,10 +77,10 @@ def _vectors(x: Any, ord: Any, axis: Any, keepdims: bool) -> Any:
 
 
 def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
-    """The norms of vectors along one axis, for any order, or of matrices along two axes, for the
-    orders "fro", 1, -1, inf and -inf. If axis is None, x is the vector or matrix; if ord is None
-    too, x may have any rank, and the norm is the square root of the sum of the squares. Integers
-    give f64. Raises Unsupported for an order that needs singular values."""
+    """Returns the norms of vectors along one axis, for any order, or of matrices along two axes,
+    for the orders "fro", 1, -1, inf and -inf. If axis is None, x is the vector or matrix; if ord is
+    None too, x may have any rank, and the norm is the square root of the sum of the squares.
+    Integers give f64. Raises Unsupported for an order that needs singular values."""
     _own(x)
     if not _dtypes.is_float(x.dtype):
         x = x.astype("f8")
@@ -105,19 +105,20 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> A
 
 
 def matmul(a: Any, b: Any, dtype: Any = None) -> Any:
-    """a @ b. dtype is the type of the sums and of the result ("f32" for f16 and bf16 operands,
-    "i64" for i32)."""
+    """Returns a @ b. dtype is the type of the sums and of the result ("f32" for f16 and bf16
+    operands, "i64" for i32)."""
     out = None if dtype is None else _dtypes.dtype_of(dtype)
     return _made(lambda x, y: _ops.matmul(x, y, out), a, b)
 
 
 def vecdot(a: Any, b: Any, axis: int = -1) -> Any:
-    """The sums of the products of two arrays along an axis."""
+    """Returns the sums of the products of two arrays along an axis."""
     return _made(_ufuncs.vecdot, a, b, axis=axis)
 
 
 def window_sum(x: Any, radius: int) -> Any:
-    """y[i] = sum of x[j] for |j - i| <= radius, clipped at the ends of the vector x."""
+    """Returns, for each element of a vector, the sum of the elements that are at most `radius`
+    positions away, including the element itself."""
     return _own(x)._make(_ops.window_sum(x._term(), radius))
 
 
@@ -132,15 +133,15 @@ def topk(x: Any, k: int, axis: int = -1, largest: bool = True) -> Tuple[Any, Any
 
 
 def sort(x: Any, axis: int = -1, descending: bool = False) -> Any:
-    """The elements along an axis in ascending or descending order. NaN is larger than all other
-    elements, and -0.0 equals 0.0, as in NumPy's sort. Equal elements stay in index order, in both
-    directions."""
+    """Returns the elements along an axis in ascending or descending order. NaN is larger than all
+    other elements, and -0.0 equals 0.0, as in NumPy's sort. Equal elements stay in index order, in
+    both directions."""
     return _own(x)._make(_ops.sort(x._term(), axis, descending)[0])
 
 
 def argsort(x: Any, axis: int = -1, descending: bool = False) -> Any:
-    """The i64 indices along an axis that sort the elements as ts.sort does. An array and its
-    indices are results of one step, so t.compute(ts.sort(x), ts.argsort(x)) is one call."""
+    """Returns the i64 indices along an axis that sort the elements as ts.sort does. An array and
+    its indices are results of one step, so t.compute(ts.sort(x), ts.argsort(x)) is one call."""
     return _own(x)._make(_ops.sort(x._term(), axis, descending)[1])
 
 
@@ -166,7 +167,7 @@ def sum_by_label(x: Any, labels: Any, length: int, mode: str = "raise") -> Any:
 
 
 def fma(a: Any, b: Any, c: Any) -> Any:
-    """a * b + c, rounded once, element by element."""
+    """Returns a * b + c, rounded once, element by element."""
     return _made(lambda *terms: e.apply("fma", *terms), a, b, c)
 
 
@@ -198,7 +199,7 @@ def _select(condlist: Any, choicelist: Any, default: Any = 0) -> Any:
 
 
 def clip(a: Any, min: Any = None, max: Any = None) -> Any:
-    """The elements limited to the range from min to max; None means no limit."""
+    """Returns the elements, limited to the range from min to max; None means no limit."""
     if min is None and max is None:
         return a
     if min is None or max is None:
@@ -208,8 +209,8 @@ def clip(a: Any, min: Any = None, max: Any = None) -> Any:
 
 
 def round_(a: Any, decimals: int = 0) -> Any:
-    """The elements rounded to a number of decimals, halves to even. As in NumPy, they are scaled,
-    rounded and scaled back."""
+    """Returns the elements, rounded to a number of decimals, halves to even. As in NumPy, they are
+    scaled, rounded and scaled back."""
     decimals = index_of(decimals, "the number of decimals")
     if a.dtype.kind in "iu":
         return a if decimals >= 0 else round_(a.astype("f8"), decimals).astype(a.dtype)
@@ -645,7 +646,8 @@ def _in_order(which: int) -> Callable[..., Any]:
 
 
 def _partitioned(which: int) -> Callable[..., Any]:
-    """Returns np.partition or np.argpartition. Sorted elements are partitioned at every index."""
+    """Returns np.partition or np.argpartition. They sort, because sorted elements are partitioned
+    at every index."""
 
     def call(a: Any, kth: Any, axis: Any = -1, order: Any = None) -> Any:
         extent = a.size if axis is None else a.shape[normalize_axis(axis, a.ndim)]

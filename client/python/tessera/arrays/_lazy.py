@@ -61,7 +61,7 @@ class Lazy(Operators):
 
     @property
     def dtype(self) -> "np.dtype[Any]":
-        """The NumPy type of the elements. For bf16 it is the type of ml_dtypes if that is
+        """The NumPy type of the elements. For bf16, it is the type of ml_dtypes if that package is
         installed, otherwise ts.bfloat16."""
         return self._source.dtype  # type: ignore[no-any-return]
 
@@ -246,7 +246,7 @@ class Lazy(Operators):
         return self._seen(self._view.broadcast_to(shape))
 
     def squeeze(self: Self, axis: Any = None) -> Self:
-        """A view without the axes of extent 1, or without the given axes."""
+        """Returns a view without the axes of extent 1, or without the given axes."""
         if axis is None or not self.ndim and axis in (0, -1):
             drop = {i for i, extent in enumerate(self.shape) if extent == 1}
         else:
@@ -275,17 +275,17 @@ class Lazy(Operators):
         return self._make(cast(self._term(), to))
 
     def clip(self: Self, min: Any = None, max: Any = None, out: None = None) -> Self:
-        """The elements limited to the range from min to max; None means no limit."""
+        """Returns the elements, limited to the range from min to max; None means no limit."""
         _no_out(out)
         return _functions.clip(self, min, max)  # type: ignore[no-any-return]
 
     def round(self: Self, decimals: int = 0, out: None = None) -> Self:
-        """The elements rounded to a number of decimals, halves to even."""
+        """Returns the elements, rounded to a number of decimals, halves to even."""
         _no_out(out)
         return _functions.round_(self, decimals)  # type: ignore[no-any-return]
 
     def repeat(self: Self, repeats: int, axis: Optional[int] = None) -> Self:
-        """Each element, or each slice along an axis, repeated."""
+        """Repeats each element, or each slice along an axis."""
         return _manipulation.repeat(self, repeats, axis)  # type: ignore[no-any-return]
 
     def diagonal(self: Self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Self:
@@ -300,12 +300,12 @@ class Lazy(Operators):
         dtype: Any = None,
         out: None = None,
     ) -> Self:
-        """The sum of a diagonal."""
+        """Returns the sum of a diagonal."""
         _no_out(out)
         return _functions.trace(self, offset, axis1, axis2, dtype)  # type: ignore[no-any-return]
 
     def ptp(self: Self, axis: Any = None, out: None = None, keepdims: bool = False) -> Self:
-        """The largest element minus the smallest, over all elements or along axes."""
+        """Returns the largest element minus the smallest, over all elements or along axes."""
         _no_out(out)
         return _functions.ptp(self, axis, keepdims)  # type: ignore[no-any-return]
 
@@ -327,8 +327,8 @@ class Lazy(Operators):
         return self
 
     def dot(self: Self, b: Any, out: None = None) -> Self:
-        """Like numpy.dot, for numbers, vectors, matrices and stacks of matrices. For two vectors it
-        is the sum of the products (i64 for integers)."""
+        """Like numpy.dot, for numbers, vectors, matrices and stacks of matrices. For two vectors,
+        the result is the sum of the products (i64 for integers)."""
         _no_out(out)
         return _functions.dot(self, b)  # type: ignore[no-any-return]
 
@@ -381,9 +381,9 @@ class Lazy(Operators):
         initial: Any = None,
         where: Any = True,
     ) -> Self:
-        """The sum of all elements, or the sums along axes. Integers and bool give i64. dtype is the
-        type to which the elements are converted first, and the type of the result. initial is a
-        number that is added. where is a mask that selects the elements."""
+        """Returns the sum of all elements, or the sums along axes. Integers and bool give i64.
+        dtype is the type to which the elements are converted first, and the type of the result.
+        initial is a number that is added. `where` is a mask that selects the elements."""
         _no_out(out)
         picked = self._typed(dtype)._where(where, 0)
         return picked._reduce("sum", axis, keepdims)._from("add", initial)._typed(dtype)
@@ -424,8 +424,8 @@ class Lazy(Operators):
         initial: Any = None,
         where: Any = True,
     ) -> Self:
-        """The smallest element, or NaN if any element is NaN. If initial is given, the result is at
-        most initial, and where may select the elements. Raises EmptyInput."""
+        """Returns the smallest element, or NaN if any element is NaN. If initial is given, the
+        result is at most initial, and `where` may select the elements. Raises EmptyInput."""
         _no_out(out)
         return self._extreme("min", "minimum", axis, keepdims, initial, where)
 
@@ -437,14 +437,14 @@ class Lazy(Operators):
         initial: Any = None,
         where: Any = True,
     ) -> Self:
-        """The largest element, or NaN if any element is NaN. If initial is given, the result is at
-        least initial, and where may select the elements. Raises EmptyInput."""
+        """Returns the largest element, or NaN if any element is NaN. If initial is given, the
+        result is at least initial, and `where` may select the elements. Raises EmptyInput."""
         _no_out(out)
         return self._extreme("max", "maximum", axis, keepdims, initial, where)
 
     def argmin(self: Self, axis: Any = None, out: None = None, *, keepdims: bool = False) -> Self:
-        """The index (i64) of the first smallest element, or of the first NaN, along one axis or
-        over all elements in row-major order. Raises EmptyInput."""
+        """Returns the index (i64) of the first smallest element, or of the first NaN, along one
+        axis or over all elements in row-major order. Raises EmptyInput."""
         _no_out(out)
         return self._reduce("argmin", axis, keepdims)
 
@@ -473,9 +473,9 @@ class Lazy(Operators):
         *,
         where: Any = True,
     ) -> Self:
-        """The mean of all elements, or the means along axes. Integers and bool give f64. dtype is a
-        float type, used as in sum(). where is a mask that selects the elements. The mean of no
-        elements is NaN."""
+        """Returns the mean of all elements, or the means along axes. Integers and bool give f64.
+        dtype is a float type, used as in sum(). `where` is a mask that selects the elements. The
+        mean of no elements is NaN."""
         x = self._real_of(dtype, out)
         if where is None or where is True:
             return x._reduce("mean", axis, keepdims)
@@ -493,9 +493,9 @@ class Lazy(Operators):
         where: Any = True,
         correction: Optional[float] = None,
     ) -> Self:
-        """The sum of the squared deviations from the mean, divided by n - ddof. correction is
-        another name for ddof. where is a mask that selects the elements. dtype is as for mean().
-        The variance of no elements is NaN."""
+        """Returns the sum of the squared deviations from the mean, divided by n - ddof. correction
+        is another name for ddof. `where` is a mask that selects the elements. dtype is as for
+        mean(). The variance of no elements is NaN."""
         x, less = self._real_of(dtype, out), ddof if correction is None else correction
         if where is None or where is True:
             return x._moment("variance", axis, keepdims, less)
@@ -514,7 +514,7 @@ class Lazy(Operators):
         where: Any = True,
         correction: Optional[float] = None,
     ) -> Self:
-        """The square root of var(), even if var() itself exceeds the range of the type."""
+        """Returns the square root of var(), even if var() itself exceeds the range of the type."""
         x, less = self._real_of(dtype, out), ddof if correction is None else correction
         if where is None or where is True:
             return x._moment("std", axis, keepdims, less)
@@ -550,8 +550,8 @@ class Lazy(Operators):
         *,
         where: Any = True,
     ) -> Self:
-        """Whether all elements are nonzero, or all elements where a mask is true. NaN counts as
-        nonzero."""
+        """Returns whether all elements are nonzero, or all elements where a mask is true. NaN
+        counts as nonzero."""
         _no_out(out)
         found = self if where is True else self.astype(bool)._where(where, True)
         return found._reduce("all", axis, keepdims)
@@ -564,8 +564,8 @@ class Lazy(Operators):
         *,
         where: Any = True,
     ) -> Self:
-        """Whether any element is nonzero, or any element where a mask is true. NaN counts as
-        nonzero."""
+        """Returns whether any element is nonzero, or any element where a mask is true. NaN counts
+        as nonzero."""
         _no_out(out)
         found = self if where is True else self.astype(bool)._where(where, False)
         return found._reduce("any", axis, keepdims)
@@ -577,9 +577,9 @@ class Lazy(Operators):
         return x._make(_ops.scan(op, x._term(), axis))._typed(dtype)
 
     def cumsum(self: Self, axis: Any = None, dtype: Any = None, out: None = None) -> Self:
-        """For each element, the sum of the elements along an axis up to and including it. If axis
-        is None, the result is a vector of the sums of all elements in row-major order. dtype is as
-        in sum()."""
+        """Returns, for each element, the sum of the elements along an axis up to and including it.
+        If axis is None, the result is a vector of the sums of all elements in row-major order.
+        dtype is as in sum()."""
         _no_out(out)
         return self._scan("sum", axis, dtype)
 

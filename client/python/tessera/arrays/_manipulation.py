@@ -31,7 +31,7 @@ def flat(a: Any) -> Any:
 
 
 def indices_of(a: Any, value: Any) -> Any:
-    """Returns indices as a term. Those of this process become i64."""
+    """Returns indices as a term. Indices in this process become i64."""
     if not hasattr(value, "_session"):
         given, value = value, np.asarray(_dtypes.to_numpy(value))
         if isinstance(given, (list, tuple)) and not value.size:
@@ -306,7 +306,7 @@ def _tile(A: Any, reps: Any) -> Any:
 
 
 def repeat(a: Any, repeats: Any, axis: Optional[int] = None) -> Any:
-    """Each element, or each slice along an axis, repeated."""
+    """Repeats each element, or each slice along an axis."""
     if np.size(repeats) != 1:
         raise Unsupported(
             "repeats must be a single number: use x[np.repeat(np.arange(n), repeats)]")
@@ -366,7 +366,8 @@ def _shifted(sign: int) -> Callable[..., Any]:
 
 def _joined(parts: List[Any], axis: int) -> Any:
     """Selects each element from the only part that has it. Each part is repeated so that it has the
-    extent of the result. Many parts are joined in groups, because one step reads 8 operands."""
+    extent of the result. Many parts are joined in groups, because one step reads at most 8
+    operands."""
     if len(parts) > 7:
         return _joined([_joined(parts[i : i + 7], axis) for i in range(0, len(parts), 7)], axis)
     end = extent = sum(part.shape[axis] for part in parts)

@@ -23,7 +23,8 @@ _WAY_OUT = "bring the operands to the host with .numpy()"
 _ROWS = "use x[rows] with an array of the positions, or a slice as in x[2:5]"
 
 
-# What to use instead of an attribute of NumPy arrays. Without an entry, it is .numpy() alone.
+# What to use instead of an attribute of NumPy arrays. For attributes without an entry, errors
+# suggest only .numpy().
 _INSTEAD = {
     "argpartition": "use np.argpartition(x, kth)",
     **dict.fromkeys(("partition", "sort"), "use np.sort(x), which returns the sorted array"),
@@ -230,7 +231,7 @@ def _typed(
     ufunc: Any, terms: Tuple[Term, ...], inputs: Tuple[Any, ...], options: Dict[str, Any]
 ) -> Tuple[Tuple[Term, ...], "Optional[np.dtype[Any]]"]:
     """Returns the operands, converted to the type in which a ufunc with dtype= computes, and the
-    result type. NumPy itself determines both types with arrays without elements. Raises TypeError
+    result type. NumPy itself determines both types, from arrays without elements. Raises TypeError
     if NumPy's ufunc does not compute in this type."""
     dtype = options.get("dtype")
     wanted = None if dtype is None else _dtypes.dtype_of(dtype)

@@ -113,8 +113,8 @@ def _exp2(a: Term) -> Term:
 
 
 def _scaled(up: float, down: float) -> Function:
-    """Returns a multiplication by up / down. NumPy computes the factor in the type, and computes
-    float16 in float32."""
+    """Returns a multiplication by up / down. Like NumPy, it computes the factor in the type of the
+    argument, but float16 in float32."""
 
     def apply(a: Term) -> Term:
         a = _real(a)
@@ -127,7 +127,7 @@ def _scaled(up: float, down: float) -> Function:
 
 
 def _fmod(a: Term, b: Term) -> Term:
-    """The remainder with the sign of the dividend."""
+    """Returns the remainder, which has the sign of the dividend."""
     dtype, zero = e.common_dtype([a, b]), e.constant(0)
     a, b = _number(e.cast(a, dtype)), _number(e.cast(b, dtype))
     if _dtypes.is_float(dtype):
@@ -220,7 +220,8 @@ def _hypot(a: Term, b: Term) -> Term:
 
 
 def _cbrt(a: Term) -> Term:
-    """Computes in f64: a power, and a step of Newton's method, which makes it exact to 1 ulp."""
+    """Computes a power in f64, and then a step of Newton's method, which makes the result exact to
+    1 ulp."""
     a = _real(a)
     wide = e.cast(a, e.F64)
     size = e.apply("abs", wide)
@@ -334,7 +335,7 @@ _IN_F64: Dict[str, Function] = {
 
 
 def vecdot(a: Term, b: Term, axis: int = -1) -> Term:
-    """The sums of products along an axis."""
+    """Returns the sums of products along an axis."""
     if len(a[1].shape) == len(b[1].shape) == 1:
         return _ops.dot(a, b)
     return _ops.reduce("sum", e.apply("multiply", a, b), axis)

@@ -87,7 +87,7 @@ def _empty_like(prototype: Any, dtype: Any = None, shape: Any = None, **_: Any) 
 class Joined(Shaped):
     """Chunks that Dask concatenates along an axis before it reduces them, wherever the chunks are.
     Sums, products, minima and maxima along the axis are computed part by part. Other operations
-    first join the parts to one chunk, through this process."""
+    first join the parts into one chunk, through this process."""
 
     __array_priority__ = 2001
 

@@ -176,8 +176,8 @@ def _is_missing(value: Any) -> bool:
 def to_numpy(value: Any, wanted: Any = None) -> npt.NDArray[Any]:
     """Like np.asarray, but also takes arrays of other libraries, even on a device or of types that
     NumPy lacks. A mask is rejected, not dropped. Missing values among Python objects become NaN if
-    a float type is wanted, and are rejected if they have no number. wanted: the requested type, if
-    any."""
+    a float type is wanted, and stay as they are if bool is wanted; otherwise they are rejected.
+    wanted: the requested type, if any."""
     array = _to_numpy(value, wanted)
     if array.dtype != object:
         return array

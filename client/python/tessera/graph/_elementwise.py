@@ -38,8 +38,8 @@ FUNCTIONS: Dict[str, str] = {
 }
 # Functions whose results fit the type of their arguments, even a one-byte type.
 _WITHIN = frozenset("remainder minimum maximum clip sign floor ceil trunc round where".split())
-# What NumPy computes for bool arguments instead. For the other functions, NumPy rejects or widens
-# them.
+# What NumPy computes for bool arguments instead. For the other functions, NumPy rejects bool
+# arguments or widens them.
 _OF_BOOL = {"add": "or", "multiply": "and", "minimum": "and", "maximum": "or"}
 _NOT_OF_BOOL = {"subtract": "^", "negate": "~"}
 

@@ -16,7 +16,7 @@ from ._views import Shape, View, broadcast_shapes
 
 MAX_OPERANDS = 8
 # The server allows 64 nodes, and 63 in a scan with ALL or ANY. Each operand may need a cast (ALL,
-# ANY), and the value a last load.
+# ANY), and the value may need a final load.
 MAX_NODES = 63 - MAX_OPERANDS - 1
 
 

@@ -89,7 +89,7 @@ class Constant:
 FOLDS = ("reduce", "scan")
 TAKE_EXPRESSIONS = (*FOLDS, "sort")
 GIVE_TWO = ("top_k", "sort", "select")
-# Those whose results may be left out.
+# The operations whose results may be left out.
 MAY_SKIP = ("sort", "select")
 
 

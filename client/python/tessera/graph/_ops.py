@@ -28,7 +28,8 @@ def _term(node: Node) -> Term:
 
 
 def reshaped(a: Term, shape: Sequence[int]) -> Term:
-    """The same elements in row-major order: a view if strides can express it, otherwise a copy."""
+    """Returns the same elements in row-major order in another shape: a view if possible, otherwise
+    a copy."""
     view = a[1].reshape(shape)
     if view is None:
         a = copy(a)
@@ -73,7 +74,7 @@ def _are_truth(a: Term, b: Term) -> bool:
 
 
 def dot(a: Term, b: Term) -> Term:
-    """The sum of products of two vectors."""
+    """Returns the sum of the products of two vectors."""
     truth = _are_truth(a, b)
     a, b = _numbers(a, b)
     if a[1].shape != b[1].shape:
@@ -84,8 +85,8 @@ def dot(a: Term, b: Term) -> Term:
 
 
 def matmul(a: Term, b: Term, out_dtype: "Optional[np.dtype[Any]]" = None) -> Term:
-    """The product of vectors, matrices and stacks of matrices. With out_dtype, f16 and bf16 are
-    computed in f32, and i32 in i64."""
+    """Returns the product of vectors, matrices or stacks of matrices. With out_dtype, f16 and bf16
+    are computed in f32, and i32 in i64."""
     shape_a, shape_b = a[1].shape, b[1].shape
     ranks = len(shape_a), len(shape_b)
     if 0 in ranks:
@@ -248,7 +249,7 @@ def scan(
 
 
 def _of_each(op: str, a: Term) -> Term:
-    """A reduction over no axes, which gives a separate result for each element."""
+    """Returns a reduction over no axes, which gives a separate result for each element."""
     own = a[0].dtype
     if op in ("min", "max"):
         return a
@@ -261,7 +262,8 @@ def _of_each(op: str, a: Term) -> Term:
 
 
 def window_sum(a: Term, radius: int) -> Term:
-    """y[i] = the sum of x[j] for |j - i| <= radius, for a vector x."""
+    """Returns, for each element of a vector, the sum of the elements that are at most `radius`
+    positions away, including the element itself."""
     if len(a[1].shape) != 1:
         raise BadShape(f"window_sum takes a vector, not shape {a[1].shape}: use .reshape(-1)")
     radius = index_of(radius, "a radius")
@@ -293,7 +295,8 @@ def topk(a: Term, k: int, axis: int = -1, largest: bool = True) -> Tuple[Term, T
 
 
 def _typed(a: Term) -> Term:
-    """Returns an array whose elements have its type on the server too."""
+    """Returns an array whose elements have its dtype on the server too (see
+    Node.gives_integers)."""
     return array(copy(a) if getattr(a[0], "gives_integers", False) else a)
 
 
@@ -453,7 +456,8 @@ def diagonal(a: Term, offset: int = 0) -> Term:
 
 
 def full(value: Any, shape: Sequence[int], dtype: "np.dtype[Any]") -> Term:
-    """An array whose elements all have one value, or an array of values that are broadcast."""
+    """Returns an array whose elements all have one value, or an array of values that are
+    broadcast."""
     values = Inline(_dtypes.to_server(np.asarray(value), dtype))
     return values, View.whole(values.shape).broadcast_to(shape)
 
@@ -463,6 +467,6 @@ def coordinate(shape: Sequence[int], axis: int) -> Term:
     shape = tuple(shape)
     axis = normalize_axis(axis, len(shape)) - len(shape)
     zeros = full(0, shape, _I64)
-    if shape[axis] == 1:  # In an expression of a larger shape, it would be another coordinate.
+    if shape[axis] == 1:  # If broadcast, a "coordinate" node would not be 0 everywhere.
         return zeros
     return _term(Node("map", (zeros,), shape, _I64, {"fn": "coordinate", "axis": axis}))

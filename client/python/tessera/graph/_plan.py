@@ -19,7 +19,7 @@ from ._fuse import Fuser, Step
 from ._graph import GIVE_TWO, MAY_SKIP, Inline, Leaf, Node, Source, Term
 from ._views import View
 
-# By the name of a step: its method, and the fields of its operands that are not repeated.
+# For each name of a step: the request, the method, and the non-repeated fields that are operands.
 _REQUESTS = {f.name: f.message_type for f in p.Step.DESCRIPTOR.oneofs_by_name["operation"].fields}
 _METHOD = {op: request.name[: -len("Request")] for op, request in _REQUESTS.items()}
 _FIELDS = {
@@ -93,7 +93,7 @@ Cost = Optional[Tuple["Plan", Sequence[Any]]]
 
 
 class Plan:
-    """The steps of one program, in order. Steps use only earlier steps."""
+    """The steps of one program, in order. A step uses only the results of earlier steps."""
 
     def __init__(self, outputs: Sequence[Node]) -> None:
         self.steps: List[Step]

@@ -106,7 +106,7 @@ class Patience:
 
 class Stream:
     """One call that moves a range of bytes. connection: the number of the client's connection that
-    it uses. Another thread may stop it before or after it has begun."""
+    the call uses. Another thread may stop the call before or after it has begun."""
 
     connection = 0
     _call: Any = None

@@ -9,10 +9,10 @@ Progress = Union[None, bool, Callable[[int, int], None]]
 
 def reporter(progress: Progress, total: int, title: str) -> Optional[Callable[[int], None]]:
     """Returns a function to call with the bytes done so far, or None if no progress is reported. If
-    progress is True, it draws a bar on stderr, provided that stderr is a terminal or a notebook and
-    the transfer takes more than a second. If progress is a function, it is called with the bytes
-    done and the total. The bytes done never decrease, although a broken stream sends some bytes
-    again."""
+    progress is True, the function draws a bar on stderr, provided that stderr is a terminal or a
+    notebook and the transfer takes more than a second. If progress is a function, it is called with
+    the bytes done and the total. The bytes done never decrease, although a broken stream sends some
+    bytes again."""
     if not progress:
         return None
     if progress is not True:

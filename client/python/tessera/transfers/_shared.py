@@ -1,8 +1,8 @@
 """Transfers through memory that a server on the same host shares (proto/tessera/v1/
 shared_memory.proto).
 
-Linux only. A client has one region with SLOTS parts. A transfer takes at most two of them, so that
-the server copies one while the client fills or reads the other.
+This works only on Linux. A client has one region with SLOTS parts. A transfer takes at most two of
+them, so that the server copies one while the client fills or reads the other.
 """
 
 import fcntl
@@ -72,7 +72,7 @@ class Region:
     @property
     def connected(self) -> bool:
         """Whether the socket is open. After the handshake, the server sends no more data on it, so
-        readable means closed."""
+        a readable socket is closed."""
         return self._socket.fileno() >= 0 and not select.select([self._socket], [], [], 0)[0]
 
     def close(self) -> None:
