@@ -17,7 +17,7 @@ namespace tessera {
 namespace {
 
 struct Operator {
-  std::size_t level;  // of precedence
+  std::size_t level;  // the level of precedence
   std::string_view text;
   MapOp op;
 };

@@ -196,8 +196,8 @@ class Operations {
     if (axis) request.set_axis(*axis);
     return Send(std::move(request), options, std::forward<Done>(done)...);
   }
-  // Returns, for each element, the fold of the elements along an axis (by default the last) up to
-  // and including it, or, if `exclusive`, without it. If `reverse`, folds begin at the axis's end.
+  // Returns, for each element, the fold along an axis (by default the last) up to this element,
+  // which is included unless `exclusive` is set. If `reverse`, folds begin at the axis's end.
   template <class... Done>
   auto Scan(ReduceOp op, const Operand& x, std::optional<int> axis = std::nullopt,
             bool exclusive = false, bool reverse = false, const OperationOptions& options = {},
@@ -221,9 +221,9 @@ class Operations {
     LeaveOut(results, request);
     return Send(std::move(request), options, std::forward<Done>(done)...);
   }
-  // Returns the slices of x at indices along an axis, or, without an axis, the elements of x as a
-  // vector. If `along`, the indices have the rank of x, and select separately at each position of
-  // the other axes.
+  // Returns the slices of x at indices along an axis. Without an axis, treats x as a vector. If
+  // `along`, the indices have the rank of x, and select separately at each position of the other
+  // axes.
   template <class... Done>
   auto Take(const Operand& x, const Operand& indices, std::optional<int> axis = std::nullopt,
             TakeMode mode = TakeMode::kError, bool along = false,
@@ -250,7 +250,7 @@ class Operations {
     return Send(NewHistogramRequest(options, x, bins), options, std::forward<Done>(done)...);
   }
   // Returns, for each key, the position at which it can be inserted into the sorted vector x:
-  // before the elements that are equal to it, or, if `right`, after them.
+  // before the elements that equal the key or, if `right`, after them.
   template <class... Done>
   auto SearchSorted(const Operand& x, const Operand& keys, bool right = false,
                     const OperationOptions& options = {}, Done&&... done) {

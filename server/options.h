@@ -80,7 +80,7 @@ struct Options {
 
   // These have no flags; tests set other values.
   int transfer_workers = 2;                      // simultaneous copies of transfers on each device
-  std::size_t max_ranges = 4096;                 // in one draft
+  std::size_t max_ranges = 4096;                 // maximum in one draft
   std::uint64_t max_message = 4160ull << 10;     // 4 MiB of data and the rest of a message
   absl::Duration handshake = absl::Seconds(10);  // limit for HTTP/2 and TLS handshakes
   absl::Duration connection_idle = absl::Minutes(30);  // limit for a connection without calls
@@ -93,8 +93,8 @@ struct Options {
 
   // Returns how long a worker may be busy with one task, or a device may leave a probe unanswered,
   // before the device counts as lost. That is `watchdog`, plus four times the longest allowed
-  // estimate of an operation for each worker of each device, because operations may run one after
-  // another on a device that they share, or wait for each other.
+  // estimate of an operation for each worker of each device, because operations on a shared device
+  // may run one after another or wait for each other.
   absl::Duration HangLimit(std::size_t device_count) const;
   // Returns the maximum number of buffers, including drafts. Each takes up to 1.4 KiB of host
   // memory. Together they take at most a seventh of --host-memory, in addition to it.

@@ -46,7 +46,7 @@ Sample Medians(const std::vector<Sample>& samples) {
     for (const auto& [name, value] : sample) columns[name].push_back(value);
   Sample medians;
   for (auto& [name, column] : columns) {
-    column.resize(samples.size());  // with a 0 for each sample without the figure
+    column.resize(samples.size());  // samples without the figure get a 0
     if (const double median = Median(column); median != 0) medians[name] = median;
   }
   return medians;

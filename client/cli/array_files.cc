@@ -254,7 +254,7 @@ std::string ZipHeader(bool entry, const std::string& name, std::uint64_t bytes, 
                       std::uint64_t local) {
   std::string out(entry ? "PK\1\2\x2d\0"sv : "PK\3\4"sv);
   Append(out, 45, 2);          // the version that 64-bit sizes need
-  Append(out, 0, 4 + 2);       // flags, not compressed, time
+  Append(out, 0, 4 + 2);       // flags, no compression, time
   Append(out, 1 << 5 | 1, 2);  // 1980-01-01, the first day that a zip file can name
   Append(out, crc, 4);
   Append(out, kIn64Bits << 32 | kIn64Bits, 8);

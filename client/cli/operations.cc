@@ -293,7 +293,7 @@ void RunOperation(Session& session, const OperationFlags& flags) {
       ReportResult(session, OrThrow(std::move(result)), flags.result, flags.only);
   if (session.json) {
     session.document["stats"]["wall_us"] = absl::ToDoubleMicroseconds(wall);
-  } else if (flags.timing) {  // on stderr, because stdout carries the result
+  } else if (flags.timing) {  // printed to stderr, because stdout carries the result
     std::cerr << Printable(stats.strategy()) << " on " << Printable(stats.device())
               << (stats.devices() > 1 ? absl::StrCat(" and ", stats.devices() - 1, " more") : "")
               << ": " << HumanDuration(absl::Microseconds(stats.kernel_us())) << " on the device, "

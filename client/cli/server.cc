@@ -101,9 +101,9 @@ std::vector<std::string> ProcessStrings(int process, std::string_view file) {
   return found;
 }
 
-// Returns the first address on which a server listens, from the server's command line, or else from
-// its environment. Replaces [::], which does not work if the kernel has no IPv6, with 0.0.0.0,
-// which also leads to this host.
+// Returns the first address on which a server listens, from the server's command line or, if none
+// is given there, from its environment. Replaces [::], which does not work if the kernel has no
+// IPv6, with 0.0.0.0, which also leads to this host.
 std::string AddressOf(int process) {
   constexpr absl::string_view kFlag = "--listen", kVariable = "TESSERA_LISTEN=";
   std::string listen = ClientOptions().server;

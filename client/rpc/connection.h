@@ -49,7 +49,7 @@ absl::Time ToTime(const google::protobuf::Timestamp& time);
 // The maximum time by which a response is delayed to find out why a buffer is missing.
 inline constexpr absl::Duration kExplainTimeout = absl::Seconds(2);
 
-// Returns the time this long from now, by the monotonic clock.
+// Returns the current time of the monotonic clock plus the duration.
 gpr_timespec After(absl::Duration duration);
 
 class Connection;

@@ -70,7 +70,7 @@ TESSERA_METHOD_OF(grpc::health::v1, Health, Check, HealthCheck, kAlways)
 template <class Request>
 using ResponseOf = typename Method<Request>::Response;
 
-// Whether the call reads buffers by name. They may have been lost in a restart of the server.
+// Whether the call reads named buffers, which may have been lost in a restart of the server.
 template <class Request>
 inline constexpr bool kReadsBuffers =
     std::is_same_v<typename Method<Request>::Service, v1::ComputeService> ||

@@ -194,7 +194,7 @@ class BufferStore {
     // How long a draft may go without a write before it is removed.
     absl::Duration idle_draft = absl::Seconds(60);
     std::uint64_t buffers = 100'000;  // READY, drafts, and nameless buffers still in use
-    std::size_t ranges = 4096;        // in one draft
+    std::size_t ranges = 4096;        // maximum in one draft
     // Returns an error for a name that belongs to another server, and OK otherwise. If the function
     // is empty, all names belong to this server.
     std::function<absl::Status(std::string_view name)> foreign = {};
@@ -224,8 +224,8 @@ class BufferStore {
   // is taken. Allocates no memory.
   absl::Status Check(const BufferSpec& spec);
 
-  // Returns the draft of kind kRanges that has the version, or, for version 0, the only such draft
-  // of the name. Errors: NOT_FOUND / BUFFER_NOT_FOUND; FAILED_PRECONDITION / BUFFER_SEALED,
+  // Returns the draft of kind kRanges that has the version. For version 0, returns the only such
+  // draft of the name. Errors: NOT_FOUND / BUFFER_NOT_FOUND; FAILED_PRECONDITION / BUFFER_SEALED,
   // VERSION_MISMATCH, VERSION_REQUIRED {versions} with the oldest 16, or BUFFER_NOT_READY if
   // another call owns the draft.
   absl::StatusOr<std::shared_ptr<Draft>> FindDraft(std::string_view name, std::uint64_t version);
@@ -288,9 +288,9 @@ class BufferStore {
 
   // Returns a READY buffer; version 0 means any version. If its bytes are still to arrive, the
   // caller must wait for `awaited` before it uses them. Errors: NOT_FOUND / BUFFER_NOT_FOUND
-  // {name}; FAILED_PRECONDITION / VERSION_MISMATCH, or BUFFER_NOT_READY {name, missing}, also if
-  // the bytes are still to arrive and `awaited` is null; and the error with which the arrival of
-  // the bytes ended.
+  // {name}; FAILED_PRECONDITION / VERSION_MISMATCH, or BUFFER_NOT_READY {name, missing}, the latter
+  // also if the bytes are still to arrive and `awaited` is null; and the error with which their
+  // arrival ended.
   absl::StatusOr<BufferInfo> Find(std::string_view name, std::uint64_t version,
                                   Awaited* awaited = nullptr);
 
@@ -317,8 +317,8 @@ class BufferStore {
   // the buffer never expires. Returns the errors of Get, or INVALID_ARGUMENT / BAD_TTL.
   absl::StatusOr<BufferInfo> SetTtl(std::string_view name, std::uint64_t version,
                                     std::optional<absl::Duration> ttl);
-  // Deletes the READY buffer and the visible drafts of a name, or, with a version, only the buffer
-  // or draft that has it. Returns the errors of Get.
+  // Deletes the READY buffer and the visible drafts of a name. If a version is given, deletes only
+  // the buffer or draft with this version. Returns the errors of Get.
   absl::Status Delete(std::string_view name, std::uint64_t version);
 
   // Forgets expired buffers and idle drafts. Their memory is freed when the returned pointers are

@@ -82,8 +82,8 @@ absl::Status SharedRegion::Map(const Descriptor& file) {
                       {"size", absl::StrCat(size_)},
                       {"allocated", absl::StrCat(status.st_blocks * kBlock)}});
   }
-  // A malicious client may have allocated pages beyond the end of the region instead. This call
-  // either allocates the missing pages or fails. After success, every page stays present.
+  // A malicious client may have allocated pages only beyond the region's end. This call either
+  // allocates the missing pages or fails. After success, every page stays present.
   if (!PopulateHost(memory, size_)) {
     if (errno == EINVAL) {
       return MakeError(StatusCode::kFailedPrecondition, "REGIONS_UNSUPPORTED",

@@ -70,9 +70,9 @@ class DeviceBytes {
  public:
   // Adds the bytes [begin, end) of the buffer. Every device of the buffer can access all of them.
   void Add(const Buffer& buffer, std::uint64_t begin, std::uint64_t end);
-  // Returns the device that can access the most bytes. If there are several, returns the one that
-  // has the most bytes in its own memory or, if there are several again, the one that was added
-  // first. Returns null if nothing was added.
+  // Returns the device that can access the most bytes. Among several, returns the one that has the
+  // most bytes in its own memory or, if that is not unique, the one that was added first. Returns
+  // null if nothing was added.
   Device* Most() const;
 
  private:

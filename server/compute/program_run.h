@@ -68,7 +68,7 @@ class ProgramRun {
   struct Step {
     Sources sources;
     Destinations destinations;
-    std::array<std::unique_ptr<ResultDraft>, kMostResults> drafts;  // if they become buffers
+    std::array<std::unique_ptr<ResultDraft>, kMostResults> drafts;  // for results in buffers
   };
 
   // Converts a step, except for its buffers.

@@ -130,7 +130,7 @@ void Chores::Run(bool stays) {
     const auto mine = std::prev(running_.end());
     lock.unlock();
     work();
-    work = nullptr;  // without the lock, because a destructor may submit more work
+    work = nullptr;  // after the lock is released, because a destructor may submit more work
     lock.lock();
     running_.erase(mine);
     --queues_[*queue].running;

@@ -37,7 +37,7 @@ struct Manifest {
     std::uint64_t owner = 0;
     absl::Time create_time;
     absl::Time expire_time = absl::InfiniteFuture();
-    std::vector<std::string> devices;  // of the shards
+    std::vector<std::string> devices;  // those of the shards
   };
   struct OfTenant {
     std::uint64_t last_version = 0;  // the greatest version that was given out

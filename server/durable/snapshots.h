@@ -1,5 +1,5 @@
 // Arrays that outlive the server: snapshots of the tenants' buffers in --data-dir, and the buffers
-// of an earlier server, which are restored from there. docs/durability.md lists the guarantees.
+// of an earlier server, which are restored from there. docs/durability.md describes the guarantees.
 //
 // READY buffers never change, so a snapshot is a list of buffers. It keeps them alive until their
 // bytes are in files. Buffers whose version is already in a file are not written again.
@@ -64,7 +64,7 @@ class Snapshots {
     std::uint64_t begun = 0;
     std::uint64_t taken = 0;
     std::uint64_t failed = 0;
-    std::uint64_t bytes = 0;    // written to files of arrays, also for snapshots that failed later
+    std::uint64_t bytes = 0;    // written to files of arrays, even for snapshots that failed later
     absl::Time last;            // when the last complete snapshot ended; the start if there is none
     std::uint64_t waiting = 0;  // arrays that are on disk only
     std::uint64_t loading = 0;  // arrays that are being loaded
@@ -75,7 +75,7 @@ class Snapshots {
  private:
   // A buffer whose bytes are in a file.
   struct Unloaded {
-    std::weak_ptr<const Buffer> buffer;  // gone once it is deleted
+    std::weak_ptr<const Buffer> buffer;  // expired once the buffer is deleted
     std::shared_ptr<Arrival> arrival;
     ArrayFile file;
   };
@@ -91,7 +91,7 @@ class Snapshots {
   // Takes the next buffer to load. Returns false if none is left.
   bool TakeNext(Unloaded& next);
   absl::Status LoadOne(const Buffer& buffer, const ArrayFile& file);
-  // The files of arrays that calls may be waiting for, even if no buffer has their names any more.
+  // The files of arrays that calls may be waiting for, even if their names have been deleted.
   std::set<std::uint64_t> Needed() const;
 
   absl::StatusOr<Taken> TakeNow(Tenant* only);
@@ -103,7 +103,7 @@ class Snapshots {
   Tenants& tenants_;
 
   std::mutex turn_;    // held while a snapshot is taken
-  Manifest manifest_;  // the one in the folder
+  Manifest manifest_;  // the manifest in the folder
 
   mutable std::mutex mutex_;
   Figures figures_;

@@ -34,7 +34,7 @@ struct grpc_socket_mutator {
 namespace tessera {
 namespace {
 
-// How long gRPC may take to close a socket that has been shut down. It takes 2 ms if a thread is
+// How long gRPC may take to close a socket that has been shut down. gRPC takes 2 ms if a thread is
 // polling.
 constexpr absl::Duration kLongestEnd = absl::Seconds(2);
 

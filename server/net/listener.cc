@@ -213,7 +213,7 @@ absl::StatusOr<TcpSockets> ListenTcp(const std::string& address) {
   }
   const std::string port = address.substr(colon + 1);
   addrinfo hints{};
-  hints.ai_flags = AI_PASSIVE;  // without a host, all addresses
+  hints.ai_flags = AI_PASSIVE;  // makes an empty host mean all addresses
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* resolved = nullptr;
   const int wrong =

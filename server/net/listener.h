@@ -134,7 +134,7 @@ class Listener {
   using Knows = std::function<bool(uid_t)>;
   // Starts to serve; called once. Connections are handed to acceptors whose gRPC server has
   // started. A connection through a unix socket goes to the entry of `users` that has its user's
-  // mark, or else to a free entry, which then gets that mark. All other connections go to
+  // mark, or otherwise to a free entry, which then gets that mark. All other connections go to
   // `acceptor`, including those of unknown users and of users for which no entry is left. `knows`,
   // which the listener's thread calls, says whether a user is known. `knows` must not be empty if
   // there are users.

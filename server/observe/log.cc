@@ -177,8 +177,8 @@ void ForwardGrpcLog(gpr_log_func_args* args) {
   }
 }
 
-// Logs a line of libprotobuf, for example about a request with text that is not UTF-8. Such a
-// request is rejected anyway.
+// Logs a line of libprotobuf, for example about a request with text that is not UTF-8. The server
+// rejects such a request.
 void ForwardProtobufLog(google::protobuf::LogLevel level, const char*, int,
                         const std::string& message) {
   if (level == google::protobuf::LOGLEVEL_FATAL) {

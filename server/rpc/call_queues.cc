@@ -8,7 +8,7 @@ namespace {
 
 // There are two threads for every eight cores. Clients on this host and the work of the calls need
 // the other cores, and with more threads, each thread finds fewer events when it wakes up. More
-// queues were not faster: with 64 callers, Dots of 4096 f32 on 2, 4 and 8 queues had 1.10, 1.03 and
+// queues did not help: with 64 callers, Dots of 4096 f32 on 2, 4 and 8 queues had 1.10, 1.03 and
 // 1.07 times the rate of empty calls on a callback server (16 cores of the H200 host).
 unsigned QueueCount() { return std::clamp(std::thread::hardware_concurrency() / 8, 1u, 16u); }
 

@@ -28,7 +28,7 @@ class QueueEvent {
   ~QueueEvent() = default;
 };
 
-// Calls a function of its owner. After that, the owner, and therefore this event, may be gone.
+// Calls a function of its owner. The function may destroy the owner, and therefore this event.
 template <class Owner>
 class QueueEventOf final : public QueueEvent {
  public:

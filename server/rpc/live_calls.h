@@ -18,7 +18,7 @@ class LiveCalls {
     const std::lock_guard lock(mutex_);
     return *(calls_[call.get()] = std::move(call));
   }
-  // The call may be gone on return.
+  // The call may be destroyed before this returns.
   void Remove(Call& call) {
     typename Calls::node_type removed;  // destroyed after the lock is released
     const std::lock_guard lock(mutex_);

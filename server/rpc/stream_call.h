@@ -55,8 +55,8 @@ class StreamExchange final {
  public:
   using Handle = std::function<void(StreamExchange&)>;
 
-  // Accepts a call, and the next call when this one has arrived. handle(exchange) begins to serve
-  // the call on a thread of the queue. The service and `handle` must outlive the queue.
+  // Accepts one call, and then another each time one arrives. handle(exchange) begins to serve the
+  // call on a thread of the queue. The service and `handle` must outlive the queue.
   StreamExchange(grpc::AsyncGenericService& service, CallQueue& queue, const Handle& handle);
   StreamExchange(const StreamExchange&) = delete;
   StreamExchange& operator=(const StreamExchange&) = delete;

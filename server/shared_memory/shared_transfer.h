@@ -65,7 +65,7 @@ class SharedTransfer : public UnaryCall, private Task {
   void Finish() {
     Conclude(Guarded([&] { return Close(); }));
   }
-  // The call may be gone when this returns. The same is true of Begin, Run and Finish.
+  // The call may be destroyed before this returns. The same is true of Begin, Run and Finish.
   void Conclude(const absl::Status& status);
   void OnCancel() final;
 
@@ -78,7 +78,7 @@ class SharedTransfer : public UnaryCall, private Task {
   char* memory_ = nullptr;
   std::uint64_t size_ = 0;
   std::uint64_t moved_ = 0;
-  absl::Time submitted_;  // when it last began to wait for a worker
+  absl::Time submitted_;  // when the call last began to wait for a worker
   std::atomic<Executor*> executor_{nullptr};
   std::atomic<bool> cancelled_{false};
 };

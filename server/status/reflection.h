@@ -17,8 +17,8 @@ namespace tessera {
 // (INVALID_ARGUMENT). Thread safe. It must outlive the server.
 class Reflection {
  public:
-  // `services` has their full names, in the order in which they are listed. Their descriptors must
-  // be linked.
+  // `services` are the full names of the services to list, in this order. Their descriptors must be
+  // linked.
   explicit Reflection(std::vector<std::string> services);
   ~Reflection();
 

@@ -67,7 +67,7 @@ class DownloadCall final : public StreamCall,
   absl::Status Open();
   // REQUIRES: mutex_ is held.
   Step Decide();
-  // The call may be gone on return.
+  // The call may be destroyed before this returns.
   void Do(Step step);
   // Fetches chunks.
   void Run(Stream& stream) override;
@@ -102,7 +102,7 @@ class DownloadCall final : public StreamCall,
   // Used only by the fetching thread.
   v1::DownloadResponse header_;  // header of the next message
   std::uint64_t position_ = 0;
-  absl::Time submitted_;  // when it last began to wait for a worker
+  absl::Time submitted_;  // when the call last began to wait for a worker
 
   grpc::ByteBuffer message_;  // used by gRPC during a read or write
 

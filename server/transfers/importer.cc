@@ -51,7 +51,7 @@ std::string ReasonOf(const grpc::Status& status) {
 bool IsTransient(grpc::StatusCode code) {
   switch (code) {
     case grpc::StatusCode::UNAVAILABLE:
-    case grpc::StatusCode::CANCELLED:  // by a server that is stopping
+    case grpc::StatusCode::CANCELLED:  // sent by a server that is stopping
     case grpc::StatusCode::INTERNAL:   // a stream that was reset
     case grpc::StatusCode::UNKNOWN:
     case grpc::StatusCode::DEADLINE_EXCEEDED:  // this side was slow

@@ -88,7 +88,7 @@ class UploadCall final : public StreamCall, private Task {
   absl::Status EndWrite(Stream& stream);
   // Completes the upload once the client has sent everything.
   absl::Status Close();
-  // Called once. The call may be gone on return.
+  // Called once. The call may be destroyed before this returns.
   void End(const absl::Status& status);
 
   const CallParts& parts_;
@@ -132,7 +132,7 @@ class UploadCall final : public StreamCall, private Task {
   };
   std::optional<Write> write_;
   std::uint64_t arrived_ = 0;  // bytes that Run has copied to the device
-  absl::Time submitted_;       // when it last began to wait for a worker
+  absl::Time submitted_;       // when the call last began to wait for a worker
 };
 
 }  // namespace tessera
