@@ -323,8 +323,8 @@ class Client : public Operations<Client> {
                                           const CallOptions& call = {});
   // Creates a buffer from another buffer or a view of it, within the server. The view may be a
   // window or a transpose. The copy may have another dtype, device or placement. If dtype is
-  // absent, the copy has the source's dtype. If device and placement are both empty, it is placed
-  // like the source.
+  // absent, the copy has the source's dtype. If device and placement are both empty, the copy is
+  // placed like the source.
   absl::StatusOr<v1::Buffer> CopyBuffer(const Operand& source, const ResultBuffer& target,
                                         std::optional<DType> dtype = std::nullopt,
                                         const std::string& device = {},

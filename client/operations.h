@@ -234,8 +234,8 @@ class Operations {
     request.set_along(along);
     return Send(std::move(request), options, std::forward<Done>(done)...);
   }
-  // Returns the elements of x where the mask, of type BOOL and the same shape, is true, and their
-  // positions in row-major order, or only one of the two.
+  // Returns the elements of x at which the mask is true, and their positions in row-major order, or
+  // only one of the two. The mask has type BOOL and the shape of x.
   template <class... Done>
   auto Select(const Operand& x, const Operand& mask, Results results = Results::kBoth,
               const OperationOptions& options = {}, Done&&... done) {

@@ -39,8 +39,8 @@ Pair<Real> Draw(Distribution distribution, std::uint64_t seed, std::uint64_t i) 
   constexpr std::uint64_t kGoldenRatio = 0x9e3779b97f4a7c15u;
   const std::uint64_t bits = Mix(Mix(seed) + (i + 1) * kGoldenRatio);
   if (distribution == Distribution::kUniform) {
-    // Each number has 24 random bits. Every multiple of 2^-24 below 1 is exactly a float, so none
-    // rounds up to 1.
+    // Each number has 24 random bits. A float represents every multiple of 2^-24 below 1 exactly,
+    // so none rounds up to 1.
     return {static_cast<Real>(bits >> 40) * Real{0x1p-24},
             static_cast<Real>(bits & 0xffffffu) * Real{0x1p-24}};
   }

@@ -87,7 +87,7 @@ class Server {
   // Begins or ends the recording of all devices by profilers (Device::SetProfiling).
   void SetProfiling(bool on);
 
-  // Removes the files of unix: listeners, for a process that ends without destroying the server.
+  // Removes the files of unix sockets, for a process that ends without destroying the server.
   void RemoveSockets() {
     listener_->RemoveSocketFiles();
     if (shared_memory_service_ != nullptr) shared_memory_service_->RemoveSocketFile();

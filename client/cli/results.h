@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-// Options for where array results go.
+// Options that say where array results go.
 struct ResultFlags {
   bool two = false;  // whether the results are values and indices
   std::string out;

@@ -303,7 +303,7 @@ void Attempts::Progress() {
 // --- Connections ---------------------------------------------------------------------------------
 
 std::string Connection::RouteOfBuffer(std::string_view buffer) const {
-  // A value that is not a valid buffer name may not be a valid header either. The server reports
+  // A value that is not a valid buffer name might not be a valid header either. The server reports
   // what is wrong with it.
   const bool valid = std::all_of(buffer.begin(), buffer.end(), [](unsigned char c) {
     return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '/' || c == '-';

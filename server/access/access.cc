@@ -229,7 +229,7 @@ class Access::Table {
     }
   }
 
-  // Returns null if no line has this token. The search's time reveals at most a part of a hash.
+  // Returns null if no line has this token. The time it takes reveals at most a part of a hash.
   const Caller* Find(const TokenHash& hash) const {
     const auto found = entries_.find(KeyOf(hash));
     if (found == entries_.end()) return nullptr;

@@ -36,7 +36,7 @@ class OperationCall : public DeviceCall {
   // The drafts of the result arrays that become buffers.
   using Drafts = std::array<std::optional<ResultDraft>, kMostResults>;
 
-  // Checks what does not depend on the length of results whose length is not known yet.
+  // Checks what can be checked before the length of the results is known.
   absl::Status CheckBeforeCount(Stream& stream, const Views& views, const ResultType& type);
   absl::StatusOr<ScalarResult> RunWith(Stream& stream, const Views& views,
                                        absl::Span<const Output> out);

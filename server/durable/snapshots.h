@@ -39,7 +39,7 @@ class Snapshots {
   static absl::StatusOr<std::unique_ptr<Snapshots>> Open(const std::string& folder,
                                                          absl::Duration interval,
                                                          const Devices& devices, Tenants& tenants);
-  // Ends the arrivals of buffers that have not been loaded with UNAVAILABLE / DRAINING.
+  // Ends, with UNAVAILABLE / DRAINING, the arrivals of buffers that have not been loaded.
   ~Snapshots();
 
   // What a snapshot holds, and what was written for it.

@@ -164,7 +164,7 @@ std::vector<const addrinfo*> WithoutRepeats(const addrinfo* list) {
 }
 
 // Opens a socket on each of the addresses, all on the same port. Leaves out addresses that this
-// machine lacks, such as IPv6 addresses without IPv6. Returns 0, the errno of an address that
+// machine lacks, such as IPv6 addresses if it has no IPv6. Returns 0, the errno of an address that
 // cannot be used, or, if the machine lacks all addresses, the errno of the last one.
 int ListenOnAll(const std::vector<const addrinfo*>& addresses, std::vector<int>& sockets) {
   int lacking = EADDRNOTAVAIL;

@@ -80,7 +80,7 @@ class MessageLayout {
   std::vector<Field> fields_;  // sorted by number
 };
 
-// Messages of at most this many bytes are not worth a scan, which takes 0.1 to 0.2 us. Even fifty
+// Messages of at most this many bytes are not scanned, because a scan takes 0.1 to 0.2 us and fifty
 // times this much memory is less than gRPC uses for a call.
 inline constexpr std::size_t kSmallMessage = 256;
 

@@ -52,7 +52,7 @@ class HttpListener {
   struct Connection {
     int fd = -1;
     // kClosing: the response has been sent, and what the client still sends is dropped until it
-    // closes. Closing the socket immediately could keep the client from reading the response.
+    // disconnects. Closing the socket immediately could keep the client from reading the response.
     enum class State { kReading, kWriting, kClosing } state = State::kReading;
     Time deadline;  // when the state must end
     std::string head;

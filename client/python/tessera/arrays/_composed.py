@@ -102,7 +102,8 @@ def _interp(
 
 
 def _edge(f: Any, at: Tuple[int, int, int], near: Any, far: Any) -> Any:
-    """Returns the slope at the first of three neighbours, at the distances `near` and `far`."""
+    """Returns the slope at the first of three neighbours. `near` is the distance from the first to
+    the second, and `far` from the second to the third."""
     a, b, c = (f[..., i : i + 1 or None] for i in at)
     both = near + far
     return (b * (both / (near * far)) - a * ((near + both) / (near * both))
@@ -170,7 +171,7 @@ def _polyval(p: Any, x: Any) -> Any:
 
 
 def _places(obj: Any, extent: int) -> Any:
-    """Returns the positions that an index selects as a NumPy array."""
+    """Returns, as a NumPy array, the positions that an index selects."""
     if hasattr(obj, "_session"):
         raise Unsupported(
             "the positions must be in this process, not on the server: use x[mask] or np.where"

@@ -87,7 +87,7 @@ class Creation:
         dtype: Any = None,
     ) -> Any:
         """Returns num evenly spaced numbers from start to stop, neither of which may be an array.
-        With retstep, returns (array, distance)."""
+        If retstep is true, returns (array, distance)."""
         num = index_of(num, "the number of samples")
         if num < 0:
             raise ValueError(f"Number of samples, {num}, must be non-negative.")
@@ -251,8 +251,8 @@ class Generator:
         endpoint: bool = False,
     ) -> Any:
         """Returns integers from low up to but not including high, or from 0 up to low if high is
-        None. With endpoint, the upper limit is included. The probabilities of two integers differ
-        by at most 2^-64."""
+        None. If endpoint is true, the upper limit is included. The probabilities of two integers
+        differ by at most 2^-64."""
         low, high = (0, low) if high is None else (low, high)
         low, end = index_of(low, "low"), index_of(high, "high") + bool(endpoint)
         kind = _dtypes.dtype_of(dtype)

@@ -19,7 +19,7 @@ from ._manipulation import diagonal
 Label = Union[str, int]
 Labelled = Tuple[Any, List[Label]]  # An array and the labels of its axes.
 
-# The letters that stand for the entries of lists of axes in text.
+# The letters that replace the entries of lists of axes when subscripts become text.
 _SPELLED: Dict[Any, str] = {
     Ellipsis: "...", **dict(enumerate(string.ascii_uppercase + string.ascii_lowercase))
 }

@@ -694,8 +694,8 @@ def _real_of(a: Any) -> Any:
     return a if _dtypes.is_float(a.dtype) else a.astype("f8")
 
 
-# The methods of np.quantile that interpolate, with alpha and beta of their index
-# n * q + alpha + q * (1 - alpha - beta) - 1, and the methods that round the index of "linear".
+# The methods of np.quantile that interpolate, with alpha and beta in the formula of their index,
+# n * q + alpha + q * (1 - alpha - beta) - 1; and the methods that round the index of "linear".
 _CONTINUOUS = {
     "linear": (1.0, 1.0),
     "hazen": (0.5, 0.5),

@@ -87,7 +87,7 @@ class Lazy(Operators):
 
     @property
     def stats(self) -> List[_plan.Stats]:
-        """The cost of each step in the last computation through this object."""
+        """The cost of each step when this object was last computed."""
         if self._stats is None:
             return []
         plan, answers = self._stats
@@ -159,11 +159,11 @@ class Lazy(Operators):
     def __getitem__(self: Self, key: Any) -> Self:
         """Returns a view, with NumPy's basic indexing: integers, slices with any step, None, `...`.
         If one of the indices is an array or a list of integers, on the server or in this process,
-        returns the slices at these indices, as take() does. If it is a boolean array or list,
-        returns the elements or slices where it is true. For a mask on the server, this calls the
-        server, because the shape of the result depends on the mask's elements; ts.aio takes only
-        masks of this process. Raises BadView or BadIndex (both are IndexErrors), or Unsupported for
-        several arrays, or for a mask of several axes next to other indices."""
+        returns the slices at these indices, as take() does. If one of the indices is a boolean
+        array or list, returns the elements or slices where it is true. For a mask on the server,
+        this calls the server, because the shape of the result depends on the mask's elements;
+        ts.aio takes only masks of this process. Raises BadView or BadIndex (both are IndexErrors),
+        or Unsupported for several arrays, or for a mask of several axes next to other indices."""
         return _manipulation.indexed(self, key)  # type: ignore[no-any-return]
 
     def take(

@@ -52,9 +52,10 @@ def own() -> Client:
 
 
 class Servers:
-    """A worker plugin that gives each worker its server. servers is a list or a dict. From a list,
-    a worker gets the entry at the number in its name modulo the length of the list. A dict maps the
-    workers' names or hosts to servers. options are the options of connect()."""
+    """A worker plugin that gives each worker its server. servers is a list or a dict. If it is a
+    list, a worker gets the entry whose index is the number in the worker's name, modulo the length
+    of the list. A dict maps the workers' names or hosts to servers. options are the options of
+    connect()."""
 
     name = "tessera-servers"
 

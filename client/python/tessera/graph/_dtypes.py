@@ -153,8 +153,8 @@ def is_pandas(value: Any) -> bool:
 
 def _of_pandas(value: Any, wanted: Any) -> npt.NDArray[Any]:
     """Returns columns, including those of types that allow missing values, as an array of NumPy
-    types. Missing values become NaN if a float type is wanted. Raises Unsupported if the type has
-    no number for them."""
+    types. Missing values become NaN if the result has a float type. Raises Unsupported if there are
+    missing values and the result has another type."""
     columns = list(value.dtypes) if value.ndim == 2 else [value.dtype]
     types = [getattr(column, "numpy_dtype", column) for column in columns]
     if types == columns or not all(isinstance(one, np.dtype) for one in types):

@@ -73,7 +73,7 @@ class Inline:
 
 
 class Constant:
-    """A number inside an expression. Without a type it takes the type of the other operand, like a
+    """A number inside an expression. Without a type, it takes the type of the other operand, like a
     Python number in NumPy 2."""
 
     __slots__ = ("value", "dtype")

@@ -192,8 +192,8 @@ def damaged(what: str) -> Error:
 
 
 def read(kind: Any, data: bytes) -> Any:
-    """Parses `data` as a `kind`. gRPC does not do this for us, because grpc.aio returns None for a
-    malformed message."""
+    """Parses `data` as a `kind`. gRPC could also do this, but grpc.aio returns None for a malformed
+    message."""
     try:
         return kind.FromString(data)
     except DecodeError:
