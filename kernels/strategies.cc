@@ -78,6 +78,7 @@
   CUDA(Matmul, TensorBf16)            \
   CUDA(Matmul, TensorF16)             \
   CUDA(Matmul, TensorF32x3)           \
+  CUDA(Matmul, TensorI8)              \
   CUDA(Matmul, OzakiF64)              \
   CUDA(Matmul, Cublas)                \
   CUDA(Matmul, CublasLt)
@@ -252,6 +253,9 @@ std::string_view OwnTensorStrategy(const MatmulProblem& problem) {
       return "tensor_bf16";
     case DType::kF16:
       return "tensor_f16";
+    case DType::kU8:
+    case DType::kI8:
+      return "tensor_i8";
     default:
       return "tensor_f32x3";
   }

@@ -30,7 +30,7 @@ std::string MatmulCaseName(const testing::TestParamInfo<MatmulCase>& info) {
 
 std::vector<MatmulCase> MatmulCases(const auto& keep) {
   std::vector<MatmulCase> cases;
-  for (const StrategyCase& row : StrategyCases<MatmulProblem>(keep))
+  for (const StrategyCase& row : StrategyCases<MatmulProblem>(keep, kArrayDTypes))
     for (DType out_dtype : kAllDTypes)
       if (IsMatmulPair(row.dtype, out_dtype)) cases.push_back({row, out_dtype});
   return cases;
@@ -80,7 +80,7 @@ std::vector<T> Outer(const std::vector<V>& column, const std::vector<V>& row, bo
   std::vector<T> values;
   values.reserve(column.size() * row.size());
   for (V x : column)
-    for (V y : row) values.push_back(Element<T>(static_cast<double>(x * y)));
+    for (V y : row) values.push_back(static_cast<T>(static_cast<ValueOf<T>>(x * y)));
   return values;
 }
 
@@ -566,7 +566,22 @@ TESSERA_PRODUCT_TEST(MatmulTest, FewSteps) {
   }
 }
 
+class MatmulOfBytesTest : public MatmulTest {};
+
+// Sums of the largest products leave the range of i32 and wrap.
+TESSERA_PRODUCT_TEST(MatmulOfBytesTest, SumsWrap) {
+  if constexpr (sizeof(T) == 1) {
+    const std::int64_t k = Watched() ? 140'003 : 270'011;
+    const auto largest = static_cast<T>(std::is_signed_v<T> ? -128 : 255);
+    std::vector<T> a(static_cast<std::size_t>(3 * k), largest), b = a;
+    a[0] = b[1] = 1;
+    CheckValues<T, O>({3, 3, k}, a, b, 0, 0);
+    CheckValues<T, O>({3, 3, k}, a, b, 3, 1);
+  }
+}
+
 TESSERA_PRODUCTS(MatmulTest, kAny);
+TESSERA_PRODUCTS(MatmulOfBytesTest, kOf<DType::kU8, DType::kI8>);
 TESSERA_PRODUCTS(MatmulOfFloatsTest, kFloats);
 TESSERA_PRODUCTS(MatmulOfF32Test, [](const auto& row, DType dtype) {
   return dtype == DType::kF32 && !RoundsOperands(row, dtype);
@@ -612,7 +627,9 @@ class MatmulPartsTest : public MatmulTest {
     const DType out_dtype = GetParam().out_dtype;
     DeviceArray<T> a(stream(), Outer<T>(row_of, x, t.a)), b(stream(), Outer<T>(y, column_of, t.b));
     constexpr std::int64_t kSide = 2048, kDepth = 512;
-    DeviceArray<T> nans(stream(), std::vector<T>(kSide * kDepth, Element<T>(std::nan(""))));
+    const T wrong_element = static_cast<T>(static_cast<ValueOf<T>>(
+        std::is_integral_v<T> ? 77 : std::numeric_limits<double>::quiet_NaN()));
+    DeviceArray<T> nans(stream(), std::vector<T>(kSide * kDepth, wrong_element));
     int wrong[kStreams] = {};
     std::vector<std::thread> callers;
     for (int caller = 0; caller < kStreams; ++caller) {
@@ -661,8 +678,11 @@ TESSERA_PRODUCT_TEST(MatmulPartsTest, AllOfC) {
       if (!Watched() || turn == 0) CheckExactly<T, O>(s, transposes);
 }
 
-TESSERA_PRODUCTS(MatmulPartsTest,
-                 {"tensor_bf16", "tensor_f16", "tensor_tf32", "tensor_f32x3", "warp_tiled_tma"});
+TESSERA_PRODUCTS(MatmulPartsTest, [](const auto& row, DType dtype) {
+  return dtype != DType::kU8 &&
+         (row.name == "tensor_bf16" || row.name == "tensor_f16" || row.name == "tensor_tf32" ||
+          row.name == "tensor_f32x3" || row.name == "tensor_i8" || row.name == "warp_tiled_tma");
+});
 
 // Tests each main loop on two streams, with so many tiles per block that the kernel keeps the
 // blocks abreast.
@@ -1022,7 +1042,7 @@ TEST(MatmulErrors, OperandsThatDoNotFit) {
   EXPECT_THAT(MatmulType(three, two, false, false, DType::kF32).status().message(),
               testing::HasSubstr("the leading extents 3 and 2 must agree"));
   EXPECT_EQ(ErrorReason(MatmulType(a, doubles, false, false, DType::kF32).status()), "BAD_DTYPE");
-  for (DType dtype : kAllDTypes) {
+  for (DType dtype : kArrayDTypes) {
     const View x = WholeView({dtype, MakeShape({3, 4})}, nullptr);
     for (DType out_dtype : kAllDTypes) {
       EXPECT_EQ(ErrorReason(MatmulType(x, x, false, true, out_dtype).status()),

@@ -68,7 +68,9 @@ void AddOfMatmul(CLI::App& command, ProblemFlags& flags) {
   AddTwo(command, flags);
   command.add_flag("--transpose-a", flags.transpose_a, "Use the transpose of the first operand");
   command.add_flag("--transpose-b", flags.transpose_b, "Use the transpose of the second operand");
-  command.add_option("--out-dtype", flags.out_dtype, "Type of the product; default: the operands'")
+  command
+      .add_option("--out-dtype", flags.out_dtype,
+                  "Type of the product; default: i32 for u8 and i8, otherwise the operands'")
       ->check(CLI::IsMember(NamesOf(kAllDTypes)));
 }
 

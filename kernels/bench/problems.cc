@@ -261,7 +261,7 @@ Case Problems::Matmul(const MatmulProblem& p, std::int64_t a_off, std::int64_t b
   if (p.lda != (p.transpose_a ? p.m : p.k)) absl::StrAppend(&size, " lda ", p.lda);
   if (p.ldb != (p.transpose_b ? p.k : p.n)) absl::StrAppend(&size, " ldb ", p.ldb);
   absl::StrAppend(&size, Off(a_off, p.dtype), Off(b_off, p.dtype));
-  const std::size_t out_bytes = Bytes(p.dtype, p.stack * p.m * p.n);
+  const std::size_t out_bytes = Bytes(p.out_dtype, p.stack * p.m * p.n);
   Case out = Make(p.stack > 1 ? "matmul_stack" : "matmul", p.dtype, std::move(size),
                   Bytes(p.dtype, p.stack * (p.m * p.k + p.k * p.n)), out_bytes,
                   2.0 * static_cast<double>(p.stack * p.m * p.n) * static_cast<double>(p.k));
@@ -282,6 +282,7 @@ Case Problems::Matmul(const MatmulProblem& p, std::int64_t a_off, std::int64_t b
     out.features.assign(features.begin(), features.end());
     return out;
   }
+  if (IsByteInteger(p.dtype)) return out;
   out.error = [this, last] { return LargestError(rig_, *last); };
   if constexpr (kWithCuda) {
     // Adds the vendor's best call for f32 operands that are rounded to TF32.
@@ -296,8 +297,13 @@ Case Problems::Matmul(const MatmulProblem& p, std::int64_t a_off, std::int64_t b
 }
 
 Case Problems::Matmul(DType dtype, std::int64_t m, std::int64_t n, std::int64_t k) {
-  Case out =
-      Matmul({.dtype = dtype, .out_dtype = dtype, .m = m, .n = n, .k = k, .lda = k, .ldb = n});
+  Case out = Matmul({.dtype = dtype,
+                     .out_dtype = MatmulDefaultType(dtype),
+                     .m = m,
+                     .n = n,
+                     .k = k,
+                     .lda = k,
+                     .ldb = n});
   // The simpler strategies take seconds for the largest products.
   if (out.flops > (dtype == DType::kF32 ? 0x1p40 : 0x1p39))
     KeepOnly(out, [](const Candidate& c) {
@@ -624,6 +630,7 @@ std::vector<Case> Problems::All(int max_exponent) {
     AddSumsByLabel(all, dtype);
     AddMatrices(all, dtype);
   }
+  AddByteProducts(all);
   AddCeilings(all);
   return all;
 }
@@ -829,6 +836,27 @@ void Problems::AddMatrices(std::vector<Case>& all, DType dtype) {
   for (const auto& [m, n, k] : shapes)
     if (many || (dtype == DType::kF64 && m == 1)) all.push_back(Matmul(dtype, m, n, k));
   for (std::int64_t k : {1, 8}) all.push_back(Matmul(dtype, 4096, 4096, k));
+}
+
+// b is stored as [n, k], which the tensor cores can read in place, or as [k, n].
+void Problems::AddByteProducts(std::vector<Case>& all) {
+  const std::vector<std::array<std::int64_t, 3>> shapes =
+      rig_.gpu()
+          ? std::vector<std::array<std::int64_t, 3>>{{1024, 1024, 1024},  {4096, 4096, 4096},
+                                                     {8192, 8192, 8192},  {16384, 16384, 16384},
+                                                     {4096, 11008, 4096}, {16, 8192, 8192},
+                                                     {128, 14336, 4096}}
+          : std::vector<std::array<std::int64_t, 3>>{{512, 512, 512}, {1024, 1024, 1024}};
+  for (const auto& [m, n, k] : shapes) {
+    for (bool transpose : {true, false}) {
+      MatmulProblem p{.dtype = DType::kI8, .out_dtype = DType::kI32, .m = m, .n = n, .k = k};
+      p.lda = k;
+      p.transpose_b = transpose;
+      p.ldb = transpose ? k : n;
+      all.push_back(Matmul(p));
+      if (m >= 4096) KeepOnly(all.back(), [](const Candidate& c) { return c.name == "tensor_i8"; });
+    }
+  }
 }
 
 void Problems::AddCeilings(std::vector<Case>& all) {

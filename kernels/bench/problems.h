@@ -96,6 +96,7 @@ class Problems {
   void AddSorts(std::vector<Case>& all, DType dtype);
   void AddTakes(std::vector<Case>& all, DType dtype);
   void AddSearches(std::vector<Case>& all, DType dtype);
+  void AddByteProducts(std::vector<Case>& all);
   void AddHistograms(std::vector<Case>& all, DType dtype);
   void AddSumsByLabel(std::vector<Case>& all, DType dtype);
   void AddSelects(std::vector<Case>& all, DType dtype);

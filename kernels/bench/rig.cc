@@ -26,9 +26,9 @@ Arena::Arena(Stream& stream, DType dtype, std::size_t bytes)
     using Number = std::conditional_t<std::is_same_v<T, double>, double, float>;
     std::normal_distribution<Number> normal;
     // A standard deviation of 100 makes the integers differ from each other.
-    constexpr Number kScale = std::is_integral_v<T> ? 100 : 1;
+    constexpr Number kScale = !std::is_integral_v<T> ? 1 : sizeof(T) == 1 ? 20 : 100;
     for (std::size_t at = 0; at < block_.size(); at += sizeof(T)) {
-      const T value(kScale * normal(random));
+      const auto value = static_cast<T>(static_cast<ValueOf<T>>(kScale * normal(random)));
       std::memcpy(&block_[at], &value, sizeof value);
     }
   });

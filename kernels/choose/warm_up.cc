@@ -65,7 +65,8 @@ ReduceAxesProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, b
 template <>
 MatmulProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool narrow) {
   MatmulProblem p;
-  p.dtype = p.out_dtype = dtype;
+  p.dtype = dtype;
+  p.out_dtype = MatmulDefaultType(dtype);
   p.m = narrow ? kFew : s.m;
   p.n = p.ldb = narrow ? s.side : s.n;
   p.k = p.lda = narrow ? s.side : s.k;
@@ -238,16 +239,15 @@ class WarmUpRun {
       for (bool narrow : {false, true}) {
         if (narrow && !kHasNarrow<Problem>) continue;
         bool first = true;
-        for (DType dtype : kAllDTypes) {
+        for (DType dtype : kArrayDTypes) {
           if (!strategy->dtypes.Contains(dtype)) continue;
-          if constexpr (std::is_same_v<Problem, MatmulProblem>)
-            if (!IsMatmulPair(dtype, dtype)) continue;
+          if (!IsComputed(dtype) && !std::is_same_v<Problem, MatmulProblem>) continue;
           Problem little = MakeProblem<Problem>(small(), dtype, arena_, narrow);
           Problem much = MakeProblem<Problem>(large(), dtype, arena_, narrow);
           Suit(*strategy, little);
           Suit(*strategy, much);
           if (!Refusal(*strategy, little).empty() || !Refusal(*strategy, much).empty()) continue;
-          // kAllDTypes begins with F32.
+          // kArrayDTypes begins with F32.
           const bool every = cpu_ || Choose(little, stream_.device()) == strategy ||
                              Choose(much, stream_.device()) == strategy;
           if (!first && !every) continue;

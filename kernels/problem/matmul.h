@@ -12,7 +12,7 @@ namespace tessera {
 
 // Whether a product of operands of dtype may have results of out_dtype. Floating-point results have
 // the operands' type. Products of 16-bit operands may also be f32, the type in which they are
-// accumulated anyway. Integers wrap at the result's width.
+// accumulated anyway. Products of 8-bit integers are i32. Integers wrap at the result's width.
 constexpr bool IsMatmulPair(DType dtype, DType out_dtype) {
   switch (dtype) {
     case DType::kF32:
@@ -23,13 +23,21 @@ constexpr bool IsMatmulPair(DType dtype, DType out_dtype) {
       return out_dtype == dtype || out_dtype == DType::kF32;
     case DType::kI32:
       return out_dtype == DType::kI32 || out_dtype == DType::kI64;
+    case DType::kU8:
+    case DType::kI8:
+      return out_dtype == DType::kI32;
     default:
       return false;
   }
 }
 
-inline constexpr DTypes kMatmulDTypes =
-    DTypesOf(DType::kF32, DType::kF64, DType::kF16, DType::kBF16, DType::kI32);
+// The type of a product whose request names none.
+constexpr DType MatmulDefaultType(DType dtype) {
+  return IsByteInteger(dtype) ? DType::kI32 : dtype;
+}
+
+inline constexpr DTypes kMatmulDTypes = DTypesOf(DType::kF32, DType::kF64, DType::kF16,
+                                                 DType::kBF16, DType::kI32, DType::kU8, DType::kI8);
 
 // Calls f(T{}, O{}), where T and O are the C++ types of the operands and of the result. REQUIRES:
 // IsMatmulPair.
@@ -46,6 +54,10 @@ decltype(auto) DispatchMatmul(const MatmulProblem& p, F&& f) {
     case DType::kBF16:
       if (p.out_dtype == DType::kF32) return f(BFloat16{}, float{});
       return f(BFloat16{}, BFloat16{});
+    case DType::kU8:
+      return f(std::uint8_t{}, std::int32_t{});
+    case DType::kI8:
+      return f(std::int8_t{}, std::int32_t{});
     default:
       if (p.out_dtype == DType::kI64) return f(std::int32_t{}, std::int64_t{});
       return f(std::int32_t{}, std::int32_t{});

@@ -91,12 +91,11 @@ absl::Status CheckLaunch(const Strategy<Problem>& strategy, const Launch& launch
 template <class Problem>
 absl::StatusOr<const Strategy<Problem>*> Find(std::string_view name, const Problem& problem,
                                               const Device& device) {
-  if (!std::is_same_v<Problem, MapProblem> && !std::is_same_v<Problem, TakeProblem> &&
-      !std::is_same_v<Problem, SelectProblem> && !std::is_same_v<Problem, HistogramProblem> &&
-      !std::is_same_v<Problem, SearchSortedProblem> &&
-      !std::is_same_v<Problem, SumByLabelProblem>) {
+  DTypes accepted;
+  for (const Strategy<Problem>* strategy : Strategies<Problem>())
+    accepted.bits |= strategy->dtypes.bits;
+  if (!accepted.Contains(problem.dtype))
     RETURN_IF_ERROR(CheckComputed(Problem::kOperation, problem.dtype));
-  }
   const Strategy<Problem>* found = nullptr;
   if (name.empty()) {
     found = Choose(problem, device);

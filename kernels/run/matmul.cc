@@ -105,7 +105,7 @@ absl::StatusOr<ArrayType> ProductType(const View& a, const View& b, bool transpo
   }
   if (a.shape.rank > 1) shape[shape.rank++] = extents.m;
   if (b.shape.rank > 1) shape[shape.rank++] = extents.n;
-  RETURN_IF_ERROR(CheckComputed("matmul", a.dtype));
+  if (!kMatmulDTypes.Contains(a.dtype)) RETURN_IF_ERROR(CheckComputed("matmul", a.dtype));
   if (!IsMatmulPair(a.dtype, out_dtype)) {
     return Invalid(
         "BAD_DTYPE",

@@ -30,7 +30,9 @@ const MapStage* Get(const std::optional<MapStage>& stage) {
   return stage.has_value() ? &*stage : nullptr;
 }
 
-DType OutDType(const MatmulSpec& spec, const View& a) { return spec.out_dtype.value_or(a.dtype); }
+DType OutDType(const MatmulSpec& spec, const View& a) {
+  return spec.out_dtype.value_or(MatmulDefaultType(a.dtype));
+}
 
 }  // namespace
 

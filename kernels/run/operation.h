@@ -34,7 +34,7 @@ template <>
 struct SpecOf<MatmulProblem> {
   bool transpose_a = false;
   bool transpose_b = false;
-  std::optional<DType> out_dtype;  // none: the operands' type
+  std::optional<DType> out_dtype;  // none: MatmulDefaultType
   std::optional<Expression> expression;
 };
 

@@ -98,7 +98,7 @@ void RunPlan(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
       return;
     }
   }
-  run(float{}, float{});
+  run(typename C::Sum{}, typename C::Sum{});
 }
 
 // Launches the plan for 16-bit operands, each in either layout.

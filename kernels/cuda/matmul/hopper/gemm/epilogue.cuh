@@ -25,8 +25,8 @@ __device__ std::uint32_t PackPair(float low, float high) {
 
 // Copies a consumer's sums for one box (64 rows of 128 bytes) to shared memory. `thread` is the
 // calling thread's index in its warpgroup.
-template <class O>
-__device__ void StageBox(const float* sums, int thread, std::uint32_t to) {
+template <class O, class Sum>
+__device__ void StageBox(const Sum* sums, int thread, std::uint32_t to) {
   const int warp = thread / kWarpSize, lane = thread % kWarpSize;
   if constexpr (sizeof(O) == 2) {
     const int r = warp * 16 + lane % 16;
@@ -45,7 +45,7 @@ __device__ void StageBox(const float* sums, int thread, std::uint32_t to) {
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float* const s = sums + 2 * half;
+        const Sum* const s = sums + 2 * half;
         const int pack = 2 * (odd ? j ^ 2 : j) + lane % 4 / 2;
         StorePair(to + (r + 8 * half) * 128 + (pack ^ r % 8) * 16 + lane % 2 * 8,
                   odd ? s[4 * (j ^ 2)] : s[4 * j], odd ? s[4 * (j ^ 2) + 1] : s[4 * j + 1]);
@@ -75,11 +75,11 @@ __device__ void StageTurned(const float* sums, int thread, std::uint32_t to) {
 
 // Writes a consumer's 64 rows of results at [row, column] to c, except for the part outside c. The
 // results go through shared memory, a few boxes with rows of 128 bytes at a time, and TMA writes
-// whole lines from there. O: float or C::T. kTurn: whether the results come from MultiplyTurned and
+// whole lines from there. O: C::Sum or C::T. kTurn: whether the results come from MultiplyTurned and
 // belong at [column, row] of c.
 template <class C, class O, bool kTurn, int kCount>
-__device__ void StoreTile(const float (&d)[kCount], const CUtensorMap& c_map, std::uint32_t staging,
-                          int row, int column, int split) {
+__device__ void StoreTile(const typename C::Sum (&d)[kCount], const CUtensorMap& c_map,
+                          std::uint32_t staging, int row, int column, int split) {
   constexpr int kSize = static_cast<int>(sizeof(O));
   constexpr int kWidth = 128 / kSize;  // columns of a box
   constexpr int kAll = C::kColumns / kWidth;

@@ -115,7 +115,7 @@ __global__ void __cluster_dims__(C::kCluster, 1, 1) __launch_bounds__(C::kThread
       place = TensorPlace(work, piece);
     };
     for (int i = 1; piece.k_tiles != 0; next(i++)) {
-      float d[C::kColumns / 2];
+      typename C::Sum d[C::kColumns / 2];
       if constexpr (kIsTurned<C, kMnA>) {
         MultiplyTurned<C>(place.k_tiles, warpgroup, thread, pipeline, d);
       } else if constexpr (C::kParts == 1) {
@@ -136,8 +136,9 @@ __global__ void __cluster_dims__(C::kCluster, 1, 1) __launch_bounds__(C::kThread
       }
       const int row = (place.row_tile * C::kCluster + rank) * C::kRows + warpgroup * C::kGroupRows;
       const int column = place.column_tile * C::kColumns;
-      if (sizeof(T) == 4 || C::kParts > 1 || work.floats) {
-        StoreTile<C, float, kIsTurned<C, kMnA>>(d, c_map, staging, row, column, place.split);
+      if (sizeof(T) != 2 || C::kParts > 1 || work.floats) {
+        StoreTile<C, typename C::Sum, kIsTurned<C, kMnA>>(d, c_map, staging, row, column,
+                                                          place.split);
       } else if constexpr (sizeof(T) == 2) {
         StoreTile<C, T, false>(d, c_map, staging, row, column, place.split);
       }
@@ -214,8 +215,8 @@ void LaunchTensor(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
   work.steps = StepsAbreast(work.sharing, clusters);
   work.steps_of_all = stream.Tickets() + CudaStream::kTickets - 1;
   if (work.sharing.shared != 0) {
-    work.partials = static_cast<float*>(stream.Scratch(
-        static_cast<std::size_t>(clusters * C::kCluster * C::kRows * C::kColumns) * sizeof(float)));
+    work.partials = stream.Scratch(
+        static_cast<std::size_t>(clusters * C::kCluster * C::kRows * C::kColumns) * 4);
     work.written = stream.Tickets();
   }
   work.nonfinite = nonfinite;

@@ -46,7 +46,7 @@ struct TensorKTile {
 // the next one is being multiplied.
 template <class C, bool kMnA, bool kMnB, int kCount>
 __device__ void MultiplyKTiles(int k_tiles, int consumer, int thread, TensorPipeline<C>& pipeline,
-                               float (&d)[kCount]) {
+                               typename C::Sum (&d)[kCount]) {
   int last = 0;
   for (int k_tile = 0; k_tile < k_tiles; ++k_tile, pipeline.Next()) {
     pipeline.WaitUntilFull();

@@ -25,6 +25,12 @@ __device__ Out Rounded(In x) {
     Tf32 out;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(out.bits) : "f"(x));
     return out;
+  } else if constexpr (std::is_same_v<Out, BFloat16> && std::is_same_v<In, float>) {
+    // Finite elements stay finite: the largest ones are 2^-8 above the largest BF16 number, and an
+    // infinity would turn products with zeros into NaN.
+    constexpr float kLargest = 0x1.fep127f;
+    if (std::abs(x) <= std::numeric_limits<float>::max()) x = fminf(fmaxf(x, -kLargest), kLargest);
+    return ConvertElement<Out>(x);
   } else {
     return ConvertElement<Out>(x);
   }
@@ -121,14 +127,20 @@ __global__ void __launch_bounds__(kFinishedRows* kWarpSize)
       std::int64_t{blockIdx.x % pieces} * kFinishedColumns + threadIdx.x % kWarpSize;
   const auto end = static_cast<int>(min(n - column, std::int64_t{kFinishedColumns}));
   if (row >= m || end <= 0) return;
-  float sum[kFinishedColumns / kWarpSize];
+  using Sum = std::conditional_t<std::is_integral_v<S>, S, float>;
+  Sum sum[kFinishedColumns / kWarpSize];
   sums += row * pitch + column;
   for (int s = 0; s < splits; ++s, sums += m * pitch) {
 #pragma unroll
     for (int i = 0; i < kFinishedColumns; i += kWarpSize) {
       // The index is clamped because a branch would delay the load.
-      const auto x = static_cast<float>(sums[min(i, end - 1)]);
-      sum[i / kWarpSize] = s == 0 ? x : sum[i / kWarpSize] + x;
+      const auto x = static_cast<Sum>(sums[min(i, end - 1)]);
+      Sum& all = sum[i / kWarpSize];
+      if constexpr (std::is_integral_v<S>) {
+        all = s == 0 ? x : WrapAdd(all, x);
+      } else {
+        all = s == 0 ? x : all + x;
+      }
     }
   }
   c += row * n + column;

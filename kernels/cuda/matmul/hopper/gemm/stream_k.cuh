@@ -1,6 +1,7 @@
 // Stream-K: passes the partial sums of a tile from one cluster to the next.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include "kernels/cuda/matmul/hopper/gemm/tile.cuh"
@@ -30,33 +31,47 @@ inline constexpr int kMessageThreads = C::kWarpgroup + kWarpSize;
 // Returns the address of a thread's first vector of sums among the partial results of a block's
 // consumer. The thread's vectors are kWarpgroup vectors apart.
 template <class C>
-__device__ float4* PartialOf(const TensorWork& work, int block, int consumer, int thread) {
+__device__ uint4* PartialOf(const TensorWork& work, int block, int consumer, int thread) {
   constexpr int kPacks = C::kGroupRows * C::kColumns / 4;
-  return reinterpret_cast<float4*>(work.partials) +
+  return static_cast<uint4*>(work.partials) +
          (std::int64_t{block} * C::kConsumers + consumer) * kPacks + thread;
+}
+
+// Sums pass through memory as bits, because they are floats or integers.
+template <class Sum>
+__device__ std::uint32_t BitsOf(Sum sum) {
+  return std::bit_cast<std::uint32_t>(sum);
+}
+__device__ inline void AddBits(std::uint32_t bits, float& sum) {
+  sum += std::bit_cast<float>(bits);
+}
+__device__ inline void AddBits(std::uint32_t bits, std::int32_t& sum) {
+  sum = static_cast<std::int32_t>(static_cast<std::uint32_t>(sum) + bits);
 }
 
 // Stores the sums of the first part of a tile for the next cluster.
 template <class C, int kCount>
-__device__ void StorePartial(const float (&d)[kCount], const TensorWork& work, int consumer,
-                             int thread) {
-  float4* to = PartialOf<C>(work, static_cast<int>(blockIdx.x), consumer, thread);
+__device__ void StorePartial(const typename C::Sum (&d)[kCount], const TensorWork& work,
+                             int consumer, int thread) {
+  uint4* to = PartialOf<C>(work, static_cast<int>(blockIdx.x), consumer, thread);
 #pragma unroll
   for (int i = 0; i < kCount; i += 4, to += C::kWarpgroup)
-    __stcg(to, make_float4(d[i], d[i + 1], d[i + 2], d[i + 3]));
+    __stcg(to, {BitsOf(d[i]), BitsOf(d[i + 1]), BitsOf(d[i + 2]), BitsOf(d[i + 3])});
   NamedBarrierArrive(BarrierOf<C>(Meeting::kSumsStored, consumer), kMessageThreads<C>);
 }
 
 // Adds the sums that the previous cluster has stored.
 template <class C, int kCount>
-__device__ void AddPartial(float (&d)[kCount], const TensorWork& work, int consumer, int thread) {
+__device__ void AddPartial(typename C::Sum (&d)[kCount], const TensorWork& work, int consumer,
+                           int thread) {
   NamedBarrier(BarrierOf<C>(Meeting::kMayLoad, consumer), kMessageThreads<C>);
-  const float4* from =
+  const uint4* from =
       PartialOf<C>(work, static_cast<int>(blockIdx.x) - C::kCluster, consumer, thread);
 #pragma unroll
   for (int i = 0; i < kCount; i += 4, from += C::kWarpgroup) {
-    const float4 pack = __ldcg(from);
-    d[i] += pack.x, d[i + 1] += pack.y, d[i + 2] += pack.z, d[i + 3] += pack.w;
+    const uint4 pack = __ldcg(from);
+    AddBits(pack.x, d[i]), AddBits(pack.y, d[i + 1]);
+    AddBits(pack.z, d[i + 2]), AddBits(pack.w, d[i + 3]);
   }
 }
 

@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-// The tile of c that a block computes at one time. T_: BFloat16, Half, Tf32 or std::int8_t.
+// The tile of c that a block computes at one time. T_: BFloat16, Half, Tf32 or an 8-bit integer.
 // kCluster_: the number of blocks, one below the other, that share the columns of b that they load.
 // kParts_: the number of matrices that an operand is split into (see `tensor_f32x3`). kBatch_:
 // whether the pieces of a launch are products of consecutive matrices in memory (see `ozaki_f64`)
@@ -22,6 +22,7 @@ template <class T_, int kRows_, int kColumns_, int kCluster_, int kStages_, int 
           int kParts_ = 1, bool kBatch_ = false>
 struct TensorTile {
   using T = T_;
+  using Sum = std::conditional_t<sizeof(T) == 1, std::int32_t, float>;
   static constexpr bool kBatch = kBatch_;
   static constexpr int kRows = kRows_, kColumns = kColumns_, kCluster = kCluster_;
   static constexpr int kStages = kStages_, kParts = kParts_;
@@ -81,7 +82,7 @@ struct TensorWork {
   Divisor group_rows, last_rows;  // rows of tiles in a group, and in the last group
   Sharing sharing;                // how clusters divide the tiles, or the pieces of k of all tiles
   int k_tiles;                    // along k
-  float* partials;                // [blocks, kRows * kColumns], see PassMessages
+  void* partials;                 // [blocks, kRows * kColumns] sums, see PassMessages
   std::uint32_t* written;         // [blocks, kConsumers], flags for partials; 0 between launches
   int steps;                      // steps in which blocks are kept abreast, see abreast.cuh
   std::uint32_t* steps_of_all;    // the counter of these steps

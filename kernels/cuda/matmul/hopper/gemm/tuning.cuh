@@ -33,6 +33,11 @@ inline constexpr std::tuple kTilesTf32{RatedTile<TensorTile<Tf32, 128, 256, 2, 4
                                        RatedTile<TensorTile<Tf32, 128, 256, 1, 4>>{0.397},
                                        RatedTile<TensorTile<Tf32, 128, 128, 1, 6>>{0.38},
                                        RatedTile<TensorTile<Tf32, 64, 128, 1, 8>>{0.3}};
+template <class T>
+inline constexpr std::tuple kTiles8{
+    RatedTile<TensorTile<T, 128, 256, 2, 4>>{1.5}, RatedTile<TensorTile<T, 128, 256, 1, 4>>{1.45},
+    RatedTile<TensorTile<T, 128, 128, 2, 6>>{1.4}, RatedTile<TensorTile<T, 128, 128, 1, 6>>{1.2},
+    RatedTile<TensorTile<T, 64, 128, 2, 8>>{1.1},  RatedTile<TensorTile<T, 64, 128, 1, 8>>{0.9}};
 inline constexpr std::tuple kTilesF32x3{
     RatedTile<TensorTile<BFloat16, 128, 128, 1, 4, 2, /*kParts=*/3>>{0.78}};
 

@@ -204,6 +204,9 @@ __device__ inline void StoreShared(std::uint32_t to, float value) {
 __device__ inline void StorePair(std::uint32_t to, float low, float high) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(low), "f"(high) : "memory");
 }
+__device__ inline void StorePair(std::uint32_t to, std::int32_t low, std::int32_t high) {
+  asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(to), "r"(low), "r"(high) : "memory");
+}
 
 // Stores four 8 x 8 matrices of 16-bit elements from a warp's registers to shared memory. Lane l
 // holds elements 2 (l % 4) and 2 (l % 4) + 1 in row l / 4 of each matrix. In lane l, `to` is the

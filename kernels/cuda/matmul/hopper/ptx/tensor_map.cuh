@@ -39,12 +39,15 @@ inline bool IsBoxWritable(const void* data, std::int64_t row_bytes) {
 }
 
 template <class T>
-constexpr CUtensorMapDataType kMapType =
-    std::is_same_v<T, BFloat16>      ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-    : std::is_same_v<T, Half>        ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-    : std::is_same_v<T, double>      ? CU_TENSOR_MAP_DATA_TYPE_FLOAT64
-    : std::is_same_v<T, std::int8_t> ? CU_TENSOR_MAP_DATA_TYPE_UINT8
-                                     : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+constexpr CUtensorMapDataType kMapType = std::is_same_v<T, BFloat16>
+                                             ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                         : std::is_same_v<T, Half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                         : std::is_same_v<T, double>
+                                             ? CU_TENSOR_MAP_DATA_TYPE_FLOAT64
+                                         : std::is_same_v<T, std::int32_t>
+                                             ? CU_TENSOR_MAP_DATA_TYPE_INT32
+                                         : sizeof(T) == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                                                          : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
 
 // Returns the driver function that creates tensor maps. The function is looked up once through the
 // runtime, so that nothing links against the driver.

@@ -131,16 +131,30 @@ __device__ void Product(float (&d)[kCount], std::uint64_t a, std::uint64_t b, bo
   }
 }
 
-// Like the first Product, but for signed bytes and 256 columns. The result is exact as long as the
-// sums fit in 32 bits.
-template <class T, bool kMnA, bool kMnB>
-__device__ void Product(std::int32_t (&d)[128], std::uint64_t a, std::uint64_t b, bool add) {
-  static_assert(std::is_same_v<T, std::int8_t> && !kMnA && !kMnB, "bytes cannot be transposed");
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n256k32.s32.s8.s8 {" TESSERA_NAMES_128 "}, %128, %129, p;\n}"
-      : TESSERA_SUMS_128("+r")
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+#define TESSERA_PRODUCT_BYTES(N, R, TYPES, A, B, P)                                           \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #P                                        \
+               ", 0;\n"                                                                       \
+               "wgmma.mma_async.sync.aligned.m64n" #N "k32.s32." TYPES " {" TESSERA_NAMES_##R \
+               "}, %" #A ", %" #B ", p;\n}"                                                   \
+               : TESSERA_SUMS_##R("+r")                                                       \
+               : "l"(a), "l"(b), "r"(static_cast<int>(add)))
+#define TESSERA_PRODUCT_ANY_BYTES(N, R, A, B, P)   \
+  if constexpr (std::is_signed_v<T>) {             \
+    TESSERA_PRODUCT_BYTES(N, R, "s8.s8", A, B, P); \
+  } else {                                         \
+    TESSERA_PRODUCT_BYTES(N, R, "u8.u8", A, B, P); \
+  }
+
+// Like the first Product, but for bytes, signed or not. Sums wrap at 32 bits.
+template <class T, bool kMnA, bool kMnB, int kCount>
+__device__ void Product(std::int32_t (&d)[kCount], std::uint64_t a, std::uint64_t b, bool add) {
+  static_assert(sizeof(T) == 1 && !kMnA && !kMnB, "bytes cannot be transposed");
+  if constexpr (kCount == 128) {
+    TESSERA_PRODUCT_ANY_BYTES(256, 128, 128, 129, 130)
+  } else {
+    static_assert(kCount == 64);
+    TESSERA_PRODUCT_ANY_BYTES(128, 64, 64, 65, 66)
+  }
 }
 
 #define TESSERA_PRODUCT_REGISTERS(N, R, A0, A1, A2, A3, B, P)                                \
