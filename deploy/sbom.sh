@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Writes a bill of materials of the bundle or the image, as SPDX 2.3 in JSON, from dpkg's database.
-# The document depends only on its input and on SOURCE_DATE_EPOCH in seconds (by default, the time).
+# The document depends only on its input and on SOURCE_DATE_EPOCH, a time in seconds (by default,
+# the current time).
 #
 # usage: sbom.sh owners PROGRAM...          the packages of the libraries that programs load
 #        sbom.sh rows RELATION PACKAGE...   rows of these installed packages, or of all installed
