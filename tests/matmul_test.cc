@@ -566,6 +566,20 @@ TESSERA_PRODUCT_TEST(MatmulTest, FewSteps) {
   }
 }
 
+class MatmulRoundedTest : public MatmulTest {};
+
+TEST_P(MatmulRoundedTest, FiniteElementsStayFinite) {
+  constexpr std::int64_t kSide = 64;
+  std::vector<float> largest(kSide * kSide), one(kSide * kSide);
+  for (std::size_t i = 0; i < kSide; ++i) {
+    largest[i * (kSide + 1)] =
+        i % 2 == 0 ? std::numeric_limits<float>::max() : std::numeric_limits<float>::lowest();
+    one[i * (kSide + 1)] = 1;
+  }
+  for (std::size_t offset : {0, 1})
+    CheckValues<float, float>({kSide, kSide, kSide}, largest, one, 0, offset);
+}
+
 class MatmulOfBytesTest : public MatmulTest {};
 
 // Sums of the largest products leave the range of i32 and wrap.
@@ -581,6 +595,7 @@ TESSERA_PRODUCT_TEST(MatmulOfBytesTest, SumsWrap) {
 }
 
 TESSERA_PRODUCTS(MatmulTest, kAny);
+TESSERA_PRODUCTS(MatmulRoundedTest, {"tensor_bf16"}, DType::kF32);
 TESSERA_PRODUCTS(MatmulOfBytesTest, kOf<DType::kU8, DType::kI8>);
 TESSERA_PRODUCTS(MatmulOfFloatsTest, kFloats);
 TESSERA_PRODUCTS(MatmulOfF32Test, [](const auto& row, DType dtype) {
