@@ -41,8 +41,8 @@ inline constexpr auto kArrayDTypes = [] {
   return all;
 }();
 
-// The types that every operation accepts: those before bool. Only expressions, reductions, copies
-// and casts accept the one-byte types.
+// The types that every operation accepts: those listed before bool. Only expressions, reductions,
+// copies and casts accept the one-byte types.
 inline constexpr auto kAllDTypes = [] {
   std::array<DType, static_cast<std::size_t>(DType::kBool) - 1> all{};
   for (std::size_t i = 0; i < all.size(); ++i) all[i] = kDTypeInfos[i].dtype;
@@ -68,7 +68,7 @@ constexpr bool IsInteger(DType dtype) {
 // Whether the type is in kAllDTypes.
 constexpr bool IsComputed(DType dtype) { return dtype < DType::kBool; }
 
-// A set of element types, one bit each.
+// A set of element types, with one bit per type.
 struct DTypes {
   std::uint32_t bits = 0;
   constexpr bool Contains(DType dtype) const {

@@ -91,7 +91,7 @@ constexpr bool NeedsElements(ReduceOp op) {
   return IsOrdering(op) || op == ReduceOp::kMean || IsDeviation(op);
 }
 
-// Whether the operation folds elements of this type. Only the operations that count or test
+// Whether the operation accepts elements of this type. Only the operations that count or test
 // elements accept bool.
 constexpr bool Folds(ReduceOp op, DType dtype) {
   return dtype != DType::kBool || IsLogical(op) || op == ReduceOp::kSum || op == ReduceOp::kMean;

@@ -45,10 +45,10 @@ void LaunchHold(Stream& stream, double us);
 
 // --- Peers: calls of CUDA's libraries ---
 
-// They are made as the libraries' documentation recommends. The strategies `library` and `cublas`
-// are not always a fair comparison: the reductions of `library` accumulate in double, and `cublas`
-// takes the algorithm that the library's own heuristics rank first. In these cases, a claim of
-// being faster than the library refers to the calls below.
+// These calls are made as the libraries' documentation recommends. The strategies `library` and
+// `cublas` are not always a fair comparison: the reductions of `library` accumulate in double, and
+// `cublas` uses the algorithm that the library's own heuristics rank first. In these cases, a
+// claim of being faster than the library refers to the calls below.
 
 enum class Peer { kCubSum, kCubMax, kCubArgMax, kCublasNrm2, kCublasAsum };
 

@@ -86,7 +86,7 @@ double LargestError(Rig& rig, const MatmulProblem& p) {
   return largest;
 }
 
-// Almost all operands are between -Spread and Spread: four standard deviations.
+// Almost all elements are between -Spread and Spread, which is four standard deviations.
 double Spread(DType dtype) { return IsInteger(dtype) ? 400 : 4; }
 
 }  // namespace
@@ -176,7 +176,7 @@ Case Problems::Dot(DType dtype, std::int64_t n, std::int64_t a_off, std::int64_t
 }
 
 Case Problems::Reduce(DType dtype, ReduceOp op, std::int64_t n, std::int64_t offset) {
-  // In the fixed list, a sum is named only "reduce".
+  // In the fixed list, a sum is simply named "reduce".
   const bool named = is_random_ || op != ReduceOp::kSum;
   Case out = Make(named ? absl::StrCat("reduce_", std::string(Name(op))) : "reduce", dtype,
                   absl::StrCat(n, Off(offset, dtype)), Bytes(dtype, n), 0, static_cast<double>(n));
@@ -420,7 +420,7 @@ Memory Problems::RandomIndices(std::int64_t n, std::int64_t length) {
 }
 
 // Takes a quarter of the rows, in random order. The indices are always in the same memory, which is
-// smaller than the rows. Copying the bytes that are taken is the ceiling.
+// smaller than the rows. The ceiling is a copy of as many bytes as are taken.
 Case Problems::Take(DType dtype, std::int64_t rows, std::int64_t row) {
   const std::int64_t count = rows / 4;
   const std::size_t moved = Bytes(dtype, count * row);
@@ -439,8 +439,8 @@ Case Problems::Take(DType dtype, std::int64_t rows, std::int64_t row) {
   return out;
 }
 
-// Selects a random one of each `one_in` adjacent elements, by values or by indices. The mask is
-// always in the same memory.
+// Selects one random element of every `one_in` adjacent ones; returns values or indices. The mask
+// is always in the same memory.
 Case Problems::Select(DType dtype, std::int64_t n, std::int64_t one_in, bool indices) {
   const std::int64_t count = n / one_in;
   const std::size_t out_bytes = Bytes(indices ? DType::kI64 : dtype, count);
@@ -467,7 +467,7 @@ Case Problems::Select(DType dtype, std::int64_t n, std::int64_t one_in, bool ind
   return out;
 }
 
-// Counts normally distributed elements in bins of equal width, or in bins so wide that one has all.
+// Counts normally distributed elements in equal bins, or in bins so wide that one has all elements.
 Case Problems::Histogram(DType dtype, std::int64_t n, std::int64_t bins, bool one_bin) {
   const std::size_t out_bytes = Bytes(DType::kI64, bins);
   Case out = Make(one_bin ? "histogram_one_bin" : "histogram", dtype, absl::StrCat(n, "x", bins),

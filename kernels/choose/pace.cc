@@ -263,7 +263,7 @@ double LeastBytes(const HistogramProblem& p) {
   return static_cast<double>(p.n) * static_cast<double>(SizeOf(p.dtype)) +
          static_cast<double>(p.bins) * sizeof(std::int64_t);
 }
-// A key reads at least one element of x.
+// The search for a key reads at least one element of x.
 double LeastBytes(const SearchSortedProblem& p) {
   const auto size = static_cast<double>(SizeOf(p.dtype)), n = static_cast<double>(p.n);
   return n * (size + sizeof(std::int64_t)) + std::min(n, static_cast<double>(p.length)) * size;

@@ -88,7 +88,7 @@ inline constexpr bool kIsWide = false;
 template <class F, class T>
 inline constexpr bool kIsWide<WideFold<F, T>> = true;
 
-// F with partial results, which are folded with other partial results later.
+// F whose results are partial results, which are folded with others later.
 template <class F>
 struct PartialFold : F {
   using Out = typename F::Wide;

@@ -31,7 +31,7 @@ struct SinglePass {
   }
 };
 
-// Completes a strategy whose name is set.
+// Sets all fields of a strategy except its name, which is already set.
 template <class Problem>
 constexpr Strategy<Problem> SinglePassStrategy(Strategy<Problem> strategy) {
   strategy.summary =
