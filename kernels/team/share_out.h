@@ -1,6 +1,6 @@
 // Divides one operation among the devices over which its operands are sharded. Each device computes
-// the parts whose first byte it holds. The parts depend only on the problem, so every assignment of
-// parts to devices gives the same bits.
+// the parts whose first byte it holds. The parts depend only on the problem (see below), so every
+// assignment of parts to devices gives the same bits.
 //
 //   Dot, Reduce                    a chunk of the fixed tree
 //   Map, Reduce along inner axes   an index of the outermost axis
