@@ -536,7 +536,7 @@ class AccessTest(o.FreshCase):
         staff = Caller(server, "admin")
         flood = self.flood(anna, 2, steps=4)
         self.assert_eventually(lambda: staff.device().waiting == 1)
-        # Programs that take too long to run on the receiving thread, so they are queued.
+        # These programs take too long to run on the receiving thread, so they are queued.
         one = o.inline(np.ones(1, np.float32))
         small = [o.compute.Step(dot=o.compute.DotRequest(a=one, b=one))] * 40
         timed = [o.compute.Step(dot=o.compute.DotRequest(a=one, b=one, timing=True))]

@@ -7,7 +7,7 @@ The requests are random, cover every operation and element type, and name no str
 usage: bits_test.py --server build/bin/tessera-server [--device cuda:0] [--seconds N] [--seed S]
                     [--write] [test ...]
 
---seconds: the minimum time for which each load of other requests lasts. --seed: uses other requests
+--seconds: the minimum time for which each load of other requests lasts. --seed: uses requests other
 than those of bits.txt. --write replaces bits.txt with the responses of this server."""
 
 import hashlib
@@ -23,7 +23,7 @@ import random_requests as r
 from random_requests import BF16, BOOL, BYTES, F16, F32, F64, I8, I32, I64, U8, Operand
 
 LENGTH = 1 << 16  # The length of the resident arrays.
-# The kinds of the requests at the end, with their numbers, and the number of all requests.
+# The kinds of the last requests, how many there are of each kind, and the total number of requests.
 LATE = {"take": 24, "select": 24, "histogram": 24, "search_sorted": 24, "sum_by_label": 24}
 COUNT = 288 + sum(LATE.values())
 AT_ONCE = 64

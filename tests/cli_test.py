@@ -249,7 +249,7 @@ class CliTest(CliCase):
                       ("BAD_OPTION", "--help", "get", "v1/x", "v1/x", "-o", "x.npz"),
                       ("BAD_OPTION", "--help", "get", "--prefix", "none/", "-o", "x.npz"))
         self.all_fail(4, ("BAD_FILE", "savez", "put", "model/more"))
-        # A failed upload takes back those before it, and a wrong file is found before any upload.
+        # A failed upload undoes the uploads before it, and a wrong file is found before any upload.
         self.cli("rm", *want[:3], *want[4:])
         self.all_fail(9, ("BUFFER_EXISTS", "--replace", "put", "model", "--prefix", "v1/"))
         self.assertEqual(self.names(), [want[3]])
@@ -714,8 +714,8 @@ class CliTest(CliCase):
         check("distances", self.neighbours(vectors, queries, 5), 1, queries, "--k", 5)
 
     def test_a_search_far_from_the_origin(self):
-        """Vectors find themselves, and their neighbours by differences, wherever the vectors
-        are."""
+        """Vectors find themselves and their neighbours, wherever the vectors are, because the
+        search computes differences."""
         cloud = np.random.default_rng(16).standard_normal((1000, 32))
         near, sign = 0.01 * cloud + 100, np.where(np.arange(1000) % 2, 1, -1)[:, None]
         outlier = near.copy()
@@ -1237,8 +1237,8 @@ class BenchTest(CliCase):
                     report = self.bench(*arguments, "--repeat", 3)
                     self.assertEqual(report["operation"], operation)
                     self.assertEqual((report["unit"], report["work"]), (unit, work))
-                    # A strategy may refuse a problem of a type that it takes. The others are in
-                    # order.
+                    # A strategy may refuse a problem of a type that it takes. The other strategies
+                    # are listed in order.
                     skipped = [row["name"] for row in report["skipped"]]
                     self.assertEqual([row["name"] for row in report["strategies"]],
                                      [name for name in self.runs_here(operation, dtype)

@@ -181,7 +181,7 @@ class FakeBuffers final : public v1::BufferService::Service {
   }
 
   std::string data;
-  // The first `refusals` calls of CreateBuffer get this.
+  // The first `refusals` calls of CreateBuffer get this status.
   grpc::Status refusal;
   int refusals = 0;
   int damaged_uploads = 0;

@@ -77,8 +77,8 @@ class DurabilityTest(o.FreshCase):
         return dict(re.findall(r"(?m)^(tessera_\S+) (\S+)$", server.page()))
 
     def serve_while_loading(self, names):
-        """Starts a server that can load no array until release() is called, and returns both. It
-        loads two arrays at a time: those of the two names, which are lost."""
+        """Starts a server that can load no array until release() is called, and returns both. The
+        server loads two arrays at a time, at first those of the two names, which are lost."""
         # Opening these files waits for their writer.
         pipes = [self.file_of(name) for name in names]
         for pipe in pipes:
@@ -457,7 +457,8 @@ class DurabilityTest(o.FreshCase):
         self.assertEqual((client.names(), client.download("small")), (["small"], small.tobytes()))
 
     def test_a_folder_that_cannot_be_written_to(self):
-        """It is restored, and snapshots fail. The server is not root, which no mode restricts."""
+        """Its arrays are restored, and snapshots fail. The server does not run as root, which file
+        modes do not restrict."""
         server = self.serve()
         server.client().put("x", np.arange(9))
         server.client().call("Snapshot")

@@ -47,8 +47,8 @@ class Held:
         self.replace, self.ttl = replace, ttl
         size = SIZES[dtype] * math.prod(shape)
         self.data = bytearray(size)
-        self.written = bytearray(size)  # How often, up to 2.
-        self.summed = bytearray(size)  # Whether it came with a checksum.
+        self.written = bytearray(size)  # How often each byte was written, up to 2.
+        self.summed = bytearray(size)  # Whether each byte came with a checksum.
         self.ready = False
         self.crc = None  # None if absent, "?" if either is possible.
 

@@ -33,7 +33,7 @@ std::vector<double> EvenEdges(const HistogramSpec& spec) {
   std::vector<double> edges;
   const double step = (spec.high - spec.low) / static_cast<double>(spec.bins);
   for (std::int64_t i = 0; i <= spec.bins; ++i) {
-    const volatile double product = static_cast<double>(i) * step;  // it is not fused
+    const volatile double product = static_cast<double>(i) * step;  // is never fused
     double edge = i == spec.bins ? spec.high : product + spec.low;
     if constexpr (!std::is_integral_v<E>)
       edge = static_cast<double>(static_cast<ValueOf<E>>(ConvertElement<E>(edge)));

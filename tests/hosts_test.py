@@ -185,7 +185,7 @@ def test_import_resumes_where_it_stood(server, client):
         assert sum(relay.passed) < x.nbytes + 9 * o.MI, relay.passed
         relay.close()
         # A byte that is changed on the way is noticed, and is sent again. The import continues
-        # where it was, which proves that the connection is a new one.
+        # where it stopped, which proves that the connection is a new one.
         relay = Relay(server.address, damage=5 * o.MI)
         answer = import_from(there, relay.where, "z").answer
         assert relay.damage is None and answer.interruptions >= 1 and same(there, "z", x)

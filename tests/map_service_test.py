@@ -49,7 +49,7 @@ OF_NUMBERS = {**r.BINARY, **COMPARISONS, **r.UNARY, "MINIMUM": minimum, "MAXIMUM
 OF_FLOATS = {"FLOOR": np.floor, "CEIL": np.ceil, "TRUNC": np.trunc, "ROUND": np.rint}
 OF_INTEGERS = {"FLOOR_DIVIDE": np.floor_divide, "REMAINDER": np.remainder, "POWER": integer_power,
                "RANDOM_BITS": r.random_bits}
-ARGUMENTS = {"CLIP": 3, "RANDOM_BITS": 3}  # Those that are not here take 2.
+ARGUMENTS = {"CLIP": 3, "RANDOM_BITS": 3}  # Operations that are not here take 2.
 ARGUMENTS |= dict.fromkeys((*r.UNARY, *OF_FLOATS, "SIGN"), 1)
 SPECIAL = (0.0, -0.0, 1, -1, 0.5, 1.5, 2.5, -2.5, 3.75, 5e-324, 1e-45, -6e-8, 6e4, -3e38, 1e308,
            np.inf, -np.inf, np.nan)
@@ -159,7 +159,8 @@ def test_quantiles(server, client):
 
 
 def test_coordinates(server, client):
-    """With operands of all layouts, folded along each axis, scanned, sorted, and of a product."""
+    """Tests coordinates with operands of all layouts, folded along each axis, scanned, sorted, and
+    in the epilogue of a product."""
     nodes = [operand(0), dict(coordinate=0), dict(coordinate=-1), integer(1000),
              node("FMA", 1, 3, 2), node("ADD", 4, 0)]
     a = RNG.integers(0, 99, (70, 130))

@@ -551,7 +551,7 @@ TESSERA_PRODUCT_TEST(MatmulTest, FewResults) {
   }
 }
 
-// Few steps along k. The strategy that is made for this also gets results of many tiles.
+// Few steps along k. The strategy for such products also gets results of many tiles.
 TESSERA_PRODUCT_TEST(MatmulTest, FewSteps) {
   const bool made_for = row().name == "outer_product";
   for (int k = 0; k <= 9; ++k)

@@ -206,7 +206,7 @@ class CountsTest(MetricsCase):
         self.comes(1, "tessera_errors_total", code="CANCELLED")
 
     def test_clients_that_leave_count_as_such(self):
-        """Whether their call runs or waits."""
+        """They are counted whether their call runs or waits."""
         self.serve("--workers", "1", "--max-operation-seconds", "1e6")
         long = o.inline(np.ones(1, np.float32), o.view([1 << 42], [0]))
         calls = [self.client.future("Reduce", op="REDUCE_OP_SUM", x=long) for _ in range(2)]

@@ -395,7 +395,7 @@ class Cut(o.FreshCase):
                             "imported": ts.SourceStalled}.items():
             self.assertIsInstance(outcomes[name], error, name)
         self.all_go_on()
-        # TCP gives up a reader that has acknowledged nothing for 20 s.
+        # TCP gives up the connection of a reader that has acknowledged nothing for 20 s.
         self.assert_nothing_is_left(far, {"stored", "square"}, 20)
         self.assert_nothing_is_left(near, set(), 5)
 

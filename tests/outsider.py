@@ -303,7 +303,7 @@ def outcome_of(call):
 
 
 def check_refusal(outcome, code, reason, /, **metadata):
-    """Checks that the call failed like this. Returns the outcome."""
+    """Checks that the call failed with this code, reason and metadata. Returns the outcome."""
     assert (outcome.code, outcome.reason, outcome.domain) == (code, reason, "tessera"), outcome
     for key, value in metadata.items():
         assert outcome.metadata.get(key) == str(value), f"{key} of {outcome}"

@@ -26,8 +26,8 @@ KEYS = (
 )
 
 
-# Functions that other operations compose, as calls of a 12 x 9 array, of its first row and of
-# another array of three axes. ComposedTest has random calls, and tests/python_signatures_test.py
+# Functions that are composed of other operations, as calls with a 12 x 9 array, its first row and
+# another array with three axes. ComposedTest has random calls, and tests/python_signatures_test.py
 # has every argument.
 MOVING = {
     "concatenate None": lambda x, v, b: np.concatenate((v, b), None),
@@ -193,7 +193,8 @@ class ArraysTest(python_outsider.Case):
         for array in (values, values.astype("f8")):
             got = np.asarray(self.t.put(array, dtype=ts.bfloat16).numpy(), np.float32)
             np.testing.assert_allclose(got, expected, rtol=2**-8)
-        # Just above a tie. Converted through float32, it would become the tie and be rounded down.
+        # This value is just above a tie. Converted through float32, it would become the tie and be
+        # rounded down.
         near = np.array([1 + 2**-8 + 2**-40])
         self.assertEqual(float(self.t.put(near, dtype="bf16").numpy()[0]), 1 + 2**-7)
         wide = RNG.standard_normal(4096).astype("f4")

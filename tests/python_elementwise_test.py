@@ -422,7 +422,7 @@ class FusionTest(python_outsider.Case):
         np.testing.assert_array_equal(got, want)
 
     def test_the_first_error_of_a_program_is_raised(self):
-        """The consequences of an error follow it."""
+        """Later errors may be consequences of the first one."""
         plan = _plan.Plan([self.array(name).sum()._term()[0] for name in "abcd"])
         self.assertEqual(len(plan.steps), 4)
         good = {"reduce": {"value": {"real": 1}}}

@@ -114,7 +114,8 @@ class SbomTest(unittest.TestCase):
         relation = {
             r["relatedSpdxElement"]: r["relationshipType"]
             for r in spdx["relationships"] if r["spdxElementId"] == spdx["packages"][0]["SPDXID"]}
-        # For some files in /usr/lib, the database has /lib. It finds paths faster than patterns.
+        # For some files in /usr/lib, the database has /lib. The database finds paths faster than
+        # patterns.
         files = {str(path).split("/lib", 1)[1] for path in loaded}
         paths = [folder + file for folder in ("/lib", "/usr/lib") for file in files]
         found = subprocess.run(["dpkg-query", "-S", *paths], capture_output=True, text=True)

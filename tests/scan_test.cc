@@ -235,7 +235,7 @@ class ScanTest : public StrategyTest<ScanProblem> {
   }
 };
 
-// The lengths around each part of the order of `fixed_order`, and those of an awkward size.
+// Lengths around the size of each unit of `fixed_order`, and lengths that no unit divides.
 std::vector<std::int64_t> Lengths() {
   return Sizes({1,   2,    15,   16,   17,   31,   33,   255,  257,   511,    512,    513,
                 700, 1023, 4095, 4096, 4097, 4607, 8192, 8193, 65537, 131071, 131072, 131073});
@@ -327,7 +327,7 @@ TESSERA_TYPED_TEST(ScanTest, EmptyArrays) {
 
 TESSERA_STRATEGY_SUITE(ScanOfFloatsTest, ScanTest, kFloats);
 
-// MIN and MAX are NaN from the first NaN on, and sums from there or from infinities of both signs.
+// From the first NaN on, results are NaN. Sums are also NaN after infinities of both signs.
 TESSERA_TYPED_TEST(ScanOfFloatsTest, NansAndInfinities) {
   const std::int64_t n = std::min<std::int64_t>(9000, Largest());
   const std::vector<T> ones(static_cast<std::size_t>(n), Element<T>(1));

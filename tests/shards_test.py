@@ -184,7 +184,7 @@ def test_where_results_go(server, client):
     a = o.resident(small.name)
     got = client.call("Add", a=a, b=a, result=result)
     assert got.buffer.device == names[-1] and not got.buffer.shards, got.buffer
-    result = o.into("other", placement=names[:1])  # Out of its reach.
+    result = o.into("other", placement=names[:1])  # Out of that device's reach.
     o.check_refusal(client.attempt("Add", a=a, b=a, result=result), "INVALID_ARGUMENT",
                     "BAD_PLACEMENT")
 

@@ -133,7 +133,7 @@ def mapped_regions(server):
 
 
 def is_clean(server, client):
-    """Returns whether no region is left. The budgets are returned with the last byte."""
+    """Returns whether no region is left. The budgets are restored when the last byte is freed."""
     return (mapped_regions(server) == 0
             and client.budget("shared_memory").used == 0
             and client.budget("shared_regions").used == 0

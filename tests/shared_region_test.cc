@@ -262,7 +262,7 @@ class Handshake {
     path.copy(name.sun_path, sizeof(name.sun_path) - 1);
     return connect(socket_.get(), reinterpret_cast<sockaddr*>(&name), sizeof name) == 0 ? 0 : errno;
   }
-  // Registers a file. Returns the reason of the server's refusal, or a text without a response.
+  // Registers a file. Returns the reason of the server's refusal, or a text if none arrived.
   std::string Register(const Descriptor& file) {
     std::string greeting(RegionListener::kGreeting);
     alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};

@@ -91,7 +91,7 @@ class SortTest : public StrategyTest<SortProblem> {
   }
 };
 
-// The lengths around the sizes of warps, of the tiles of each strategy, and of their powers.
+// Lengths around the sizes of warps and of the tiles of each strategy, and around their powers.
 std::vector<std::int64_t> Lengths() {
   return Sizes({1,    2,     3,     31,    32,    33,    63,     65,     199,    200,  201,
                 255,  256,   257,   511,   513,   1000,  1023,   1024,   1025,   2047, 2048,

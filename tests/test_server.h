@@ -29,7 +29,7 @@
 
 namespace tessera {
 
-// Waits until the condition is true. For effects that come after a response or independently of it.
+// Waits until the condition is true, for effects that follow a response or do not depend on one.
 template <class Condition>
 bool Eventually(Condition condition) {
   for (int i = 0; i < 2000; ++i) {

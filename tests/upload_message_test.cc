@@ -184,7 +184,7 @@ TEST_F(UploadMessageTest, TinySlicesAreCopiedIntoOne) {
   }
 }
 
-// Cases that random messages hardly have.
+// Cases that hardly ever occur in random messages.
 TEST_F(UploadMessageTest, TheEdgesOfTheFormat) {
   EXPECT_TRUE(Check(std::string("\xa2\x80\x80\x80\x00\x01x", 7))) << "a tag of five bytes";
   EXPECT_TRUE(Check(std::string("\x22\x81\x80\x80\x80\x00x", 7))) << "a length of five bytes";

@@ -57,8 +57,8 @@ class Array {
 
 class WindowSumTest : public StrategyTest<WindowSumProblem> {
  protected:
-  // Whether the strategy takes many seconds. The additions of the first lessons grow with the
-  // radius.
+  // Whether the strategy takes many seconds. In the first lessons, the number of additions grows
+  // with the radius.
   bool TooSlow(std::int64_t n, std::int64_t radius) {
     const WindowSumProblem problem{.dtype = GetParam().dtype,
                                    .n = n,

@@ -36,8 +36,7 @@ constexpr int kTile = 128, kDepth = 16, kThreads = 256;  // a block's tile of c,
 static_assert(kM % kTile == 0 && kN % kTile == 0 && kK % kDepth == 0);
 
 __global__ void __launch_bounds__(kThreads) Product(const float* a, const float* b, float* c) {
-  __shared__ alignas(
-      16) float a_tile[kDepth][kTile + 4];  // 4: adjacent rows begin in separate banks
+  __shared__ alignas(16) float a_tile[kDepth][kTile + 4];  // 4: adjacent rows begin in other banks
   __shared__ alignas(16) float b_tile[kDepth][kTile];
   const int thread = threadIdx.x, x = thread % 16 * 4, y = thread / 16 * 8;
   a += blockIdx.y * kTile * kK;

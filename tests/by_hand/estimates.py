@@ -8,7 +8,7 @@ First, one server refuses each operation as too long, and reports its estimate, 
 been measured. Then another server runs the operation three times, and its fastest run is compared.
 Both servers have one thread, whose CPU time is counted, so other programs hardly affect the result.
 The script prints the cases with the highest and the lowest ratio of time to estimate, and exits
-with 1 if one took more than three times its estimate."""
+with 1 if an operation took more than three times its estimate."""
 
 import argparse
 import itertools

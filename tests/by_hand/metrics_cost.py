@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Counts the instructions of a call, and those of the counting in it (callgrind), which other
-programs do not affect. Needs a build folder with tessera-server, and valgrind. CI does not run it.
+"""Counts, with callgrind, the instructions of a call and how many of them update the metrics. Other
+programs do not affect these numbers. Needs a build folder with tessera-server, and valgrind. CI
+does not run it.
 
 usage: metrics_cost.py --build build/release"""
 

@@ -131,7 +131,8 @@ run_suites() {
   if [[ $preset == tsan ]]; then
     # ThreadSanitizer reports races in the handwritten synchronisation of OpenBLAS's threads.
     export OPENBLAS_NUM_THREADS=1
-    # gcc 12 cannot place the shadow memory if the kernel randomises more than 28 bits.
+    # Sanitizers of gcc 12 cannot place their shadow memory if the kernel randomises more than 28
+    # bits.
     if setarch -R true 2>/dev/null; then launcher=(setarch -R); fi
   fi
   say "Test"
