@@ -1,5 +1,5 @@
-// The main header of kernels/ for the rest of the project. It opens devices, allocates memory on
-// them and runs operations.
+// The main header of kernels/ for the rest of the project. Its functions open devices, allocate
+// memory on them and run operations.
 //
 // Nothing here throws. Errors are absl::Status with a reason and metadata (error.h). Functions on
 // devices and memory are thread safe. A function that takes a Stream needs exclusive use of it

@@ -33,7 +33,7 @@ from outsider import Server, eventually, inline, into, outcome_of, resident, vie
 ONE = np.ones(1, np.float32)
 FOUR = np.zeros(4, np.float32)
 OLD, NEW = b"OLD!" * 4, b"NEW!" * 4  # Two possible contents of an array like FOUR.
-# The timeout for a condition that becomes true eventually. No case depends on when it does.
+# The timeout for a condition that becomes true eventually. No case depends on when that happens.
 LONG_S = 60
 # Limits under which operations may take as long as a test needs.
 PATIENT = ("--max-operation-seconds", "36000", "--scratch-limit", "1Gi")
@@ -315,7 +315,7 @@ class BusyWorkerTest(Case):
             self.hold_worker(client, result=target).cancel()
             call = self.slow_product(client, timeout=0.5, result=target)
             self.assertEqual(outcome_of(call).code, "DEADLINE_EXCEEDED")
-            self.assert_serves(client)  # After both calls.
+            self.assert_serves(client)  # Both calls have been made.
             self.assert_scratch_is_free(client)
         self.assertEqual(client.names(), ["kept", "s"])
         self.assertEqual(client.call("GetBuffer", name="kept").buffer.version, kept.version)
@@ -1265,7 +1265,7 @@ class TooManyStreamsTest(Case):
     def wait_for_end(raw):
         raw.socket.settimeout(LONG_S * o.Program.patience())
         with contextlib.suppress(ConnectionResetError):
-            while raw.socket.recv(65536):  # Settings, but no responses.
+            while raw.socket.recv(65536):  # Reads settings, but no responses.
                 pass
 
     def assert_open(self, raw):

@@ -92,7 +92,7 @@ TESSERA_TYPED_TEST(BatchTest, HasTheBitsOfEachProblemAlone) {
   CheckAll(NormalVector<T>(kElements, 1, 0.25), NormalVector<T>(kElements, 2));
 }
 
-// NaN, infinities, and values whose sums and products exceed the range of f32.
+// Tests NaN, infinities, and values whose sums and products exceed the range of f32.
 TESSERA_TYPED_TEST(BatchTest, HasThemForExtremesToo) {
   std::vector<T> x(kElements);
   Random random(3);

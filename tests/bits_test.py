@@ -132,7 +132,7 @@ class Suite:
         self.requests = Windows(ARGUMENTS.seed)
         # Rotates through the kinds, so every kind occurs.
         kinds = [kind for kind in r.Requests.KINDS if kind not in LATE] + ["reduce"] * 3
-        # The requests before these do not depend on them.
+        # Earlier requests do not depend on these.
         kinds = [kinds[i % len(kinds)] for i in range(COUNT - sum(LATE.values()))]
         kinds += [kind for kind, count in LATE.items() for _ in range(count)]
         self.cases = [self.requests.valid(kind) for kind in kinds]
@@ -213,7 +213,7 @@ def test_as_steps_of_programs(server, client):
 
 
 def test_other_settings(server, client):
-    """Other numbers of workers, and measured instead of assumed rates."""
+    """Tests other numbers of workers, and measured instead of assumed rates."""
     mine = suite(server)
     for flags in (["--workers=1"], ["--workers=8", "--no-warm-up=false"]):
         other = o.Server(server.log_path.parent, *flags)

@@ -349,7 +349,7 @@ class CliTest(CliCase):
         self.assertEqual(np.ravel(answer["data"]).tolist(), product.T.argmin(1).tolist())
 
     def test_large_results_go_to_a_file(self):
-        """This also works if buffers expire soon."""
+        """Large results go to a file even if buffers expire soon."""
         i = np.arange(1500.0)
         add = ("add", "x@0:1500x1500:1x0", "x@0:1500x1500:0x1")
         self.put("x", i)
@@ -550,13 +550,13 @@ class CliTest(CliCase):
                     dtype = {"<f4": "f32", "<i4": "i32", "<i8": "i64"}[array.dtype.str]
                     self.assertEqual((got["dtype"], got["shape"]), (dtype, list(array.shape)))
                     self.assertEqual(got["data"], array.tolist())
-        # What they print.
+        # What the commands print.
         for command, said in (
                 ("topk x[0,:5] --k 2", "{}\n{}".format(*self.topk(x[0, :5], 2))),
                 ("scan max x[0,:4]", np.maximum.accumulate(x[0, :4])),
                 ("sort x[0,:4] --only values", np.sort(x[0, :4]))):
             self.assertEqual(self.cli(*command.split()), f"{said}\n")
-        # What they store.
+        # What the commands store.
         count, (largest, places) = mask.sum(), self.topk(x, 7)
         for command, said, name, want in (
                 ("scan sum x --axis 0 --exclusive --reverse --out s", "s: f32 [30, 40], 4.7 KiB",
@@ -648,7 +648,7 @@ class CliTest(CliCase):
                                    "--metric", "dot")
                 self.assertEqual(answer["indices"]["data"], indices.tolist())
                 np.testing.assert_allclose(answer["products"]["data"], values, rtol=1e-5, atol=1e-4)
-        # Windows of both arrays, with printed and saved results. The last arrays are i4.
+        # Searches windows of both arrays, with printed and saved results. The last arrays are i4.
         values, indices = self.neighbours(vectors[100:300:2, ::2], queries[::-2, 12:], 3)
         words = ("search", "vectors[100:300:2, ::2]", "--queries", "queries[::-2, 12:]", "--k", 3)
         self.assertEqual(self.cli(*words), f"{indices}\n{values}\n")
@@ -1140,8 +1140,8 @@ class CliTest(CliCase):
         victim = self.folder / "victim"
         victim.write_text("precious")
 
-        # The process that becomes the client makes the links, whereas an attacker can only guess
-        # its id.
+        # The process makes the links before it becomes the client, so the links contain the right
+        # process id. An attacker could only guess this id.
         lay_links = ('for name in "out.npy.$$.part" out.npy.part .out.npy.part; do '
                      'ln -s victim "$name" || exit; done; exec "$@"')
         get = (o.Program.cli, "-s", self.server.address, "get", "x", "-o", "out.npy")
@@ -1323,7 +1323,7 @@ class ShardsTest(CliCase):
 
 class DraftsTest(CliCase):
     def test_a_draft_is_seen_and_dropped_and_in_no_way(self):
-        """An upload of several streams leaves such a draft when its client is killed."""
+        """If a client is killed during an upload with several streams, a draft remains."""
         x = np.arange(1000.0)
         self.put("x", x)
         live = self.json("info", "x")["buffer"]["version"]

@@ -18,8 +18,8 @@ using testing::HasSubstr;
 
 class ComputeServiceTest : public ServiceTest {};
 
-// The time that decides where an operation runs includes the transfer of its messages to a GPU and
-// back.
+// The time that decides where an operation runs includes the transfers of its messages to and from
+// a GPU.
 TEST(TravelMicrosecondsTest, CountsInlineArrays) {
   FakeDevice gpu("fake:0", "", Backend::kCuda), cpu;
   v1::AddRequest request;

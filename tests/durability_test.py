@@ -371,7 +371,7 @@ class DurabilityTest(o.FreshCase):
         server.client().put("x", np.ones(1, np.float32), ttl=dict(seconds=3600))
         server.client().call("Snapshot")
         server.kill()
-        manifest, day = self.manifest(), 86_400 * 10**6  # As if it had been written tomorrow.
+        manifest, day = self.manifest(), 86_400 * 10**6  # Makes it appear written tomorrow.
         (buffer,) = manifest["tenants"][0]["buffers"]
         manifest["time"] += day
         for time_of in ("created", "expires"):

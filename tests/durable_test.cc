@@ -344,7 +344,7 @@ TEST_F(DurableTest, OnlyArraysThatTheManifestNamesStay) {
                                    "manifest.json", "x"));
 }
 
-// Lowers the size that files may have, which makes writes fail as on a full disk: the last write
+// Lowers the limit on the size of files, which makes writes fail as on a full disk: the last write
 // that succeeds may be short.
 class SmallFiles {
  public:

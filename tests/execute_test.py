@@ -230,7 +230,7 @@ def absolute(a, b, **more):
 
 
 def test_steps_take_scratch_memory_one_after_the_other(server, client):
-    """Products of 8 to 40 MiB, 160 MiB in total, with 24 MiB of results."""
+    """Computes products of 8 to 40 MiB, 160 MiB in total, with 24 MiB of results."""
     b = fill(client, "b", [16, 16 << 10], 0.5)
     rows = (640, 128, 512, 256, 640, 384)
     a = [fill(client, f"a{i}", [n, 16], -1) for i, n in enumerate(rows)]

@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-// What the library reports, through FakeNvmlState(), which it exports.
+// What the library reports. It exports FakeNvmlState(), which returns this object.
 struct FakeNvml {
   std::mutex mutex;
   int init_result = 0;

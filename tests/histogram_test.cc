@@ -190,7 +190,7 @@ TEST_P(HistogramTest, ManyBins) {
   });
 }
 
-// Integers as their own bins.
+// Each integer has its own bin.
 TEST_P(HistogramTest, Integers) {
   ForType([]<class E>(E) {
     if constexpr (std::is_integral_v<E>) {
@@ -243,7 +243,7 @@ TEST_P(HistogramTest, Edges) {
   });
 }
 
-// Elements that are all in one bin, that alternate between two bins, and that are sorted.
+// Tests elements that are all in one bin, alternate between two bins, or are sorted.
 TEST_P(HistogramTest, Distributions) {
   ForType([]<class E>(E) {
     const std::int64_t n = std::min<std::int64_t>(Largest(), 200'000);

@@ -57,7 +57,7 @@ def imports(client):
 
 
 def source_of(download):
-    """Yields the address of a source whose downloads are download(request, context)."""
+    """Yields the address of a source that answers downloads with download(request, context)."""
     messages = (o.buffers.DownloadRequest.FromString, o.buffers.DownloadResponse.SerializeToString)
     return o.handling(lambda _: grpc.unary_stream_rpc_method_handler(download, *messages))
 
@@ -106,7 +106,7 @@ def test_link_counts_as_a_buffer(server, client):
 
 
 def test_sharded_buffers(server, client):
-    """A link to a sharded buffer, and an import of a sharded buffer, which is then on one
+    """Tests a link to a sharded buffer, and an import of a sharded buffer, which is then on one
     device."""
     flags = ("--device", "cpu:0,cpu:1")  # In addition to the flags of all servers.
     with servers(flags, FROM_HERE) as (far, near):

@@ -139,7 +139,7 @@ class CertificateTest(IdentityCase):
 
 
 class SocketTest(IdentityCase):
-    """Which users may connect to a unix socket."""
+    """Tests which users may connect to a unix socket."""
 
     def permissions(self):
         """Returns the permissions of both sockets, which are equal."""

@@ -291,8 +291,8 @@ def test_millions_of_nodes_take_no_memory(server, client):
     within = lambda tag, data: bytes([tag]) + length(len(data)) + data
     for body in (within(0x12, nodes), nodes):  # Nodes of an expression, then operands.
         before = server.peak_rss()
-        # The expression is field 9 of a ReduceRequest and field 10 of a MatmulRequest. The field
-        # after it has the expression's other operands.
+        # The expression is field 9 of a ReduceRequest and field 10 of a MatmulRequest. The next
+        # field has the expression's other operands.
         staged = body if body is not nodes else None
         requests = [("Map", body), ("Execute", within(0x0A, within(0x32, body)))]
         for rpc, step, field in (("Reduce", 0x12, 0x4A), ("Matmul", 0x1A, 0x52)):

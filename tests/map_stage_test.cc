@@ -541,7 +541,7 @@ TEST_P(StageTest, OtherOperationsRefuseElementsOfAByte) {
   }
 }
 
-// All one-byte integers, with every strategy, in expressions, casts and reductions.
+// Tests all one-byte integers, with every strategy, in expressions, casts and reductions.
 TEST_P(StageTest, ComputesWithIntegersOfAByte) {
   constexpr std::int64_t n = 4099;
   std::vector<std::uint8_t> a(n);

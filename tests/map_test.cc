@@ -603,7 +603,7 @@ TESSERA_TYPED_TEST(MapTest, TypesThatMeetAndConstants) {
 
 TESSERA_STRATEGIES(MapTest);
 
-// The operations whose bits are the same on both devices.
+// Tests the operations whose bits are the same on both devices.
 TEST(MapDevices, SameBits) {
   TESSERA_NEED_DEVICE(Backend::kCuda);
   for (DType dtype : kAllDTypes) {
@@ -686,7 +686,7 @@ TEST_P(MapTest, Coordinates) {
   }
 }
 
-// Parts of a result of 2^50 elements.
+// Computes parts of a result of 2^50 elements.
 TEST_P(MapTest, CoordinatesOfParts) {
   constexpr std::int64_t kRows = std::int64_t{1} << 15, kColumns = std::int64_t{1} << 35;
   const std::vector<std::int64_t> zero = {0};
@@ -727,7 +727,7 @@ TEST_P(MapTest, CoordinatesOfParts) {
   ExpectSame(out.Values(), want, "a share");
 }
 
-// The first two words of the vectors that Random123 publishes for Philox 4x32-10.
+// Compares with the first two words of the vectors that Random123 publishes for Philox 4x32-10.
 TEST_P(MapTest, RandomBitsArePhilox) {
   const std::vector<std::uint64_t> seeds = {0, ~0ull, 0x299f31d0a4093822},
                                    counters = {0, ~0ull, 0x85a308d3243f6a88},

@@ -91,7 +91,7 @@ TEST(PaceTest, RefusesBeforeMemoryIsTouched) {
   refused(SearchSortedSpec(), {x, half}, "cpu_parallel");
   refused(SumByLabelSpec{.length = 9}, {cube, labels}, "cpu_parallel");
   refused(MatmulSpec(), {square, square}, "cpu_cache_tiled");
-  // The product of matrices without columns is known, but not what the expression makes of it.
+  // The product of matrices without columns is zero, but the expression's result is unknown.
   const View tall = Broadcast(&l.one, DType::kF32, {1 << 30, 0}),
              flat = Broadcast(&l.one, DType::kF32, {0, 1 << 30});
   MatmulSpec exp;

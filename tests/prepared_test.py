@@ -10,7 +10,8 @@ import numpy as np
 import outsider as o
 
 RNG = np.random.default_rng(20261126)
-SIDE = 512  # The side of a 1 MiB matrix; every other row and column take a quarter of it.
+SIDE = 512  # The side of a 1 MiB matrix; the elements in every other row and column take a quarter
+            # of it.
 ALL = SIDE * SIDE * 4
 KEPT = ALL // 4
 

@@ -83,7 +83,7 @@ class Rings(o.Case):
                 name = f"run{i}/x"
                 t, owner = ring.home(name), ring.server(name)
                 a = t.put(x, name=name)
-                self.assertEqual((a * 2 + t.put(x)).sum().item(), 45.0)  # Unnamed ones as well.
+                self.assertEqual((a * 2 + t.put(x)).sum().item(), 45.0)  # Unnamed arrays work too.
                 seen.add(owner)
                 elsewhere = next(n for n in map("o{}".format, range(99)) if ring.server(n) != owner)
                 with self.assertRaises(ts.WrongHost) as error:
@@ -132,7 +132,7 @@ class OneProcess(o.Case):
             np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
         self.assertEqual(np.argmax(a), np.argmax(x))
         self.assertIsInstance(a @ b, td.Chunk)
-        self.assertIsInstance(a.sum(axis=0), np.ndarray)  # Small, so in this process.
+        self.assertIsInstance(a.sum(axis=0), np.ndarray)  # It is small, so it is in this process.
         with self.assertRaises(TypeError):
             np.asarray(memoryview(a))
         with self.assertRaisesRegex(TypeError, "not downloaded implicitly"):

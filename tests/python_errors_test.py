@@ -435,8 +435,8 @@ class CutCall:
 class CutAnswersTest(python_outsider.Case):
     """A truncated response is an Error unless the rest has everything that was requested."""
 
-    # Missing fields have their defaults, so these responses, and an index, cannot show a
-    # truncation.
+    # Missing fields have their default values, so a truncation of these responses, or of an index,
+    # goes unnoticed.
     SILENT = {"ListBuffers", "GetServerInfo"}
 
     def setUp(self):

@@ -49,7 +49,7 @@ class Blocking:
         self.t.close()
 
 
-LOOP = asyncio.new_event_loop()  # One for all tests: gRPC's threads cannot handle several.
+LOOP = asyncio.new_event_loop()  # All tests share it: gRPC's threads cannot handle several.
 
 
 class Asyncio:

@@ -508,7 +508,7 @@ TESSERA_TYPED_TEST(ReduceAxesTest, StridedViews) {
   }
 }
 
-// As three rows, and as three columns.
+// Folds the same vectors as three rows and as three columns.
 TESSERA_TYPED_TEST(ReduceAxesTest, SpecialRows) {
   for (std::int64_t n : Sizes({1, 2, 9, 100, 1024, 3000, 70001})) {
     if (n > 3000 && !std::is_integral_v<T>) continue;  // The references are slow.

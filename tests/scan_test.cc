@@ -317,7 +317,7 @@ TESSERA_TYPED_TEST(ScanTest, Long) {
   CheckShape<T>(40, 8200, 3, NextHow());
 }
 
-// Scans of an array without elements, and of lines without elements.
+// Scans an array without elements, and lines without elements.
 TESSERA_TYPED_TEST(ScanTest, EmptyArrays) {
   DeviceArray<T> nothing(stream(), 0);
   for (const View& x : {nothing.view({0}), nothing.view({3, 0}), nothing.view({0, 3})})
@@ -345,7 +345,7 @@ TESSERA_TYPED_TEST(ScanOfFloatsTest, NansAndInfinities) {
   }
 }
 
-// Sums that overflow the type and then return to its range, because they are kept in a wider one.
+// Sums may exceed the range of the type and return to it, because they are kept in a wider type.
 TESSERA_TYPED_TEST_OF(std::same_as<Half>, ScanOfFloatsTest, SumsBeyondTheRange) {
   std::vector<T> x(9000, Element<T>(60'000));
   std::fill(x.begin() + 4500, x.end(), Element<T>(-60'000));
@@ -477,8 +477,8 @@ std::vector<T> Uneven(ReduceOp op, std::int64_t n) {
   return x;
 }
 
-// The same bits on each device, for a row alone or among others, for a row read backwards, and for
-// columns. The line is the last among others.
+// The bits are the same on each device, for a row alone or among others, for a row read backwards,
+// and for columns. Among other lines, this line is the last.
 TESSERA_TYPED_TEST(FixedScanTest, HasTheBitsOfItsOrder) {
   const auto check = [&]<ReduceOp kOp>(std::integral_constant<ReduceOp, kOp>, std::int64_t n,
                                        bool exclusive) {

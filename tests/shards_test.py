@@ -210,7 +210,7 @@ def test_products_of_views_and_steps(server, client):
         if step == 4096 or got.stats.devices > 1:
             assert part.tobytes() == c[first:end].tobytes(), (first, end, got.stats)
         np.testing.assert_allclose(part, a[first:end] @ b, atol=1e-4 * np.sqrt(k), rtol=1e-4)
-    # An inline b, a transposed a, which is not divided, and a program.
+    # Tests an inline b, a transposed a (which is not divided), and a program.
     if step == 4096:
         inline = client.call("Matmul", a=o.resident("a"), b=o.inline(b))
         assert inline.tensor.data == c.tobytes()
@@ -237,7 +237,7 @@ def test_products_of_views_and_steps(server, client):
 
 def test_calls_that_need_each_others_devices(server, client):
     """Sums over all devices begin on different devices, together with copies in both directions.
-    There is no deadlock and no wrong value, and callers that leave in between leave nothing
+    There is no deadlock and no wrong value. Callers that leave in the meantime leave nothing
     behind."""
     names, step = client.devices(), unit(client)
     n = 24 * step // 4

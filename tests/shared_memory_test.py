@@ -273,8 +273,8 @@ def test_files_that_are_no_region(server, client):
     fcntl.fcntl(huge, fcntl.F_ADD_SEALS, SEALS)
     assert "normal pages" in check([huge], field="file").message
     assert eventually(lambda: o.descriptors(server) <= before, 5), (before, o.descriptors(server))
-    # Memory beyond the end makes up for a hole, but only in the block count. The server fills the
-    # hole.
+    # The file has a hole, but memory beyond its end makes the block count right. The server fills
+    # the hole.
     tricky, _ = make_file(4 * PAGE, seals=0)
     fallocate(tricky, KEEP_SIZE, 4 * PAGE, 4 * PAGE)
     fallocate(tricky, KEEP_SIZE | PUNCH_HOLE, PAGE, 2 * PAGE)

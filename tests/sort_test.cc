@@ -293,7 +293,7 @@ TEST_P(SortLargestTest, EqualElementsKeepTheirOrder) {
   }
 }
 
-// Short rows with more elements than 32 bits count. Each row has the numbers 0 to 15.
+// Sorts short rows with more elements than 32 bits count. Each row has the numbers 0 to 15.
 TEST_P(SortLargestTest, ShortRows) {
   constexpr std::int64_t n = 16, kRows = (std::int64_t{1} << 27) + 5;
   const SortProblem problem{.dtype = DType::kF16, .wants_indices = false, .rows = kRows, .n = n};

@@ -23,7 +23,7 @@ class Terminal:
         self.process = subprocess.Popen(
             ["setsid", "--ctty", *map(str, command)], stdin=theirs, stdout=theirs, stderr=theirs,
             cwd=cwd, env=o.environment(**{"TERM": "xterm", **variables}))
-        self.theirs = theirs  # Kept open, so that output can be read in the end.
+        self.theirs = theirs  # It is kept open, so that output can be read at the end.
         self.text = b""
 
     def resize(self, rows, columns):

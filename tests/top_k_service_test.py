@@ -45,7 +45,7 @@ def test_refusals(server, client):
     # Without rows there is nothing to find, and nothing to refuse.
     answer = client.call("TopK", x=o.inline(np.zeros((0, 10), np.float32)), k=3)
     assert list(answer.values.shape) == [0, 3] and answer.indices.data == b""
-    # A call that fails at its second array leaves no first one.
+    # A call that fails at its second array does not leave the first array behind.
     client.put("taken", np.ones(1, np.float32))
     outcome = client.attempt("TopK", x=x, k=1, values=o.into("new"), indices=o.into("taken"))
     assert outcome.reason == "BUFFER_EXISTS" and client.names() == ["taken"], outcome
@@ -67,8 +67,8 @@ def top_k(x, k, **more):
 
 
 def test_programs_use_values_and_indices(server, client):
-    """Nearest neighbours: products, the best products of each query, and a computation with both
-    results."""
+    """Finds nearest neighbours: computes products, selects the best products of each query, and
+    computes with both results."""
     queries = RNG.integers(-4, 5, (8, 16)).astype(np.float32)
     base = RNG.integers(-4, 5, (500, 16)).astype(np.float32)
     client.put("base", base)

@@ -130,7 +130,7 @@ TESSERA_TYPED_TEST(WindowSumTest, SizesAndRadii) {
   }
 }
 
-// Radii around the extents by which strategies divide their work: warps, blocks, chunks, pieces.
+// Tests radii around the extents by which strategies divide work: warps, blocks, chunks, pieces.
 TESSERA_TYPED_TEST(WindowSumTest, RadiiAroundTiles) {
   for (std::int64_t n : Sizes({4095, 4096, 8191, 20000})) {
     const Array<T> x = NormalVector<T>(n, 2);

@@ -1,4 +1,4 @@
-// The element types. Standard library only.
+// The element types. Uses only the standard library.
 #pragma once
 
 #include <array>

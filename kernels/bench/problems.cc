@@ -222,7 +222,7 @@ Case Problems::ReduceAxes(DType dtype, std::int64_t outer, std::int64_t length,
   return out;
 }
 
-// Many short Dots or sums, launched as a batch, as the steps of a program are.
+// Many short Dots or sums that are launched as a batch, like the steps of a program.
 Case Problems::Batch(bool dot, std::int64_t count, std::int64_t n) {
   Case out = Make("batch", DType::kF32, absl::StrCat(count, "x", n),
                   Bytes(DType::kF32, (dot ? 2 : 1) * count * n), 0,
@@ -695,7 +695,7 @@ void Problems::AddVectors(std::vector<Case>& all, DType dtype, int exponent, int
   for (std::int64_t radius : {1, 64, 512}) all.push_back(WindowSum(dtype, n, radius));
 }
 
-// Adds many long rows, a few longer ones, and rows that fit in the caches.
+// Adds problems with many long rows, a few longer ones, and rows that fit in the caches.
 void Problems::AddTopKs(std::vector<Case>& all, DType dtype) {
   const int shift = rig_.gpu() ? 0 : 4;  // rows are 16 times shorter on a CPU
   const std::int64_t few = std::int64_t{1} << (24 - shift), many = std::int64_t{1} << (20 - shift);
@@ -711,7 +711,7 @@ void Problems::AddTopKs(std::vector<Case>& all, DType dtype) {
   for (std::int64_t k : {1000, 4096}) all.push_back(TopK(dtype, 8, few, k));
 }
 
-// Adds a long row, rows and columns.
+// Adds problems with one long row, with many rows, and with columns.
 void Problems::AddScans(std::vector<Case>& all, DType dtype) {
   const bool gpu = rig_.gpu();
   const std::int64_t n = std::int64_t{1} << (gpu ? 27 : 23), side = gpu ? 8192 : 2048;
@@ -725,7 +725,7 @@ void Problems::AddScans(std::vector<Case>& all, DType dtype) {
   all.push_back(Scan(dtype, 1, n / 16, 16));
 }
 
-// Adds one long row, rows that fit in a block's shared memory, and rows that do not.
+// Adds problems with one long row, rows that fit in a block's shared memory, and longer rows.
 void Problems::AddSorts(std::vector<Case>& all, DType dtype) {
   const bool gpu = rig_.gpu();
   const std::int64_t n = std::int64_t{1} << (gpu ? 28 : 23);

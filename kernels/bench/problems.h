@@ -31,7 +31,7 @@ struct Case {
   bool lone = false;            // whether the device is idle before each launch (Rig::kIdle)
   std::vector<float> features;  // MatmulFeatures of a random product
   std::vector<Candidate> candidates;
-  // Returns the largest error of the last launch. Null for most operations.
+  // Returns the largest error of the last launch. It is null for most operations.
   std::function<double()> error;
 };
 

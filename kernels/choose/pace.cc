@@ -476,7 +476,7 @@ void Pace::Calibrate(const Strategy<Problem>& strategy, const Problem& small, do
   const double units = backend_ == Backend::kCpu ? 1 : units_;
   const double work = ModelOf(strategy, large, units).work - ModelOf(strategy, small, units).work;
   const double seconds = large_seconds - small_seconds;
-  // If the larger problem takes less than a quarter longer, the time is mostly overhead.
+  // If the larger problem takes less than 25 % longer, the time is mostly overhead.
   if (!(work > 0) || seconds < 0.2 * large_seconds || seconds < 3e-6) return;
   const auto factor = static_cast<float>(Bounded(seconds / work, 1 / kMostWrong, kMostWrong));
   slots_[static_cast<std::size_t>(IndexOf(strategy, large)) * kKinds +

@@ -1,5 +1,5 @@
 // A device that holds buffers and runs strategies, and a stream on it. The CPU and CUDA are the two
-// implementations; tests add one that fails on demand. Standard library only.
+// implementations; tests add one that fails on demand. Uses only the standard library.
 #pragma once
 
 #include <atomic>

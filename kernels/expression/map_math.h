@@ -1,6 +1,6 @@
 // Defines what each operation of an expression computes for one element, once for host and device.
 //
-// Every file that includes this is compiled without contraction of a * b + c. Arithmetic,
+// Every file that includes this header is compiled without contraction of a * b + c. Arithmetic,
 // comparisons, sqrt and fma therefore give the same bits on host and device, except for the payload
 // of a NaN.
 #pragma once

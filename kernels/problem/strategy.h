@@ -1,6 +1,6 @@
 // The vocabulary of kernels/: array views, the problem of each operation, and the Strategy that
-// every algorithm adds to the table in strategies.cc. Standard library only, so that a .cu file
-// compiles in seconds.
+// every algorithm adds to the table in strategies.cc. It uses only the standard library, so that a
+// .cu file compiles in seconds.
 #pragma once
 
 #include <array>

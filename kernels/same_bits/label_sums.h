@@ -125,8 +125,8 @@ constexpr std::uint64_t LabelOutBytes(const SumByLabelProblem& p) {
          SizeOf(ResultDType(ReduceOp::kSum, p.dtype));
 }
 
-// The bound if all rows have the same label. A term passes through the additions within its chunk,
-// within its group and between groups; the result is then rounded.
+// The bound is for rows that all have the same label. A term passes through the additions within
+// its chunk, within its group and between groups; the result is then rounded.
 inline double LabelRoundoff(const SumByLabelProblem& p) {
   return SumRoundoff(p.dtype, {.narrow = 0,
                                .wide = std::min(p.n, kLabelChunk) + kLabelGroup +

@@ -1,6 +1,6 @@
 // Sums with more digits and a wider range than a double, for the host and the device.
 //
-// The files that include this are compiled without contraction of a * b + c.
+// The files that include this header are compiled without contraction of a * b + c.
 #pragma once
 
 #include <cmath>

@@ -51,7 +51,7 @@ count_tests() {
         tests = $3
         bad = $4
         idle = $5
-        if (bad + idle > tests) tests = bad + idle  # A class that fails or is skipped as a whole.
+        if (bad + idle > tests) tests = bad + idle  # A class failed or was skipped as a whole.
         if (idle > 0) printf "%s: %d of %d skipped\n", $1, idle, tests
       }
       if (tests == 0) tests = 1

@@ -18,7 +18,7 @@
 //   because it is not needed between merges.
 // - Without a limit, every score in the first tile of each part would pass. So the initial limits
 //   come from a sample: the product of the first columns is written to memory, and TopK selects its
-//   best scores. With random scores, at most k n / s of n scores pass the limit of a sample of s.
+//   best scores. Of n random scores, at most k n / s pass the limit of a sample of s scores.
 // - Another kernel merges the lists of a row's parts.
 //
 // Scores are ordered as in TopK. An entry combines a key and a column in one number, so the order
