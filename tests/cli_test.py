@@ -509,7 +509,7 @@ class CliTest(CliCase):
         x = np.random.default_rng(8).integers(-9, 9, (30, 40)).astype("<f4")
         rows, mask, order = np.array([[3, -1], [0, 29]]), x > 7, np.argsort(x, kind="stable")
         sums = x[::-1].cumsum(0)[::-1] - x
-        # Rows of whole numbers that are also labels, from 0 to 4.
+        # The codes are whole numbers from 0 to 4, so they can also serve as labels.
         codes = np.abs(x[0]).astype("<i4") % 5
         by_code, clipped = np.zeros((5, 40), "<f4"), np.zeros((9, 2), "<i8")
         np.add.at(by_code, codes[:30], x)
@@ -764,8 +764,8 @@ class CliTest(CliCase):
             programs = []
 
             def forward(method, request, name=name, programs=programs):
-                """Forwards to the server, which gets another array of a name before the third
-                program."""
+                """Forwards to the server, which gets another array under the same name before the
+                third program."""
                 if method.endswith("/Execute"):
                     programs.append(method)
                     if len(programs) == 3:
@@ -1163,7 +1163,7 @@ class CliTest(CliCase):
             self.assertTrue(relay.silent.wait(20))
             self.assertTrue(eventually(self.parts, 10))
             process.send_signal(number)
-            self.assertEqual(process.wait(30), 8)  # While the connection is silent.
+            self.assertEqual(process.wait(30), 8)  # The connection is still silent.
             self.assertEqual(self.parts(), [])
             self.assertFalse((self.folder / "large.npy").exists())
 

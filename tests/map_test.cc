@@ -136,7 +136,7 @@ void ExpectSame(const std::vector<T>& got, const std::vector<T>& want, std::stri
 // A type that holds every sum and product of integers.
 __extension__ typedef __int128 Wide;
 
-// Results have the bits of 64-bit significands, rounded, or, for F64, of the host's operations.
+// The expected results are rounded once from long double or, for F64, computed in F64 on the host.
 TESSERA_TYPED_TEST_OF(FloatElement, MapTest, ArithmeticIsRoundedOnce) {
   const auto [a, b] = SpecialPairs<T>();
   const auto check = [&](MapOp op, auto f) {
@@ -341,7 +341,7 @@ TESSERA_TYPED_TEST_OF(FloatElement, MapTest, NodesHaveTheBoundOfTheirRoundings) 
         {Alone(MapOp::kExp), 4.0},
         {{In(0), In(1), Op(MapOp::kLess, {0, 1}), Op(MapOp::kWhere, {2, 0, 1})}, 0.0},
         {ReferenceNodes(), 1.0}}) {
-    // 16-bit results are rounded once in F32 and once more.
+    // 16-bit results are rounded twice, to F32 and then to 16 bits.
     const double want = sizeof(T) > 2 ? units * unit
                         : units == 0  ? 0
                                       : unit + units * single + unit * units * single;
@@ -860,7 +860,7 @@ TEST(ExpressionTest, RegistersAreUsedAgain) {
 TEST(ExpressionTest, ErrorsNameTheNodeAndSayWhatIsWrongWithIt) {
   struct Case {
     Nodes nodes;
-    std::string node, message;  // An empty message accepts any.
+    std::string node, message;  // An empty message matches any.
   };
   for (const Case& c :
        {Case{{In(2)}, "0", "it refers to operand 2, but the last one is operand 0"},

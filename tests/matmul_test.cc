@@ -491,7 +491,7 @@ TEST_P(MatmulOfF32Test, ElementsOfAnySize) {
 }
 
 TESSERA_PRODUCT_TEST(MatmulTest, Large) {
-  // Strategies choose their tiles by the size of the result. Here there are many, some or few
+  // Strategies choose their tiles by the size of the result. These shapes have many, some or few
   // tiles.
   for (int transposes = 0; transposes < 4; transposes += Watched() ? 3 : 1) {
     for (std::size_t offset : {0, 1})

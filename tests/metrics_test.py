@@ -521,7 +521,7 @@ class LifeTest(MetricsCase):
                 again = lambda: server.log().count("to read again") == count  # noqa: B023
                 self.assertTrue(eventually(again, 20), server.log())
             self.assertEqual(self.scrape().sum("tessera_ready"), 0)
-            self.assertEqual(self.client.dot_of_ones(), 1)  # Callers that fill the server are served.
+            self.assertEqual(self.client.dot_of_ones(), 1)  # Callers can fill it with data.
             file.touch()
             self.comes(1, "tessera_ready")
 

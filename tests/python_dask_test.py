@@ -361,7 +361,7 @@ class Faults(o.Case):
         relay = Relay(self.servers[0].address, hold=2 << 20)
         td.use(self.servers[0].address)
         sent = pickle.dumps(td.Chunk(_servers.own().put(x), relay.where))
-        td.use(self.servers[1].address)  # It is to fetch the array from the first one.
+        td.use(self.servers[1].address)  # It will fetch the array from the first one.
         chunk = pickle.loads(sent)
         self.assertTrue(o.eventually(relay.silent.is_set, 30))
         self.servers[0].kill()

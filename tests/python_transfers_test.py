@@ -563,7 +563,7 @@ class ProgressTest(unittest.TestCase):
             for part in (1, 2, 4):
                 report(part * MIB)
         lines = shown.getvalue().split("\r")[1:]
-        self.assertEqual(len(lines), 2)  # Nothing in the first second.
+        self.assertEqual(len(lines), 2)  # Nothing is printed in the first second.
         self.assertIn(f"put x [{15 * '#'}{15 * '.'}] 2 of 4 MB, 1 MB/s", lines[0])
         self.assertTrue(lines[1].endswith("4 of 4 MB, 1 MB/s\n"))
         with mock.patch("sys.stderr", io.StringIO()):

@@ -177,7 +177,7 @@ TEST_F(SharedRegionTest, AUserThatSharesHasHalf) {
   EXPECT_EQ(ErrorReason(many), "TOO_MANY_REGIONS");
   EXPECT_EQ(ErrorMetadata(many)["used"], "1");
   EXPECT_EQ(ErrorMetadata(many)["limit"], "1");
-  // Other users have the same limit, and callers that do not share get the rest.
+  // Other users have the same limit. A caller that names no user may have all that is left.
   ASSERT_TRUE(regions_.Add(another.descriptor(), 8).ok());
   ASSERT_TRUE(regions_.Add(third.descriptor()).ok());
   regions_.Remove(*first);

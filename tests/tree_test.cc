@@ -203,7 +203,7 @@ TEST_P(TreeTest, CompensatedKeepsWhatCancels) {
   for (double large : {1e15, 1e18, 1e20}) check(1.0, large);
 }
 
-// As above, but the products round: term by term, (a + b) (a - b) - a^2 + b^2 is 0.
+// As above, but the products are rounded: term by term, (a + b) (a - b) - a^2 + b^2 is 0.
 TEST_P(TreeTest, CompensatedKeepsTheErrorOfProducts) {
   std::vector<double> x, y;
   Random random(6);

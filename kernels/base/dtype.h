@@ -19,7 +19,7 @@ struct DTypeInfo {
   double unit_roundoff;    // largest relative error of rounding to the type; 0 for integers
 };
 
-// THE list of element types, in the order of their values. A new element type also needs a C++ type
+// All element types, in the order of their values. A new element type also needs a C++ type
 // (DispatchDType in element.h), instances in kernels/cuda/tree and kernels/cuda/reduce_axes, and a
 // value in the protocol's enum. A bool element is a byte, 0 or 1; kernels read other values as 1.
 inline constexpr std::array<DTypeInfo, 9> kDTypeInfos = {{

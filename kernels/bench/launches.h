@@ -15,7 +15,7 @@ inline constexpr bool kWithCuda = true;
 inline constexpr bool kWithCuda = false;
 #endif
 
-// --- Ceilings: the maximum rates of the device. Every "% of the ceiling" refers to these. ---
+// --- Ceilings: the maximum rates of the device. Every "% of the ceiling" refers to them. ---
 
 // Each function enqueues one pass on a stream of either kind of device. It works on device memory
 // aligned to 16 bytes, and bytes is a multiple of 16. On the CPU a pass runs on as many threads as

@@ -740,7 +740,7 @@ void Problems::AddSorts(std::vector<Case>& all, DType dtype) {
   }
 }
 
-// Adds single elements, and rows of 16 bytes to 16 KiB. All arrays have the same number of bytes.
+// Adds takes of elements and of rows of 16 bytes to 16 KiB. All arrays are of one size in bytes.
 void Problems::AddTakes(std::vector<Case>& all, DType dtype) {
   const auto size = static_cast<std::int64_t>(SizeOf(dtype));
   const std::int64_t n = (std::int64_t{1} << (rig_.gpu() ? 30 : 24)) / size;

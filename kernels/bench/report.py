@@ -810,7 +810,7 @@ PLOTS = {
 
 
 def rendered(page):
-    """Returns the text of a page with all its tables made again."""
+    """Returns the text of a page with all its tables regenerated."""
 
     def filled(match):
         begin, kind, words, old, end = match.groups()

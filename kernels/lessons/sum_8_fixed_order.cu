@@ -14,8 +14,8 @@
 // every launch, because each addition has the same two operands. The last block reads the sums by
 // chunk, so it does not matter which block has stored a sum, or when.
 //
-// The service's strategy `fixed_tree` does this for every type and operation, on CPUs and several
-// GPUs too (kernels/same_bits/fixed_tree.h). Its chunks are longer in longer arrays.
+// The service's strategy `fixed_tree` does this for every type and operation, also on CPUs and
+// several GPUs (kernels/same_bits/fixed_tree.h). Its chunks are longer in longer arrays.
 //
 // Strategy: kernels/cuda/dot/fixed_tree.cu
 //

@@ -332,7 +332,7 @@ struct SearchSortedProblem {
 };
 
 // out[j, c] = the sum of x[i, c] over all i with labels[i] == j, for the arrays x[n, inner] and
-// out[length, inner]. out has the type ResultDType(kSum, dtype). kernels/problem/sum_by_label.h
+// out[length, inner]. out has the type ResultDType(kSum, dtype). kernels/same_bits/label_sums.h
 // defines the order of the additions.
 struct SumByLabelProblem {
   static constexpr std::string_view kOperation = "sum_by_label";

@@ -117,7 +117,7 @@ class ProxyCase(Proxied):
     """The proxy distinguishes clients by their addresses."""
 
     def test_calls_and_transfers(self):
-        # 128 MiB in four streams with checksums, up and down.
+        # Transfers 128 MiB in four streams with checksums, in both directions.
         put = self.cli("put", "--name", "x", "--random", "normal", "--shape", "33554432",
                        "--dtype", "f32", "--streams", "4")
         self.assertEqual(put.returncode, 0, put.stderr)

@@ -83,7 +83,7 @@ left_out() {
   echo "${out#:}"
 }
 
-# Checks that every test that a rule of sanitize.txt names exists. Reads the suites from standard
+# Checks that all tests named in the rules of sanitize.txt exist. Reads the suites from standard
 # input.
 check_rules() {
   local suite tests names='' pattern patterns

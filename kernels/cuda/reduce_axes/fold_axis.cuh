@@ -18,7 +18,7 @@ namespace tessera::axes {
 // The number of blocks that must fit into an SM's registers. Four blocks have 128 KiB of loads in
 // flight. With two blocks, the work of a block before its first load and after its last load adds
 // to the time. Four blocks fit only with whole vectors and at most four chains per thread. With
-// Moments and WideSquares, not even three fit.
+// Moments or WideSquares, fewer than three fit.
 template <class F, class T, bool kWhole>
 inline constexpr int kResident = (sizeof(typename F::Wide) > 16) ? 2
                                  : kWhole && sizeof(T) >= 4      ? 4
