@@ -38,7 +38,7 @@ LONG_S = 60
 # Limits under which operations may take as long as a test needs.
 PATIENT = ("--max-operation-seconds", "36000", "--scratch-limit", "1Gi")
 METRICS = ("--metrics-listen", "127.0.0.1:0")
-# Does 0.5e9 to 2e9 multiply-adds per second, on one core; see side_for().
+# This strategy does 0.5e9 to 2e9 multiply-adds per second, on one core; see side_for().
 SLOW_STRATEGY = "cpu_naive"
 LIST_SERVICES = b"\x3a\x01*"  # ServerReflectionRequest { list_services: "*" }
 BUFFERS, COMPUTE = "/tessera.v1.BufferService/", "/tessera.v1.ComputeService/"
@@ -976,8 +976,8 @@ class MessageTest(Case):
                 ("Download", bad, ask(BUFFERS + "Download", field(1, b"x") + groups)),
                 ("a large Download", bad, ask(BUFFERS + "Download", long_name))):
             self.assertEqual((outcome.code, outcome.reason), expected, (what, outcome))
-        # None of them has been parsed, which would take 100 MiB. gRPC holds 4 MiB and the pieces of
-        # the messages.
+        # Parsing them would take 100 MiB, but none has been parsed. gRPC holds 4 MiB and the pieces
+        # of the messages.
         self.assert_grew_less(64 * o.MI, before, server.peak_rss)
         check = "/grpc.health.v1.Health/Check"
         self.assertEqual(ask(check, groups).code, "INVALID_ARGUMENT")

@@ -213,7 +213,7 @@ def test_as_steps_of_programs(server, client):
 
 
 def test_other_settings(server, client):
-    """Tests other numbers of workers, and measured instead of assumed rates."""
+    """Tests other numbers of workers, and rates that are measured rather than assumed."""
     mine = suite(server)
     for flags in (["--workers=1"], ["--workers=8", "--no-warm-up=false"]):
         other = o.Server(server.log_path.parent, *flags)

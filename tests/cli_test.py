@@ -676,8 +676,8 @@ class CliTest(CliCase):
         self.assertEqual(self.names(), ["queries", "vectors"])
 
     def little_scratch(self, limit, **arrays):
-        """Returns the address of a server with this limit on scratch memory, which has the
-        arrays."""
+        """Returns the address of a server that has the arrays and this limit on scratch
+        memory."""
         server = self.serve("--scratch-limit", limit)
         for name, array in arrays.items():
             self.put(name, array, server=server.address)

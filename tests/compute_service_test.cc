@@ -292,7 +292,7 @@ using OneWorker = Changed<OnFakeDevice<ServiceTest>, [](Options& options) { opti
 TEST_F(OneWorker, MemoryOfACancelledCallIsFreedByNoThreadThatTakesCalls) {
   std::atomic<int> freed{0}, by_queues{0};
   device_.OnFree([&] {
-    const CallQueue::Leave leave;  // Granted only to a thread of a queue.
+    const CallQueue::Leave leave;  // Only a thread of a queue gets it.
     by_queues += leave.granted();
     ++freed;
   });

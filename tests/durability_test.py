@@ -210,7 +210,7 @@ class DurabilityTest(o.FreshCase):
         client.put("d", x + 1, replace=True)
         self.assertEqual(client.download("d"), (x + 1).tobytes())
         client.call("CopyBuffer", source="a", name="last", link=True)
-        # Calls that wait for a deleted buffer still do, even after a snapshot without it.
+        # Calls that wait for a deleted buffer continue to wait, even after a snapshot without it.
         waiting = lambda: int(self.metrics(server)["tessera_calls_in_progress"])
         self.assertTrue(o.eventually(lambda: waiting() >= 25, 60))
         file = self.file_of("e")
@@ -371,7 +371,7 @@ class DurabilityTest(o.FreshCase):
         server.client().put("x", np.ones(1, np.float32), ttl=dict(seconds=3600))
         server.client().call("Snapshot")
         server.kill()
-        manifest, day = self.manifest(), 86_400 * 10**6  # Makes it appear written tomorrow.
+        manifest, day = self.manifest(), 86_400 * 10**6  # It will seem to come from tomorrow.
         (buffer,) = manifest["tenants"][0]["buffers"]
         manifest["time"] += day
         for time_of in ("created", "expires"):

@@ -16,7 +16,7 @@ TYPES = ("<f8", "<f4", "<f2", "<i8", "<i4", "|i1", "|u1", "|b1", "|V2")
 
 
 def safetensors(header, data, size=None):
-    """Returns the bytes of a file with this header, which is a text or becomes JSON."""
+    """Returns the bytes of a file with this header: bytes, or a value that is written as JSON."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text) if size is None else size) + text + data
 

@@ -264,7 +264,7 @@ def test_bad_expressions_say_which_node(server, client):
 
 
 def test_counts_and_shapes(server, client):
-    """tests/expression_service_test.py has the limits of nodes."""
+    """tests/expression_service_test.py covers the limits of nodes."""
     x = tensors(np.ones(3, np.float32))
     chain = [operand(0)] + [node("ADD", i, i) for i in range(63)]
     assert client.attempt("Map", operands=x, expression=expression(*chain)).ok

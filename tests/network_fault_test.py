@@ -266,8 +266,8 @@ class Cut(o.FreshCase):
 
     def cut_in_the_middle(self, far, near, works, until, later=()):
         """Returns the outcomes (results or errors) of work that is running when the line is cut,
-        and of work that begins then (later, names). The line is restored once until(futures) is
-        true."""
+        and of the work named in `later`, which begins then. The line is restored once
+        until(futures) is true."""
         pool = concurrent.futures.ThreadPoolExecutor(len(works))
         self.addCleanup(pool.shutdown)
         futures = {}

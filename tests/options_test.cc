@@ -262,7 +262,7 @@ TEST(Options, OutputThatCannotBeWrittenIsAnError) {
   }
 }
 
-// A server uses the last ring that it could read and use.
+// A server keeps its ring until it reads another valid one.
 TEST(HomeTest, AFileThatCannotBeUsedLeavesTheRingInUse) {
   TemporaryFile file("a h:1\nb h:2\n");
   const auto write = [&](const std::string& text) {

@@ -563,8 +563,8 @@ class Server:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def asleep(self):
-        """Returns whether none of its threads is running or runnable, and in this process only the
-        caller's thread is. In that case nothing that was sent is still in transit."""
+        """Returns whether no thread of the server and no other thread of this process is running or
+        runnable. In that case nothing that was sent is still in transit."""
         return asleep(self.pid) and asleep(os.getpid())
 
     def alive(self):

@@ -406,7 +406,7 @@ class ArraysTest(python_outsider.Case):
                            [self.scanned(op, view, *how) for op, *how in cases])
 
     def test_scans_of_special_numbers(self):
-        """tests/python_signatures_test.py has NumPy's functions."""
+        """tests/python_signatures_test.py covers NumPy's functions."""
         special = np.array([[1, np.nan, -0.0, 3], [np.inf, 2, -np.inf, 1]])
         x = self.t.put(special)
         for ufunc in (np.minimum, np.maximum, np.logical_and, np.logical_or, np.add):

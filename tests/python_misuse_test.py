@@ -174,7 +174,7 @@ class ArraysTest(python_outsider.Case):
         bits = np.arange(0x3F80, 0x3F88, dtype="u2")
         a = np.arange(6, dtype="f4")
 
-        class Tensor:  # Like torch's: no bf16 in __array__, but cpu() and a view as int16.
+        class Tensor:  # Like torch's, it gives bf16 only as a view of int16.
             dtype = "torch.bfloat16"
             detach = cpu = contiguous = lambda self: self
 

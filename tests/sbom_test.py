@@ -64,7 +64,7 @@ class SbomTest(unittest.TestCase):
             self.assertTrue(package["name"])
             self.assertTrue(package["versionInfo"])
             self.assertEqual(package["downloadLocation"], "NOASSERTION")
-            self.assertIs(package["filesAnalyzed"], False)  # So files need not be listed.
+            self.assertIs(package["filesAnalyzed"], False)  # It need not list files.
             for field in ("licenseConcluded", "licenseDeclared", "copyrightText"):
                 self.assertEqual(package[field], "NOASSERTION")
             self.assertRegex(package.get("supplier", "Organization: x"), r"^Organization: [^<>]+$")

@@ -305,8 +305,8 @@ TESSERA_TYPED_TEST(ScanTest, AxesAndStridedViews) {
   array.ExpectUnchanged(values);
 }
 
-// A row of up to more than 1024 chunks, columns and rows of more than one group, and columns of
-// several chunks: enough of them to keep a GPU busy, and too few.
+// Rows of more than 1024 chunks, columns and rows of more than one group, and columns of several
+// chunks, in numbers that keep a GPU busy and in numbers that do not.
 TESSERA_TYPED_TEST(ScanTest, Long) {
   for (std::int64_t n : Sizes({1 << 22, (1 << 22) + 5001}))
     CheckShape<T>(1, n, 1, NextHow(), static_cast<std::size_t>(n % 4));

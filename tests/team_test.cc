@@ -409,7 +409,7 @@ TEST_P(SlabTest, LargeColumnsAloneWhereAnotherHasNoRoom) {
     for (const auto& each : streams_) ASSERT_TRUE(EndRequest(*each).ok());
   }
   EXPECT_TRUE(got[0] == got[1]);
-  TearDown();  // Before the budgets are destroyed.
+  TearDown();  // Must precede the end of the budgets.
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, SlabTest, testing::Values(Backend::kCuda), BackendName);
@@ -493,7 +493,7 @@ TEST_P(TeamTest, FoldsOfExpressionsInLittleMemory) {
     EXPECT_EQ(stats.devices, other == &as_much ? 2 : 1);
     EXPECT_EQ(out.Values(), expected);
   }
-  TearDown();  // Before the budgets are destroyed.
+  TearDown();  // Must precede the end of the budgets.
 }
 
 // The memory of a share is enough for each device. Another device that lacks it takes no share.
@@ -525,7 +525,7 @@ TEST_P(TeamTest, RowsInLittleMemory) {
     expect(&plenty, &plenty, nullptr, 1);
     expect(&plenty, &too_little, &array, 1);
     expect(&enough, &as_much, &array, 2);
-    TearDown();  // Before the budgets are destroyed.
+    TearDown();  // Must precede the end of the budgets.
   };
   check(SortProblem{.rows = rows, .n = columns}, rows * columns,
         [&](void* values, void* indices, Team* team) -> absl::StatusOr<Stats> {
@@ -791,7 +791,7 @@ TEST_P(TeamIntegersTest, WithoutRoomForACopyOfB) {
   streams_[0]->SetScratchBudget(&plenty);
   streams_[1]->SetScratchBudget(&enough);
   EXPECT_TRUE(Run(2, 0) == alone);
-  TearDown();  // Before the budgets are destroyed.
+  TearDown();  // Must precede the end of the budgets.
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, TeamIntegersTest, testing::Values(Backend::kCuda), BackendName);

@@ -18,8 +18,8 @@ class Terminal:
         self.mine, theirs = pty.openpty()
         self.resize(rows, columns)
         self.before = termios.tcgetattr(theirs)
-        # Uses setsid, which then becomes the program, instead of preexec_fn. The code that Python
-        # runs between fork and exec may wait for a gRPC thread, which the child does not have.
+        # The program setsid, which then executes the command, replaces preexec_fn. The code that
+        # Python runs between fork and exec may wait for a gRPC thread, which the child lacks.
         self.process = subprocess.Popen(
             ["setsid", "--ctty", *map(str, command)], stdin=theirs, stdout=theirs, stderr=theirs,
             cwd=cwd, env=o.environment(**{"TERM": "xterm", **variables}))

@@ -209,7 +209,7 @@ struct ErrorDetails {
   std::string reason;
   std::string domain;
   std::map<std::string, std::string> metadata;
-  bool retry = false;  // Whether it says when to retry.
+  bool retry = false;  // Whether the error says when to retry.
 };
 
 inline ErrorDetails DetailsOf(const grpc::Status& status) {

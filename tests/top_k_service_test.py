@@ -114,8 +114,8 @@ def test_a_step_names_both_of_its_arrays_or_none(server, client):
 
 
 def test_a_step_that_fails_at_its_second_array_leaves_room(server, client):
-    """Later steps can use what the step took before it failed, which is a name and most of the
-    response."""
+    """Before it fails, the step takes a name and most of the response. Later steps can use
+    both."""
     array = RNG.standard_normal((1000, 700)).astype(np.float32)
     client.put("x", array)
     taken, bad = o.into("x"), o.into("no spaces")

@@ -38,7 +38,7 @@ class UploadMessageTest : public testing::Test {
     return text;
   }
 
-  // Returns a field of any number and wire type, unless it is known to fail.
+  // Returns a field of any number and any wire type, valid or not.
   std::string Field(int depth = 0) {
     const std::uint64_t number = OneOf(4) ? 1 + Below(1 << 20) : 1 + Below(9);
     const std::size_t type =

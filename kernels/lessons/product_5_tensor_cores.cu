@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kThreads)
     Product(const __nv_bfloat16* a, const __nv_bfloat16* b, float* c) {
   using namespace nvcuda::wmma;
   extern __shared__ __align__(128) __nv_bfloat16 tiles[];
-  // The warp's part of the tile begins at row and column.
+  // The warp's part of the tile begins at [row, column].
   const int thread = threadIdx.x, row = thread / 128 * 64, column = thread / 32 % 4 * 32;
   a += blockIdx.y * kTile * kK;
   b += blockIdx.x * kTile;

@@ -176,7 +176,7 @@ bool MergeIntoMatrix(MatmulProblem& p) {
   return merged;
 }
 
-// Sets the stack of the problem, whose products have m and n.
+// Sets the stack of the problem. REQUIRES: its m and n are set.
 void SetStack(const Shape& shape, int rank, const StackOperand& a, const StackOperand& b,
               MatmulProblem& p) {
   for (int i = 0; i < rank; ++i) {

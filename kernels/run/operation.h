@@ -16,7 +16,7 @@
 
 namespace tessera {
 
-// What a request specifies in addition to its operands: nothing, unless it is specialised below.
+// What a request specifies in addition to its operands: nothing, except for the operations below.
 template <class Problem>
 struct SpecOf {};
 

@@ -147,7 +147,7 @@ def main():
                 continue
             refused = strict.attempt(method, **fields)
             if refused.reason != "OPERATION_TOO_LONG":
-                continue  # No estimate: too short or unsupported.
+                continue  # A short or unsupported call gets no estimate.
             estimate = float(refused.metadata["estimate_seconds"])
             took = min(seconds_of(servers[1].pid, lambda: free.call(method, timeout=600, **fields))
                        for _ in range(3))

@@ -22,7 +22,7 @@ CALLERS, ELEMENTS = 16, 4096
 
 
 def count_instructions(build, folder):
-    """Counts the instructions of a Dot, and those among them that count it for the metrics. 16 Dots
+    """Counts the instructions of a Dot, and how many of them update the metrics. 16 Dots
     are always in flight."""
     address, out, rounds = f"unix:{folder}/counted", f"{folder}/callgrind", 100
     server = subprocess.Popen(
