@@ -625,7 +625,7 @@ class CountTest(Case):
         self.assert_becomes(1, lambda: self.used("connections"))
         raw = []
         for _ in range(60):
-            with contextlib.suppress(OSError):  # The server may close it before it has sent anything.
+            with contextlib.suppress(OSError):  # The server may close it early.
                 raw.append(self.raw(self.server))
         kept = [one for one in raw if one.find_frame(o.SETTINGS, LONG_S)]
         counts = (len(kept), self.used("connections"), client.budget("connections").limit)

@@ -388,7 +388,7 @@ TEST_F(BufferStoreTest, Checksums) {
   auto draft = *store_.Create(Spec("a", 4));
   write(*draft, 8, 16);
   write(*draft, 0, 4);
-  write(*draft, 4, 8);  // Between the other two ranges.
+  write(*draft, 4, 8);  // It is between the other two ranges.
   EXPECT_EQ(ErrorReason(store_.Seal(*draft, whole + 1).status()), "BAD_CHECKSUM");
   EXPECT_EQ(store_.Seal(*draft, whole).status(), absl::OkStatus());
   EXPECT_EQ(store_.Find("a", 0)->checksum, whole);

@@ -873,7 +873,7 @@ class CliTest(CliCase):
             self.assertRegex(line, rf"^{name} +\d+\.\d +\d+\.\d\d +\d+ %( +#+)?$")
             self.assertLessEqual(len(line), 80)
         self.assertEqual(lines[-1], "All results agree within the strategies' error bounds.")
-        # A terminal shows blocks if it can display them, in its own width.
+        # On a terminal, bars consist of blocks if it can display them, and lines fill its width.
         for locale, filled in (("C.UTF-8", "█"), ("C", "#")):
             rows = self.on_terminal(*command, columns=50, LC_ALL=locale).splitlines()[5:]
             rows = rows[:rows.index("")]

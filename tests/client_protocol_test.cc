@@ -188,7 +188,7 @@ class FakeBuffers final : public v1::BufferService::Service {
   int damaged_downloads = 0;
   bool knows_versions = true;
   std::uint64_t sealed_version = kDraft;
-  std::optional<std::uint64_t> sealed_bytes;  // Instead of the size of data.
+  std::optional<std::uint64_t> sealed_bytes;  // If set, replaces the size of `data`.
   grpc::Status seal_error;
   std::optional<std::uint32_t> whole_checksum;
 

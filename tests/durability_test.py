@@ -78,7 +78,7 @@ class DurabilityTest(o.FreshCase):
 
     def serve_while_loading(self, names):
         """Starts a server that can load no array until release() is called, and returns both. The
-        server loads two arrays at a time, at first those of the two names, which are lost."""
+        server loads two arrays at a time. It begins with those of the two names, which are lost."""
         # Opening these files waits for their writer.
         pipes = [self.file_of(name) for name in names]
         for pipe in pipes:

@@ -82,7 +82,8 @@ def test_scalars_are_arrays_of_rank_0(server, client):
 
 
 def test_neighbours_that_read_each_other_share_no_launch(server, client):
-    """tests/compute_service_test.cc has other neighbours, and random programs have all kinds."""
+    """tests/compute_service_test.cc covers other neighbours, and random programs cover all
+    kinds."""
     a = o.inline(RNG.integers(-9, 10, 1000).astype(np.float64))
     answers = values(client, dot(a, a), dot(step(0), step(0)), dot(step(1), step(0)))
     first = answers[0].value.real

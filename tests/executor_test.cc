@@ -187,7 +187,7 @@ TEST_P(LateShareTest, HasSavedNothingUp) {
   AwaitAll();
   SubmitFor(1, 1, 50, at_once);
   AwaitAll();
-  SubmitFor(3, 1, 1, at_once);  // Does not reset the other shares.
+  SubmitFor(3, 1, 1, at_once);  // This does not reset the other shares.
   AwaitAll();
   Hold();
   order_.clear();

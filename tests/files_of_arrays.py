@@ -106,7 +106,7 @@ def hostile():
         ],
     }
     both = bytearray(archive([("a.npy", npy(RAW)), ("b.npy", npy(RAW))]))
-    struct.pack_into("<I", both, both.rindex(b"PK\1\2") + 42, 0)  # Where the second one begins.
+    struct.pack_into("<I", both, both.rindex(b"PK\1\2") + 42, 0)  # The second file's offset.
     bad[".npz"].append(bytes(both))
     packed = bytearray(archive([("a.npy", npy(np.zeros(10_000)))], zipfile.ZIP_DEFLATED))
     packed[60] ^= 1

@@ -89,7 +89,7 @@ def test_cve_2023_32731_headers_beyond_the_limit_and_then_the_table(server, clie
         server,
         headers(1, base + padding + field("x-last", "z", indexed=True))
         + headers(3, base + b"\xbe")  # The table's newest entry.
-        + headers(5, base + b"\xff\x7f"),  # An entry that it does not have.
+        + headers(5, base + b"\xff\x7f"),  # The table lacks this entry.
     )
     check_others(server, client)
 

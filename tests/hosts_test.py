@@ -94,7 +94,7 @@ def test_link_counts_as_a_buffer(server, client):
     client.call("CopyBuffer", source="x", name="a", link=True)
     client.call("CopyBuffer", source="a", name="b", link=True)
     assert count() == 3
-    # A link that was deleted does not count, even if there is a link to it.
+    # A deleted link does not count, even if another link was made from it.
     client.call("DeleteBuffer", name="a")
     assert eventually(lambda: count() == 2, 10)
     # A link keeps the memory, so the buffer counts until the link is gone.
@@ -108,7 +108,7 @@ def test_link_counts_as_a_buffer(server, client):
 def test_sharded_buffers(server, client):
     """Tests a link to a sharded buffer, and an import of a sharded buffer, which is then on one
     device."""
-    flags = ("--device", "cpu:0,cpu:1")  # In addition to the flags of all servers.
+    flags = ("--device", "cpu:0,cpu:1")  # All servers also get the common flags.
     with servers(flags, FROM_HERE) as (far, near):
         own, there = far.client(), near.client()
         x = np.arange(1 << 16, dtype=np.float32)

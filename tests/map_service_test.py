@@ -49,7 +49,7 @@ OF_NUMBERS = {**r.BINARY, **COMPARISONS, **r.UNARY, "MINIMUM": minimum, "MAXIMUM
 OF_FLOATS = {"FLOOR": np.floor, "CEIL": np.ceil, "TRUNC": np.trunc, "ROUND": np.rint}
 OF_INTEGERS = {"FLOOR_DIVIDE": np.floor_divide, "REMAINDER": np.remainder, "POWER": integer_power,
                "RANDOM_BITS": r.random_bits}
-ARGUMENTS = {"CLIP": 3, "RANDOM_BITS": 3}  # Operations that are not here take 2.
+ARGUMENTS = {"CLIP": 3, "RANDOM_BITS": 3}  # Others have 2 unless listed below.
 ARGUMENTS |= dict.fromkeys((*r.UNARY, *OF_FLOATS, "SIGN"), 1)
 SPECIAL = (0.0, -0.0, 1, -1, 0.5, 1.5, 2.5, -2.5, 3.75, 5e-324, 1e-45, -6e-8, 6e4, -3e38, 1e308,
            np.inf, -np.inf, np.nan)

@@ -909,7 +909,7 @@ TEST(MatmulPieces, CoverAllTilesEvenly) {
         const Sharing sharing = ShareTiles(tiles, k_tiles, workers);
         std::vector<int> times(static_cast<std::size_t>(tiles * k_tiles));
         int least = tiles * k_tiles, most = 0;
-        Piece left{};  // Left by the previous worker.
+        Piece left{};  // What the previous worker has left.
         int left_at = 0;
         for (int worker = 0; worker < workers; ++worker) {
           Piece leaves{};

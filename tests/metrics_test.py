@@ -512,7 +512,7 @@ class LifeTest(MetricsCase):
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder) / "filled"
             file.touch()
-            os.utime(file, (1, 1))  # Made for an earlier process.
+            os.utime(file, (1, 1))  # The file is older than the server.
             server = self.serve("--ready-file", str(file))
             self.assertIn(f"not ready until {file} is created", server.log())
             # By the second line the server has looked for the file.

@@ -88,7 +88,7 @@ class Line:
         self.loses = None
 
     def _lead(self, host, device, address, router):
-        """Makes a device of a host. The router's end of it has the same name."""
+        """Makes a device of a host. The router's end of the link has the same name."""
         there = host.run if host else run
         there("ip", "link", "add", device, "type", "veth",
               "peer", "name", device, "netns", str(self.router.pid))

@@ -49,7 +49,7 @@ def tell_own_server():
 
 
 class Rings(o.Case):
-    """ts.Ring, and the route in the metadata of calls."""
+    """Tests ts.Ring, and the route in the metadata of calls."""
 
     def test_homes_are_those_of_the_servers(self):
         names = {"a": "h:1", "gpu-0.x": "h:2", "c_9": "h:3", "z": "h:4"}
@@ -132,7 +132,7 @@ class OneProcess(o.Case):
             np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
         self.assertEqual(np.argmax(a), np.argmax(x))
         self.assertIsInstance(a @ b, td.Chunk)
-        self.assertIsInstance(a.sum(axis=0), np.ndarray)  # It is small, so it is in this process.
+        self.assertIsInstance(a.sum(axis=0), np.ndarray)  # Small sums are in this process.
         with self.assertRaises(TypeError):
             np.asarray(memoryview(a))
         with self.assertRaisesRegex(TypeError, "not downloaded implicitly"):
@@ -200,7 +200,7 @@ class OneProcess(o.Case):
                 np.testing.assert_array_equal(found, call(whole))
 
     def test_a_chunk_and_one_in_parts(self):
-        """Combines a chunk and a chunk in parts in either order, also as options."""
+        """Combines a chunk with one in parts, in either order, also as optional arguments."""
         x, y = whole_numbers(90, 40), whole_numbers(90, 40)
         a, b = self.chunk(x), np.concatenate([self.chunk(y[:50]), self.chunk(y[50:])], axis=0)
         self.assertIsInstance(b, td.Joined)

@@ -14,7 +14,7 @@ from tessera.wire import _protocol as p
 
 FLOATS, INTEGERS = ("f2", "f4", "f8"), ("i4", "i8")
 NUMBERS = FLOATS + INTEGERS
-# Functions of two arrays of any types. For the last ones, bits may differ because of rounding.
+# Functions of two arrays of any types, and of one array. Those in ROUNDED may round differently.
 BINARY = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv,
     "//": operator.floordiv, "%": operator.mod, "==": operator.eq, "!=": operator.ne,

@@ -118,7 +118,7 @@ class LimitedServer:
     def __init__(self, max_ttl):
         self.max_ttl = max_ttl
         self.methods = []
-        self.lost = 0  # The number of next calls that are lost.
+        self.lost = 0  # How many of the next calls will be lost.
 
     def perform(self, command):
         if isinstance(command, _core.Pause):

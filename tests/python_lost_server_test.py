@@ -140,7 +140,7 @@ class LostServer(Case):
         for flags, divided in (
             ((), _messages.DIVIDED),
             (("--shared-memory", f"{self.folder}/socket"), _messages.DIVIDED),
-            ((), 8 * o.MI),  # Through several connections.
+            ((), 8 * o.MI),  # It uses several connections.
         ):
             for work in (lambda t, x, data, kill: t.put(data, progress=kill),
                          lambda t, x, data, kill: x.numpy(progress=kill)):

@@ -91,7 +91,7 @@ class ArraysTest(python_outsider.Case):
             __eq__ = __ne__ = lambda self, other: self
             __bool__ = mock.Mock(side_effect=TypeError)
 
-        class Column:  # Like a column of objects of pandas.
+        class Column:  # Like a column of objects in pandas.
             ndim, dtype = 1, np.dtype(object)
             to_numpy = None
             __array__ = lambda self, *_: np.array([1, NAType(), None, 4], object)

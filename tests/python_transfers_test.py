@@ -50,7 +50,7 @@ def fail(done, total):
 class TransfersTest(python_outsider.Case):
     FLAGS = ("--no-warm-up",)
     STREAMS = 1  # Of an upload.
-    CUTS = [30 * MIB]  # Per connection, in the order of their creation.
+    CUTS = [30 * MIB]  # One per connection, in the order of creation.
     data = np.random.default_rng(3).integers(0, 1 << 30, 6 * MIB, "i8")  # 48 MiB
 
     def through(self, relay, **options):

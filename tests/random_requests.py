@@ -56,7 +56,7 @@ def check_end(outcome, reasons, ok):
     if outcome.ok:
         check(ok, "OK, not", reasons)
         return True
-    # Only a GPU strategy itself knows what it needs apart from types.
+    # Strategies for GPUs have requirements apart from types, which this file does not predict.
     needs_more = (outcome.reason == "STRATEGY_UNSUPPORTED"
                   and o.Program.device != "cpu"
                   and not outcome.metadata.get("needs", "dtype").startswith("dtype"))
@@ -607,7 +607,7 @@ class Requests:
         rng = self.rng
         if fault == "view":
             a, b = self.bad_operand(dtype), Operand(o.inline(self.array(dtype, (2,))), None, 0, ())
-            # A buffer may also have another type, and the other operand may not fit either.
+            # The types of the two operands may also differ, and so may their shapes.
             reasons = (*a.reasons, "BAD_SHAPE", "BAD_DTYPE")
             return (*((a, b) if rng.random() < 0.5 else (b, a)), reasons)
         a = self.operand(dtype)

@@ -41,7 +41,7 @@ def installed():
 
 class SbomTest(unittest.TestCase):
     def check(self, spdx):
-        """Checks what the specification requires of a document. Returns its packages by name."""
+        """Checks what the specification requires of a document. Returns the packages by name."""
         self.assertEqual(spdx["spdxVersion"], "SPDX-2.3")
         self.assertEqual(spdx["dataLicense"], "CC0-1.0")
         self.assertEqual(spdx["SPDXID"], "SPDXRef-DOCUMENT")

@@ -250,7 +250,7 @@ TEST(SelectErrors, OperandsThatDoNotFit) {
     EXPECT_EQ(reason({3, 5}, DType::kBool, mask), "BAD_SHAPE");
 }
 
-// Before the mask is counted, the types have the largest length that is possible, and a check
+// Until the mask is counted, TypeOf returns the largest possible length, and the check of a request
 // assumes that length.
 TEST(SelectOnTheCpu, ChecksTheLongestResult) {
   Stream& stream = TestStream(Backend::kCpu);

@@ -125,8 +125,8 @@ def test_copies(server, client):
 
 
 def test_operations_that_are_shared_out(server, client):
-    """Compares each result bit by bit with the same call on one device. tests/team_test.cc has all
-    kinds of problems, and tests/fuzz_model_test.py has all operations on shards."""
+    """Compares each result bit by bit with the same call on one device. tests/team_test.cc covers
+    all kinds of problems, and tests/fuzz_model_test.py covers all operations on shards."""
     names, step = client.devices(), unit(client)
     rows, columns = 96, 3 * step // 4 // 32 + 5
     arrays = {key: RNG.standard_normal((rows, columns)).astype(np.float32) for key in "xy"}
@@ -184,7 +184,7 @@ def test_where_results_go(server, client):
     a = o.resident(small.name)
     got = client.call("Add", a=a, b=a, result=result)
     assert got.buffer.device == names[-1] and not got.buffer.shards, got.buffer
-    result = o.into("other", placement=names[:1])  # Out of that device's reach.
+    result = o.into("other", placement=names[:1])  # The device cannot reach it.
     o.check_refusal(client.attempt("Add", a=a, b=a, result=result), "INVALID_ARGUMENT",
                     "BAD_PLACEMENT")
 

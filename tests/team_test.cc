@@ -89,7 +89,7 @@ class TeamTest : public BackendTest {
     streams_[1]->SetScratchBudget(other);
     EXPECT_TRUE(BeginRequest(*streams_[0]).ok());
   }
-  // Several units per device, and enough to divide. On the CPU, too few to wake its cores.
+  // Several units per device, and enough to divide. On the CPU there are too few to wake its cores.
   std::int64_t Floats() const { return gpu() ? (std::int64_t{68} << 18) + 4099 : 60'003; }
   std::vector<std::size_t> Counts(std::vector<std::size_t> counts = {2, 3}) const {
     counts.push_back(devices_.size());
@@ -758,7 +758,7 @@ class TeamIntegersTest : public TeamTest {
   std::vector<double> b_ = std::vector<double>(static_cast<std::size_t>(kK * kN));
 };
 
-// First all rows fit integers. Then the last row, which is in the last share, does not.
+// At first all rows fit integers, and later all except the last row, which is in the last share.
 TEST_P(TeamIntegersTest, OneRowDecidesForAllShares) {
   std::string before;
   for (bool spoiled : {false, true}) {

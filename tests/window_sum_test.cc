@@ -163,7 +163,7 @@ TESSERA_STRATEGY_SUITE(WindowSumOfFloatsTest, WindowSumTest, kFloats);
 // A running sum that adds and subtracts would keep an error from the large element.
 TESSERA_TYPED_TEST(WindowSumOfFloatsTest, LargeElementsLeaveNoTrace) {
   std::vector<T> x = NormalVector<T>(9000, 5);
-  for (T& element : x)  // Few digits, so that Array holds them exactly.
+  for (T& element : x)  // Array holds the rounded numbers exactly.
     element = Element<T>(std::round(static_cast<double>(Exact(element)) * 256) / 256);
   const double large = GetParam().dtype == DType::kF16 ? 3e4 : 1e30;
   x[3000] = Element<T>(large);
@@ -201,7 +201,7 @@ TESSERA_TYPED_TEST(WindowSumTest, Large) {
     CheckVector(x, radius, {}, 1);
 }
 
-// Only on the CPU, because CUDA strategies add 16-bit values in f32.
+// Covers only the CPU, because CUDA strategies add 16-bit values in f32.
 TESSERA_STRATEGY_SUITE(WindowSumOf16BitsTest, WindowSumTest, [](const auto& row, DType dtype) {
   return row.backend == Backend::kCpu && SizeOf(dtype) == 2;
 });

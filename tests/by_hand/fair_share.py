@@ -27,7 +27,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import outsider as o  # noqa: E402
 from callers import Caller, line_of  # noqa: E402
 
-IN_FLIGHT = 16  # The flood's calls in flight.
+IN_FLIGHT = 16  # The number of the flood's calls in flight.
 MOST = 5
 
 
