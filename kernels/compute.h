@@ -240,8 +240,8 @@ class Output {
 };
 
 // An expression applied to an operation's input or result. Operand 0 of the expression is the input
-// or result that the operation would have without it. `with` holds the other operands, starting
-// with operand 1.
+// or result that the operation would have without the expression. `with` holds the other operands,
+// starting with operand 1.
 struct MapStage {
   const Expression& expression;
   absl::Span<const View> with;

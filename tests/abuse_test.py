@@ -559,7 +559,7 @@ class MemoryTest(Case):
             [draft.version for draft in client.call("GetBuffer", name="y").drafts], made[4:])
 
     def test_ttls_out_of_range(self):
-        """Tests copies and results. tests/fuzz_model_test.py has the other calls."""
+        """Tests copies and results. tests/fuzz_model_test.py covers the other calls."""
         client = self.share().client()
         client.put("x", FOUR)
         one = inline(ONE)

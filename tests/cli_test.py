@@ -1070,7 +1070,7 @@ class CliTest(CliCase):
                           ("dot", "x", "x", "--strategy", "\x1b[31m"),
                           ("ls", "\x1b[31m"), ("get", "x", "-o", "ok\x1b[31m.npy"),
                           ("--json", "get", "y\x9b", "-o", "y.npy")):
-            ended = self.run_cli(*arguments)  # Still UTF-8.
+            ended = self.run_cli(*arguments)  # The output is still UTF-8.
             for text in (ended.stdout, ended.stderr):
                 controls = [c for c in text if (ord(c) < 32 and c != "\n") or 127 <= ord(c) < 160]
                 self.assertEqual(controls, [], text)
@@ -1152,7 +1152,7 @@ class CliTest(CliCase):
         out = self.folder / "out.npy"
         self.assertFalse(out.is_symlink())
         np.testing.assert_array_equal(np.load(out), np.arange(3.0))
-        self.assertEqual(out.stat().st_mode & 0o777, 0o640)  # As the user's umask says.
+        self.assertEqual(out.stat().st_mode & 0o777, 0o640)  # The umask applies.
 
     def test_an_interrupted_download_leaves_no_file(self):
         self.cli("put", "--random", "zeros", "--shape", 1 << 24, "--name", "x")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tests the known faults of this version of gRPC, as SECURITY.md lists them. They do not end the
-process, and callers on other connections get responses. abuse_test.py has the faults of connections
-and of reset streams, and http2_test.py has that of binary headers (CVE-2023-32732)."""
+process, and callers on other connections get responses. abuse_test.py covers the faults of
+connections and of reset streams, and http2_test.py that of binary headers (CVE-2023-32732)."""
 
 import contextlib
 import sys

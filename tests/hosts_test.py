@@ -74,7 +74,7 @@ def same(client, name, array):
     return client.download(name) == array.tobytes()
 
 
-# --- links. tests/fuzz_tenants_test.py has a model of them.
+# --- links. tests/fuzz_tenants_test.py compares them with a model.
 
 def test_links_that_cannot_be(server, client):
     x = np.ones(8, np.float32)
@@ -123,7 +123,7 @@ def test_sharded_buffers(server, client):
         assert eventually(lambda: all(d.buffer_used_bytes == 0 for d in own.info().devices), 10)
 
 
-# --- imports. tests/fuzz_tenants_test.py has a model of what they bring.
+# --- imports. tests/fuzz_tenants_test.py compares what they bring with a model.
 
 def test_import_is_closed_by_default(server, client):
     client.put("x", np.ones(4, np.float32))

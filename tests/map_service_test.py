@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tests Map over the wire: operations in every type with every strategy, casts, results that
-replace operands, and requests that are refused. tests/map_test.cc has the functions whose last bits
-a model does not know, and long expressions."""
+replace operands, and requests that are refused. tests/map_test.cc covers the functions whose last
+bits a model does not know, and long expressions."""
 
 import itertools
 import operator
@@ -145,7 +145,7 @@ def test_integers_and_constants_are_compared_by_value(server, client):
 
 
 def test_quantiles(server, client):
-    """tests/map_test.cc has the tails, and the ends of the range."""
+    """tests/map_test.cc covers the tails, and the ends of the range."""
     inside = np.linspace(0, 1, 400)[1:-1]
     for dtype, epsilon in ((F32, 2.0**-23), (F64, 2.0**-52), (F16, 2.0**-10), (BF16, 2.0**-7)):
         p = r.narrow(inside, dtype)

@@ -353,7 +353,7 @@ TEST(ReduceAxesColumnsTest, AreFoldedAndAccountedForPartByPart) {
     std::memset(on.Scratch(kTaken), 0xff, kTaken);
     of_cpu.launch(p, on);
   };
-  Limited own(Backend::kCpu, 4 << 20);  // For 10 MB of values and 14 MB of launches.
+  Limited own(Backend::kCpu, 4 << 20);  // Values take 10 MB, and launches 14 MB.
   const std::vector<float> ones(static_cast<std::size_t>(kRows * kColumns), 1), factor = {2};
   std::vector<float> sums(static_cast<std::size_t>(kColumns));
   const View x = StridedView(ones.data(), DType::kF32, {kRows, kColumns}, {kColumns, 1});

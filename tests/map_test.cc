@@ -525,7 +525,7 @@ TESSERA_TYPED_TEST(MapTest, RandomExpressions) {
     std::vector<DeviceArray<T>> arrays;
     std::vector<View> views;
     Nodes nodes;
-    std::vector<std::vector<T>> values;  // Per node: a value per element, or one.
+    std::vector<std::vector<T>> values;  // for each node, one value or one per element
     arrays.reserve(operands);
     for (std::uint32_t i = 0; i < operands; ++i) {
       const std::int64_t length = i > 0 && below(4) == 0 ? 1 : n;

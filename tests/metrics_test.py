@@ -455,7 +455,7 @@ class HttpTest(MetricsCase):
                 connection = http_socket(self.address)
                 held.append(connection)
                 if i % 2:
-                    connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x")  # And nothing more.
+                    connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x")  # It sends no more.
                 else:
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
                     connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")  # reads nothing
@@ -535,7 +535,7 @@ class DeployedTest(MetricsCase):
         self.client.download("x")
         self.client.attempt("GetBuffer", name="none")
         scrape = self.scrape()
-        # For the driver's GPU metrics, tests/gpu_monitor_test.cc has the samples.
+        # tests/gpu_monitor_test.cc checks the samples of the driver's GPU metrics.
         source = (o.ROOT / "server" / "status" / "metrics_text.cc").read_text()
         gpu = set(re.findall(r'"(tessera_gpu_\w+)"', source))
         self.assertGreater(len(gpu), 5)

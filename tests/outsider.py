@@ -619,7 +619,7 @@ def handling(service):
 
 
 def answering(answer):
-    """Like handling. Unary calls return answer(method, request) in bytes."""
+    """Does the same as handling(). Unary calls return answer(method, request) in bytes."""
     return handling(lambda details: grpc.unary_unary_rpc_method_handler(
         lambda request, _: answer(details.method, request)))
 

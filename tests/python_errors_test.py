@@ -217,7 +217,7 @@ class CallsTest(unittest.TestCase):
              lambda core, ttl: core.import_from("h:1", "x", None, 0, False, ttl, "", 60.0)),
             ("Map", lambda core, ttl: core.keep([added], ttl=ttl)),
             ("Map", lambda core, ttl: core.save(added, None, False, ttl)),
-            ("Map", lambda core, ttl: core.evaluate([added])),  # Too large for a response.
+            ("Map", lambda core, ttl: core.evaluate([added])),  # It is too large for a response.
         )
 
     def accepted(self, server, steps):

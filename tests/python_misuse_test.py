@@ -190,7 +190,7 @@ class ArraysTest(python_outsider.Case):
         Tensor.dtype, Tensor.numpy = "torch.float32", lambda self: a
         np.testing.assert_array_equal(self.t.put(Tensor()).numpy(), a)
 
-        class OnDevice:  # Like CuPy's.
+        class OnDevice:  # Like an array of CuPy.
             __dlpack_device__ = lambda self: (2, 0)
             __dlpack__ = __array__ = mock.Mock(side_effect=TypeError)
             get = lambda self: a

@@ -26,7 +26,7 @@ from tessera.transfers import _messages, _progress, _shared
 from tessera.wire import _connect, _errors
 
 MIB = 1 << 20
-STALL_S = 0.4  # For transfers that stall.
+STALL_S = 0.4  # The timeout of transfers that stall.
 
 
 def performed(t, kind=object):
@@ -49,7 +49,7 @@ def fail(done, total):
 
 class TransfersTest(python_outsider.Case):
     FLAGS = ("--no-warm-up",)
-    STREAMS = 1  # Of an upload.
+    STREAMS = 1  # The number of streams of an upload.
     CUTS = [30 * MIB]  # One per connection, in the order of creation.
     data = np.random.default_rng(3).integers(0, 1 << 30, 6 * MIB, "i8")  # 48 MiB
 
@@ -584,7 +584,7 @@ class ProgressTest(unittest.TestCase):
             self.assertEqual((first.done, first.moved), (5, 90))
             first.add(2)
             self.assertEqual((told, first.done, first.moved), ([7], 7, 100))
-            first.tell = lambda done: told.append(-done)  # As with several streams.
+            first.tell = lambda done: told.append(-done)  # Several streams do the same.
             now[0] = 200.0
             second = first.restarted(6)
             first.add(10)

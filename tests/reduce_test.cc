@@ -328,7 +328,7 @@ TESSERA_TYPED_TEST(ReduceTest, StridedViewKeepsRowMajorIndices) {
 }
 
 TESSERA_TYPED_TEST(ReduceTest, Large) {
-  // All elements are one except for one element. Made once per type and device.
+  // All elements are one except for one element. They are made once per type and device.
   static auto& inputs = *new std::map<Backend, DeviceArray<T>>;
   const std::int64_t n = LargeSize(GetParam().backend), odd = n - 2;
   if (!inputs.contains(GetParam().backend)) {

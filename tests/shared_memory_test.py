@@ -172,7 +172,7 @@ def test_contents_of_every_size(server, client):
 
 
 def test_uploads_that_cannot_be(server, client):
-    """tests/fuzz_tenants_test.py has a model of names, drafts and ranges."""
+    """tests/fuzz_tenants_test.py compares names, drafts and ranges with a model."""
     region = Region(path_of(server), o.MI)
     bad, spec = "INVALID_ARGUMENT", o.buffers.BufferSpec(dtype=1, shape=[1])
     client.put("n", np.ones(1, np.float32))
@@ -251,7 +251,7 @@ def test_files_that_are_no_region(server, client):
     check([good] * 2, field="descriptor")
     check([good], greeting=b"tessera.v2", field="packet")
     check([good], greeting=b"\0" * 60000, field="packet")
-    # tests/shared_region_test.cc has more files.
+    # tests/shared_region_test.cc tests more files.
     with tempfile.TemporaryFile() as on_disk:
         on_disk.truncate(PAGE)
         check([on_disk.fileno()], field="file")
