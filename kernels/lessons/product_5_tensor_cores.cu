@@ -1,11 +1,11 @@
 // Product of matrices, lesson 5: tensor cores.
 //
 // A warp multiplies 16 x 16 elements of a by 16 x 16 of b, in bf16, and adds the product to 16 x 16
-// sums in f32. The elements, a fragment, are spread over the registers of its 32 threads;
-// nvcuda::wmma knows the pattern and loads fragments from shared memory. A block of 8 warps computes
-// 128 x 128 elements of c. The next tiles are copied to shared memory in the background, without
-// registers: of three pairs of tiles, one is being multiplied and two are on their way. Rows in
-// shared memory have 16 bytes of padding, so the rows of a fragment begin in different banks.
+// sums in f32. The elements, a fragment, are spread over the registers of its 32 threads, and
+// nvcuda::wmma knows the pattern and loads fragments from shared memory. A block of 8 warps
+// computes 128 x 128 elements of c. The next tiles are copied to shared memory in the background,
+// without registers: of three pairs of tiles, one is being multiplied and two are on their way.
+// Rows in shared memory have 16 bytes of padding, so a fragment's rows begin in different banks.
 //
 // Fragments pass through registers, which requires loads. hopper_product.cu avoids these loads. The
 // service's strategy `tensor_mma` of Matmul is built in this way.
