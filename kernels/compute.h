@@ -1,5 +1,5 @@
-// The main header of kernels/ for the rest of the project. It opens devices, allocates memory on
-// them and runs operations.
+// The main header of kernels/ for the rest of the project. Its functions open devices, allocate
+// memory on them and run operations.
 //
 // Nothing here throws. Errors are absl::Status with a reason and metadata (error.h). Functions on
 // devices and memory are thread safe. A function that takes a Stream needs exclusive use of it
@@ -39,7 +39,7 @@ std::vector<std::string> VisibleDevices();
 
 // `name` is "cpu", "cuda" (the first GPU), "cuda:N", "auto" (the first GPU, or else the CPU), or
 // "cpu:N" for any N (CPU devices that simulate several GPUs). INVALID_ARGUMENT / BAD_DEVICE for a
-// malformed name; FAILED_PRECONDITION / DEVICE_UNAVAILABLE with the cause.
+// malformed name; FAILED_PRECONDITION / DEVICE_UNAVAILABLE, with the cause, for any other failure.
 absl::StatusOr<std::unique_ptr<Device>> OpenDevice(std::string_view name);
 
 absl::StatusOr<std::unique_ptr<Stream>> MakeStream(Device& device);
@@ -185,14 +185,14 @@ struct RunOptions {
   // launches anything, and learns from the time that the call then takes. If it is null, there are
   // no limits.
   Pace* pace = nullptr;
-  // Limits on the estimated time, which includes gathering operands. max_seconds applies to any
-  // strategy, and max_slow_seconds to a strategy other than the one that Choose picks. If the
-  // estimate exceeds a limit, the call fails with FAILED_PRECONDITION / OPERATION_TOO_LONG
+  // Limits on the estimated time, which includes the time to gather operands. max_seconds applies
+  // to any strategy, and max_slow_seconds to a strategy other than the one that Choose picks. If
+  // the estimate exceeds a limit, the call fails with FAILED_PRECONDITION / OPERATION_TOO_LONG
   // {strategy, estimate_seconds, limit_seconds}.
   double max_seconds = std::numeric_limits<double>::infinity();
   double max_slow_seconds = std::numeric_limits<double>::infinity();
-  // Only checks the call. It does not call Output::Get, allocate, launch or read operands, whose
-  // addresses may be null.
+  // If set, the call is only checked: nothing calls Output::Get, allocates, launches or reads
+  // operands, whose addresses may be null.
   bool check_only = false;
   // The devices that share the work with the stream's device if the operation can be divided and is
   // large enough for that. If it is null, no device shares the work. With a team, enqueue_only is
@@ -205,7 +205,7 @@ struct RunOptions {
 
 struct Stats {
   std::string_view strategy;
-  double kernel_us = 0;  // with timing
+  double kernel_us = 0;  // set if timing is requested
   std::uint64_t bytes = 0;
   std::uint64_t flops = 0;
   double roundoff = 0;
@@ -213,7 +213,7 @@ struct Stats {
   int devices = 1;                   // devices that took part
   std::uint64_t moved_bytes = 0;     // operands moved between the team's devices
   std::uint64_t prepared_bytes = 0;  // operands that an earlier request prepared; set by the server
-  std::uint64_t scratch_bytes = 0;   // maximum scratch memory of the call; with check_only
+  std::uint64_t scratch_bytes = 0;   // maximum scratch memory of the call; if check_only
 };
 
 struct ScalarResult {
@@ -240,8 +240,8 @@ class Output {
 };
 
 // An expression applied to an operation's input or result. Operand 0 of the expression is the input
-// or result that the operation would have without it. `with` holds the other operands, starting
-// with operand 1.
+// or result that the operation would have without the expression. `with` holds the other operands,
+// starting with operand 1.
 struct MapStage {
   const Expression& expression;
   absl::Span<const View> with;
@@ -331,10 +331,10 @@ absl::Status RunCopyAcross(Stream& from, const View& view, DType dtype, Stream& 
                            const RunOptions& options = {});
 
 // Runs strategies of the stream's device on small problems before the first request, so that their
-// code is loaded, libraries and the stream have done their setup, and the pace knows the
-// strategies. If every_strategy is set, it runs every available strategy on F32 operands (on a CPU,
+// code is loaded, libraries and the stream have done their setup, and the pace is calibrated. If
+// every_strategy is set, it runs every available strategy on F32 operands (on a CPU,
 // where that is fast, on all types) and the default strategies on all types. Otherwise, which is
-// enough for a device's further streams, only the default strategies of Dot, Reduce and Matmul run,
+// enough for a device's other streams, only the default strategies of Dot, Reduce and Matmul run,
 // and the pace learns nothing. Some 80 MB of device memory are needed temporarily. A strategy that
 // fails is skipped. The Status reports only a failed allocation, a failure of the stream itself, or
 // DEVICE_LOST.

@@ -32,13 +32,13 @@ from outsider import Server, eventually, inline, into, outcome_of, resident, vie
 
 ONE = np.ones(1, np.float32)
 FOUR = np.zeros(4, np.float32)
-OLD, NEW = b"OLD!" * 4, b"NEW!" * 4  # Alternative contents of FOUR.
-# The timeout for a condition that becomes true eventually. No case depends on when it does.
+OLD, NEW = b"OLD!" * 4, b"NEW!" * 4  # Two possible contents of an array like FOUR.
+# The timeout for a condition that becomes true eventually. No case depends on when that happens.
 LONG_S = 60
 # Limits under which operations may take as long as a test needs.
 PATIENT = ("--max-operation-seconds", "36000", "--scratch-limit", "1Gi")
 METRICS = ("--metrics-listen", "127.0.0.1:0")
-# Does 0.5e9 to 2e9 multiply-adds per second, on one core; see side_for().
+# This strategy does 0.5e9 to 2e9 multiply-adds per second, on one core; see side_for().
 SLOW_STRATEGY = "cpu_naive"
 LIST_SERVICES = b"\x3a\x01*"  # ServerReflectionRequest { list_services: "*" }
 BUFFERS, COMPUTE = "/tessera.v1.BufferService/", "/tessera.v1.ComputeService/"
@@ -53,7 +53,7 @@ def side_for(seconds):
 
 
 def field(number, value):
-    """Returns a field of a message that has bytes."""
+    """Returns the encoding of a message's field whose value is bytes."""
     length, digits = len(value), b""
     while length > 0x7F:
         digits += bytes([length & 0x7F | 0x80])
@@ -82,7 +82,8 @@ class Case(o.Case):
         cls.shared = {}
 
     def start(self, *flags, **how):
-        """Starts a server for this case only. If it exits before the end, its code must be 0."""
+        """Starts a server for this case only. If the server exits before the end of the case, its
+        exit code must be 0."""
         server = Server(self.folder, "--no-warm-up", *flags, **how)
         self.addCleanup(self.end, server)
         return server
@@ -167,8 +168,8 @@ class Case(o.Case):
             self.assert_becomes(0, lambda name=name: client.budget(name).used, name)
 
     def assert_steady(self, server, work, limit, rounds=10):
-        """Checks that memory does not leak. A leak grows in every round. Memory that the allocator
-        retains does not, so some round adds less than the limit."""
+        """Checks that memory does not leak. Leaked memory grows in every round. Memory that the
+        allocator retains does not, so some round adds less than the limit."""
         growth, before = [], server.rss()
         while not growth or growth[-1] >= limit:
             work()
@@ -314,7 +315,7 @@ class BusyWorkerTest(Case):
             self.hold_worker(client, result=target).cancel()
             call = self.slow_product(client, timeout=0.5, result=target)
             self.assertEqual(outcome_of(call).code, "DEADLINE_EXCEEDED")
-            self.assert_serves(client)  # After both calls.
+            self.assert_serves(client)  # Both calls have been made.
             self.assert_scratch_is_free(client)
         self.assertEqual(client.names(), ["kept", "s"])
         self.assertEqual(client.call("GetBuffer", name="kept").buffer.version, kept.version)
@@ -331,8 +332,8 @@ class BusyWorkerTest(Case):
         while len(refused) < 30:
             if len(refused) == 1:
                 before = server.rss()
-            # One at a time, because gRPC itself rejects calls that arrive faster than they are
-            # read.
+            # Calls are made one at a time, because gRPC itself rejects calls that arrive faster
+            # than they are read.
             call = client.future("Dot", a=big, b=big, timeout=600)
             count = len(waiting) + 1
             self.assert_eventually(lambda: call.done() or client.device().waiting == count)
@@ -440,7 +441,7 @@ class WorkTest(Case):
     def test_an_idle_server_leaves_the_processor_alone(self):
         server = self.share()
         client = server.client()
-        for _ in range(200):  # Workers have then waited.
+        for _ in range(200):  # Gives every worker time to wait.
             self.assertEqual(client.dot_of_ones(), 1)
 
         def is_idle():
@@ -558,7 +559,7 @@ class MemoryTest(Case):
             [draft.version for draft in client.call("GetBuffer", name="y").drafts], made[4:])
 
     def test_ttls_out_of_range(self):
-        """Copies and results. tests/fuzz_model_test.py has the other calls."""
+        """Tests copies and results. tests/fuzz_model_test.py covers the other calls."""
         client = self.share().client()
         client.put("x", FOUR)
         one = inline(ONE)
@@ -624,7 +625,7 @@ class CountTest(Case):
         self.assert_becomes(1, lambda: self.used("connections"))
         raw = []
         for _ in range(60):
-            with contextlib.suppress(OSError):  # It may be closed before it has sent anything.
+            with contextlib.suppress(OSError):  # The server may close it early.
                 raw.append(self.raw(self.server))
         kept = [one for one in raw if one.find_frame(o.SETTINGS, LONG_S)]
         counts = (len(kept), self.used("connections"), client.budget("connections").limit)
@@ -643,7 +644,7 @@ class CountTest(Case):
 LOG_LINE = re.compile(
     r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\S* (trace|debug|info|warn|warning|error|critical) ")
 CONTROL = "[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e]"
-# An error quotes a hundred characters of each.
+# An error quotes a hundred characters of each text.
 HOSTILE_TEXTS = [
     "x\nFORGED\r\nFORGED\rFORGED\u2028FORGED\u0085FORGED\u009b2J\x1b[2J\x1b]0;title\x07",
     'nul\0nul, quote " backslash \\ {} %s %n {0} \u202egnirts \ud7ff\U0010ffff',
@@ -851,7 +852,7 @@ class SlowClientTest(Case):
                      o.frame(o.DATA, 0, 1, in_frames(request)))
         # All uploads have begun, and some may have ended already.
         self.assert_eventually(lambda: ended() + client.budget("uploads").used >= before + 15)
-        # The first third sends nothing from now on.
+        # The first third of the connections sends nothing from here on.
         for one in raw[5:10]:
             one.socket.shutdown(socket.SHUT_WR)
         for one in raw[10:]:
@@ -975,8 +976,8 @@ class MessageTest(Case):
                 ("Download", bad, ask(BUFFERS + "Download", field(1, b"x") + groups)),
                 ("a large Download", bad, ask(BUFFERS + "Download", long_name))):
             self.assertEqual((outcome.code, outcome.reason), expected, (what, outcome))
-        # None of them has been parsed, which would take 100 MiB. gRPC holds 4 MiB and the pieces of
-        # the messages.
+        # Parsing them would take 100 MiB, but none has been parsed. gRPC holds 4 MiB and the pieces
+        # of the messages.
         self.assert_grew_less(64 * o.MI, before, server.peak_rss)
         check = "/grpc.health.v1.Health/Check"
         self.assertEqual(ask(check, groups).code, "INVALID_ARGUMENT")
@@ -1264,7 +1265,7 @@ class TooManyStreamsTest(Case):
     def wait_for_end(raw):
         raw.socket.settimeout(LONG_S * o.Program.patience())
         with contextlib.suppress(ConnectionResetError):
-            while raw.socket.recv(65536):  # Settings, but no responses.
+            while raw.socket.recv(65536):  # Reads settings, but no responses.
                 pass
 
     def assert_open(self, raw):

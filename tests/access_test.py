@@ -83,7 +83,7 @@ class AccessTest(o.FreshCase):
         x, out = o.resident("x"), o.into("out", replace=True)
         step = o.compute.Step(add=o.compute.AddRequest(a=x, b=x, result=out))
         plain = o.compute.Step(add=o.compute.AddRequest(a=x, b=x))
-        # tests/fuzz_tenants_test.py has the other operations with one result.
+        # tests/fuzz_tenants_test.py covers the other operations with one result.
         mask = o.inline(np.ones(PIECE.shape, bool))
         for rpc, fields in (("Add", dict(a=x, b=x, result=out)),
                             ("TopK", dict(x=x, k=1, indices=out)),
@@ -97,7 +97,7 @@ class AccessTest(o.FreshCase):
         self.assertTrue(reader.attempt("Execute", steps=[plain]).ok)
         self.assertEqual(sorted(writer.names()), ["out", "x"])
         # The role is checked before the rest of the request.
-        maps = dict(operands=[o.resident("nowhere")], result=out)  # Without an expression.
+        maps = dict(operands=[o.resident("nowhere")], result=out)  # It has no expression.
         for rpc, fields in (("Map", maps), ("Execute", dict(steps=[o.compute.Step(map=maps)]))):
             end = reader.attempt(rpc, **fields)
             self.assert_refused(end, "PERMISSION_DENIED", "ROLE_TOO_SMALL")
@@ -536,7 +536,7 @@ class AccessTest(o.FreshCase):
         staff = Caller(server, "admin")
         flood = self.flood(anna, 2, steps=4)
         self.assert_eventually(lambda: staff.device().waiting == 1)
-        # Programs that take too long to run on the receiving thread, so they are queued.
+        # These programs take too long to run on the receiving thread, so they are queued.
         one = o.inline(np.ones(1, np.float32))
         small = [o.compute.Step(dot=o.compute.DotRequest(a=one, b=one))] * 40
         timed = [o.compute.Step(dot=o.compute.DotRequest(a=one, b=one, timing=True))]

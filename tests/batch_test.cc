@@ -75,7 +75,7 @@ class BatchTest : public StrategyTest<ReduceProblem> {
   void CheckAll(const std::vector<T>& x, const std::vector<T>& y) const {
     DeviceArray<T> array(stream(), x, 1), other(stream(), y, 3);
     const std::vector<View> a = Cut(array.data()), b = Cut(other.data() + 5);
-    // The first case has all operands, and the second only operands so short that a GPU gives each
+    // The first case has all operands. The second has only operands so short that a GPU gives each
     // of them a warp.
     for (const std::int64_t most : {kBatchBytes, std::int64_t{kTreeRowBytes}}) {
       Operands operands;
@@ -92,7 +92,7 @@ TESSERA_TYPED_TEST(BatchTest, HasTheBitsOfEachProblemAlone) {
   CheckAll(NormalVector<T>(kElements, 1, 0.25), NormalVector<T>(kElements, 2));
 }
 
-// NaN, infinities, and values whose sums and products exceed the range of f32.
+// Tests NaN, infinities, and values whose sums and products exceed the range of f32.
 TESSERA_TYPED_TEST(BatchTest, HasThemForExtremesToo) {
   std::vector<T> x(kElements);
   Random random(3);

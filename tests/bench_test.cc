@@ -1,4 +1,4 @@
-// The comparison of strategies behind `tessera bench`, with made-up responses and with a server.
+// Tests how `tessera bench` compares strategies, with made-up responses and with a server.
 #include "client/cli/comparison.h"
 
 #include <gmock/gmock.h>

@@ -7,7 +7,7 @@ The requests are random, cover every operation and element type, and name no str
 usage: bits_test.py --server build/bin/tessera-server [--device cuda:0] [--seconds N] [--seed S]
                     [--write] [test ...]
 
---seconds: the minimum time for which each load of other requests lasts. --seed: uses other requests
+--seconds: the minimum time for which each load of other requests lasts. --seed: uses requests other
 than those of bits.txt. --write replaces bits.txt with the responses of this server."""
 
 import hashlib
@@ -23,7 +23,7 @@ import random_requests as r
 from random_requests import BF16, BOOL, BYTES, F16, F32, F64, I8, I32, I64, U8, Operand
 
 LENGTH = 1 << 16  # The length of the resident arrays.
-# The kinds of the requests at the end, with their numbers, and the number of all requests.
+# The kinds of the last requests, how many there are of each kind, and the total number of requests.
 LATE = {"take": 24, "select": 24, "histogram": 24, "search_sorted": 24, "sum_by_label": 24}
 COUNT = 288 + sum(LATE.values())
 AT_ONCE = 64
@@ -132,7 +132,7 @@ class Suite:
         self.requests = Windows(ARGUMENTS.seed)
         # Rotates through the kinds, so every kind occurs.
         kinds = [kind for kind in r.Requests.KINDS if kind not in LATE] + ["reduce"] * 3
-        # The requests before these do not depend on them.
+        # Earlier requests do not depend on these.
         kinds = [kinds[i % len(kinds)] for i in range(COUNT - sum(LATE.values()))]
         kinds += [kind for kind, count in LATE.items() for _ in range(count)]
         self.cases = [self.requests.valid(kind) for kind in kinds]
@@ -213,7 +213,7 @@ def test_as_steps_of_programs(server, client):
 
 
 def test_other_settings(server, client):
-    """Other numbers of workers, and measured instead of assumed rates."""
+    """Tests other numbers of workers, and rates that are measured rather than assumed."""
     mine = suite(server)
     for flags in (["--workers=1"], ["--workers=8", "--no-warm-up=false"]):
         other = o.Server(server.log_path.parent, *flags)

@@ -333,7 +333,7 @@ TEST_F(BufferStoreTest, RestoredBuffersAreThereBeforeTheirBytes) {
   ASSERT_TRUE(store_.Link("a", 0, Spec("b", 0)).ok());
   EXPECT_GT(Make(Spec("c", 1)).version, version);
   EXPECT_EQ(asked, 0);
-  // A call that needs the bytes waits, unless it cannot.
+  // A call that needs the bytes waits, or is refused if it cannot wait.
   EXPECT_EQ(ErrorReason(store_.Find("a", 0).status()), "BUFFER_NOT_READY");
   Awaited awaited, of_link;
   EXPECT_EQ(store_.Find("a", 0, &awaited)->buffer, restored);
@@ -388,7 +388,7 @@ TEST_F(BufferStoreTest, Checksums) {
   auto draft = *store_.Create(Spec("a", 4));
   write(*draft, 8, 16);
   write(*draft, 0, 4);
-  write(*draft, 4, 8);  // Between both.
+  write(*draft, 4, 8);  // It is between the other two ranges.
   EXPECT_EQ(ErrorReason(store_.Seal(*draft, whole + 1).status()), "BAD_CHECKSUM");
   EXPECT_EQ(store_.Seal(*draft, whole).status(), absl::OkStatus());
   EXPECT_EQ(store_.Find("a", 0)->checksum, whole);

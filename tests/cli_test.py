@@ -249,7 +249,7 @@ class CliTest(CliCase):
                       ("BAD_OPTION", "--help", "get", "v1/x", "v1/x", "-o", "x.npz"),
                       ("BAD_OPTION", "--help", "get", "--prefix", "none/", "-o", "x.npz"))
         self.all_fail(4, ("BAD_FILE", "savez", "put", "model/more"))
-        # A failed upload takes back those before it, and a wrong file is found before any upload.
+        # A failed upload undoes the uploads before it, and a wrong file is found before any upload.
         self.cli("rm", *want[:3], *want[4:])
         self.all_fail(9, ("BUFFER_EXISTS", "--replace", "put", "model", "--prefix", "v1/"))
         self.assertEqual(self.names(), [want[3]])
@@ -349,7 +349,7 @@ class CliTest(CliCase):
         self.assertEqual(np.ravel(answer["data"]).tolist(), product.T.argmin(1).tolist())
 
     def test_large_results_go_to_a_file(self):
-        """This also works if buffers expire soon."""
+        """Large results go to a file even if buffers expire soon."""
         i = np.arange(1500.0)
         add = ("add", "x@0:1500x1500:1x0", "x@0:1500x1500:0x1")
         self.put("x", i)
@@ -509,7 +509,7 @@ class CliTest(CliCase):
         x = np.random.default_rng(8).integers(-9, 9, (30, 40)).astype("<f4")
         rows, mask, order = np.array([[3, -1], [0, 29]]), x > 7, np.argsort(x, kind="stable")
         sums = x[::-1].cumsum(0)[::-1] - x
-        # Rows of whole numbers that are also labels, from 0 to 4.
+        # The codes are whole numbers from 0 to 4, so they can also serve as labels.
         codes = np.abs(x[0]).astype("<i4") % 5
         by_code, clipped = np.zeros((5, 40), "<f4"), np.zeros((9, 2), "<i8")
         np.add.at(by_code, codes[:30], x)
@@ -550,13 +550,13 @@ class CliTest(CliCase):
                     dtype = {"<f4": "f32", "<i4": "i32", "<i8": "i64"}[array.dtype.str]
                     self.assertEqual((got["dtype"], got["shape"]), (dtype, list(array.shape)))
                     self.assertEqual(got["data"], array.tolist())
-        # What they print.
+        # What the commands print.
         for command, said in (
                 ("topk x[0,:5] --k 2", "{}\n{}".format(*self.topk(x[0, :5], 2))),
                 ("scan max x[0,:4]", np.maximum.accumulate(x[0, :4])),
                 ("sort x[0,:4] --only values", np.sort(x[0, :4]))):
             self.assertEqual(self.cli(*command.split()), f"{said}\n")
-        # What they store.
+        # What the commands store.
         count, (largest, places) = mask.sum(), self.topk(x, 7)
         for command, said, name, want in (
                 ("scan sum x --axis 0 --exclusive --reverse --out s", "s: f32 [30, 40], 4.7 KiB",
@@ -648,7 +648,7 @@ class CliTest(CliCase):
                                    "--metric", "dot")
                 self.assertEqual(answer["indices"]["data"], indices.tolist())
                 np.testing.assert_allclose(answer["products"]["data"], values, rtol=1e-5, atol=1e-4)
-        # Windows of both arrays, with printed and saved results. The last arrays are i4.
+        # Searches windows of both arrays, with printed and saved results. The last arrays are i4.
         values, indices = self.neighbours(vectors[100:300:2, ::2], queries[::-2, 12:], 3)
         words = ("search", "vectors[100:300:2, ::2]", "--queries", "queries[::-2, 12:]", "--k", 3)
         self.assertEqual(self.cli(*words), f"{indices}\n{values}\n")
@@ -676,8 +676,8 @@ class CliTest(CliCase):
         self.assertEqual(self.names(), ["queries", "vectors"])
 
     def little_scratch(self, limit, **arrays):
-        """Returns the address of a server with this limit on scratch memory, which has the
-        arrays."""
+        """Returns the address of a server that has the arrays and this limit on scratch
+        memory."""
         server = self.serve("--scratch-limit", limit)
         for name, array in arrays.items():
             self.put(name, array, server=server.address)
@@ -714,8 +714,8 @@ class CliTest(CliCase):
         check("distances", self.neighbours(vectors, queries, 5), 1, queries, "--k", 5)
 
     def test_a_search_far_from_the_origin(self):
-        """Vectors find themselves, and their neighbours by differences, wherever the vectors
-        are."""
+        """Vectors find themselves and their neighbours, wherever the vectors are, because the
+        search computes differences."""
         cloud = np.random.default_rng(16).standard_normal((1000, 32))
         near, sign = 0.01 * cloud + 100, np.where(np.arange(1000) % 2, 1, -1)[:, None]
         outlier = near.copy()
@@ -764,8 +764,8 @@ class CliTest(CliCase):
             programs = []
 
             def forward(method, request, name=name, programs=programs):
-                """Forwards to the server, which gets another array of a name before the third
-                program."""
+                """Forwards to the server, which gets another array under the same name before the
+                third program."""
                 if method.endswith("/Execute"):
                     programs.append(method)
                     if len(programs) == 3:
@@ -873,7 +873,7 @@ class CliTest(CliCase):
             self.assertRegex(line, rf"^{name} +\d+\.\d +\d+\.\d\d +\d+ %( +#+)?$")
             self.assertLessEqual(len(line), 80)
         self.assertEqual(lines[-1], "All results agree within the strategies' error bounds.")
-        # A terminal shows blocks if it can display them, in its own width.
+        # On a terminal, bars consist of blocks if it can display them, and lines fill its width.
         for locale, filled in (("C.UTF-8", "█"), ("C", "#")):
             rows = self.on_terminal(*command, columns=50, LC_ALL=locale).splitlines()[5:]
             rows = rows[:rows.index("")]
@@ -1070,7 +1070,7 @@ class CliTest(CliCase):
                           ("dot", "x", "x", "--strategy", "\x1b[31m"),
                           ("ls", "\x1b[31m"), ("get", "x", "-o", "ok\x1b[31m.npy"),
                           ("--json", "get", "y\x9b", "-o", "y.npy")):
-            ended = self.run_cli(*arguments)  # Still UTF-8.
+            ended = self.run_cli(*arguments)  # The output is still UTF-8.
             for text in (ended.stdout, ended.stderr):
                 controls = [c for c in text if (ord(c) < 32 and c != "\n") or 127 <= ord(c) < 160]
                 self.assertEqual(controls, [], text)
@@ -1140,8 +1140,8 @@ class CliTest(CliCase):
         victim = self.folder / "victim"
         victim.write_text("precious")
 
-        # The process that becomes the client makes the links, whereas an attacker can only guess
-        # its id.
+        # The process makes the links before it becomes the client, so the links contain the right
+        # process id. An attacker could only guess this id.
         lay_links = ('for name in "out.npy.$$.part" out.npy.part .out.npy.part; do '
                      'ln -s victim "$name" || exit; done; exec "$@"')
         get = (o.Program.cli, "-s", self.server.address, "get", "x", "-o", "out.npy")
@@ -1152,7 +1152,7 @@ class CliTest(CliCase):
         out = self.folder / "out.npy"
         self.assertFalse(out.is_symlink())
         np.testing.assert_array_equal(np.load(out), np.arange(3.0))
-        self.assertEqual(out.stat().st_mode & 0o777, 0o640)  # As the user's umask says.
+        self.assertEqual(out.stat().st_mode & 0o777, 0o640)  # The umask applies.
 
     def test_an_interrupted_download_leaves_no_file(self):
         self.cli("put", "--random", "zeros", "--shape", 1 << 24, "--name", "x")
@@ -1163,7 +1163,7 @@ class CliTest(CliCase):
             self.assertTrue(relay.silent.wait(20))
             self.assertTrue(eventually(self.parts, 10))
             process.send_signal(number)
-            self.assertEqual(process.wait(30), 8)  # While the connection is silent.
+            self.assertEqual(process.wait(30), 8)  # The connection is still silent.
             self.assertEqual(self.parts(), [])
             self.assertFalse((self.folder / "large.npy").exists())
 
@@ -1237,8 +1237,8 @@ class BenchTest(CliCase):
                     report = self.bench(*arguments, "--repeat", 3)
                     self.assertEqual(report["operation"], operation)
                     self.assertEqual((report["unit"], report["work"]), (unit, work))
-                    # A strategy may refuse a problem of a type that it takes. The others are in
-                    # order.
+                    # A strategy may refuse a problem of a type that it takes. The other strategies
+                    # are listed in order.
                     skipped = [row["name"] for row in report["skipped"]]
                     self.assertEqual([row["name"] for row in report["strategies"]],
                                      [name for name in self.runs_here(operation, dtype)
@@ -1323,7 +1323,7 @@ class ShardsTest(CliCase):
 
 class DraftsTest(CliCase):
     def test_a_draft_is_seen_and_dropped_and_in_no_way(self):
-        """An upload of several streams leaves such a draft when its client is killed."""
+        """If a client is killed during an upload with several streams, a draft remains."""
         x = np.arange(1000.0)
         self.put("x", x)
         live = self.json("info", "x")["buffer"]["version"]

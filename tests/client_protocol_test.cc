@@ -181,14 +181,14 @@ class FakeBuffers final : public v1::BufferService::Service {
   }
 
   std::string data;
-  // The first `refusals` calls of CreateBuffer get this.
+  // The first `refusals` calls of CreateBuffer get this status.
   grpc::Status refusal;
   int refusals = 0;
   int damaged_uploads = 0;
   int damaged_downloads = 0;
   bool knows_versions = true;
   std::uint64_t sealed_version = kDraft;
-  std::optional<std::uint64_t> sealed_bytes;  // Instead of the size of data.
+  std::optional<std::uint64_t> sealed_bytes;  // If set, replaces the size of `data`.
   grpc::Status seal_error;
   std::optional<std::uint32_t> whole_checksum;
 

@@ -128,7 +128,7 @@ TEST(TwoServers, WhatMakesABufferWaitsForOneThatHangs) {
   EXPECT_EQ(CreateMeanwhile(options, SIGCONT), absl::OkStatus());
 }
 
-// The end of a handle deletes its buffer on the server that has it.
+// When a handle is destroyed, its buffer is deleted on the server that has the buffer.
 TEST(TwoServers, CallsOfOneLeaveTheOthersWhereTheyWere) {
   ServerProcess a, b;
   b.Signal(SIGSTOP);

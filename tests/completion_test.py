@@ -49,7 +49,7 @@ class CompletionTest(o.Case):
     def test_what_is_offered(self):
         for words, offered in [
             ("to", ["token", "top", "topk"]), ("bench win", ["window-sum"]),
-            ("comp", ["completion"]),  # Not `complete`, which is for scripts.
+            ("comp", ["completion"]),  # `complete` is for scripts.
             ("top --m", ["--metrics"]), ("reduce va", ["variance"]), ("reduce sum --dtype", []),
             ("put --random un", ["uniform"]), ("put --random=un", ["--random=uniform"]),
             ("matmul --trans", ["--transpose-a", "--transpose-b"]),

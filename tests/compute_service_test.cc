@@ -18,8 +18,8 @@ using testing::HasSubstr;
 
 class ComputeServiceTest : public ServiceTest {};
 
-// The time that decides where an operation runs includes the transfer of its messages to a GPU and
-// back.
+// The time that decides where an operation runs includes the transfers of its messages to and from
+// a GPU.
 TEST(TravelMicrosecondsTest, CountsInlineArrays) {
   FakeDevice gpu("fake:0", "", Backend::kCuda), cpu;
   v1::AddRequest request;
@@ -292,7 +292,7 @@ using OneWorker = Changed<OnFakeDevice<ServiceTest>, [](Options& options) { opti
 TEST_F(OneWorker, MemoryOfACancelledCallIsFreedByNoThreadThatTakesCalls) {
   std::atomic<int> freed{0}, by_queues{0};
   device_.OnFree([&] {
-    const CallQueue::Leave leave;  // Only a thread of a queue can get this.
+    const CallQueue::Leave leave;  // Only a thread of a queue gets it.
     by_queues += leave.granted();
     ++freed;
   });

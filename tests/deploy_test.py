@@ -81,7 +81,8 @@ class ComposeTest(unittest.TestCase):
 
 
 class PinsTest(unittest.TestCase):
-    """Everything that does not come from the distribution has its version wherever it is named."""
+    """Everything that does not come from the distribution is named with the same version
+    everywhere."""
 
     def test_images(self):
         images = {service["image"] for service in

@@ -1,5 +1,5 @@
 """Builds stubs from descriptors at run time, like those that protoc and its gRPC plugin generate.
-It is for hosts that have neither, and works with protobuf 3.21 and later."""
+This is for hosts without these programs, and works with protobuf 3.21 and later."""
 
 import sys
 import types

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Tests a server with several devices over the wire: operands on any of them, against NumPy and
-against the bits of one device; programs.
+"""Tests a server with several devices over the wire: programs, and operands on any of the devices,
+compared with NumPy and with the bits of one device.
 
 usage: devices_test.py --server build/bin/tessera-server [--device cuda:0,cuda:1,cpu] [test ...]
 """

@@ -123,7 +123,7 @@ TESSERA_TYPED_TEST_OF(std::integral, DotOfIntegersTest, Wrap) {
 }
 
 TESSERA_TYPED_TEST(DotTest, Large) {
-  // All elements are one except for one element. Made once per type and device.
+  // All elements are one except for one element. They are made once per type and device.
   static auto& inputs = *new std::map<Backend, std::pair<DeviceArray<T>, DeviceArray<T>>>;
   const std::int64_t n = LargeSize(GetParam().backend);
   if (!inputs.contains(GetParam().backend)) {

@@ -77,8 +77,8 @@ class DurabilityTest(o.FreshCase):
         return dict(re.findall(r"(?m)^(tessera_\S+) (\S+)$", server.page()))
 
     def serve_while_loading(self, names):
-        """Starts a server that can load no array until release() is called, and returns both. It
-        loads two arrays at a time: those of the two names, which are lost."""
+        """Starts a server that can load no array until release() is called, and returns both. The
+        server loads two arrays at a time. It begins with those of the two names, which are lost."""
         # Opening these files waits for their writer.
         pipes = [self.file_of(name) for name in names]
         for pipe in pipes:
@@ -210,7 +210,7 @@ class DurabilityTest(o.FreshCase):
         client.put("d", x + 1, replace=True)
         self.assertEqual(client.download("d"), (x + 1).tobytes())
         client.call("CopyBuffer", source="a", name="last", link=True)
-        # Calls that wait for a deleted buffer still do, even after a snapshot without it.
+        # Calls that wait for a deleted buffer continue to wait, even after a snapshot without it.
         waiting = lambda: int(self.metrics(server)["tessera_calls_in_progress"])
         self.assertTrue(o.eventually(lambda: waiting() >= 25, 60))
         file = self.file_of("e")
@@ -371,7 +371,7 @@ class DurabilityTest(o.FreshCase):
         server.client().put("x", np.ones(1, np.float32), ttl=dict(seconds=3600))
         server.client().call("Snapshot")
         server.kill()
-        manifest, day = self.manifest(), 86_400 * 10**6  # As if it had been written tomorrow.
+        manifest, day = self.manifest(), 86_400 * 10**6  # It will seem to come from tomorrow.
         (buffer,) = manifest["tenants"][0]["buffers"]
         manifest["time"] += day
         for time_of in ("created", "expires"):
@@ -457,7 +457,8 @@ class DurabilityTest(o.FreshCase):
         self.assertEqual((client.names(), client.download("small")), (["small"], small.tobytes()))
 
     def test_a_folder_that_cannot_be_written_to(self):
-        """It is restored, and snapshots fail. The server is not root, which no mode restricts."""
+        """Its arrays are restored, and snapshots fail. The server does not run as root, which file
+        modes do not restrict."""
         server = self.serve()
         server.client().put("x", np.arange(9))
         server.client().call("Snapshot")

@@ -59,7 +59,7 @@ class DurableTest : public testing::Test {
   }
 
   DataFolder& Open() {
-    folder_.reset();  // whose lock ends
+    folder_.reset();  // releases its lock
     folder_ = *DataFolder::Open(path_ / "data");
     return *folder_;
   }
@@ -206,7 +206,7 @@ TEST_F(DurableTest, AFolderThatCannotBeUsed) {
     EXPECT_EQ(ErrorReason(DataFolder::Open(path).status()), "BAD_DATA_DIR") << path;
 }
 
-// The names of arrays are the server's, but the folder may be on a disk that others write to.
+// The server names the files of arrays, but the folder may be on a disk that others write to.
 TEST_F(DurableTest, LinksAreNotFollowed) {
   DataFolder& folder = Open();
   const Manifest manifest = WriteTwo(folder);
@@ -331,7 +331,7 @@ TEST_F(DurableTest, OnlyArraysThatTheManifestNamesStay) {
   const Manifest manifest = WriteTwo(folder);
   for (const char* name : {"arrays/3.safetensors", "manifest.json.new"})
     SetContent(File(name), "torn");
-  // The server has not written these.
+  // The server has not written these files.
   for (const char* name : {"arrays/01.safetensors", "arrays/1.safetensors.x", "arrays/x"})
     SetContent(File(name), "other");
   folder.RemoveOthers(manifest, {});
@@ -344,8 +344,8 @@ TEST_F(DurableTest, OnlyArraysThatTheManifestNamesStay) {
                                    "manifest.json", "x"));
 }
 
-// Lowers the size that files may have, which makes writes fail as on a full disk: the last one that
-// succeeds may be short.
+// Lowers the limit on the size of files, which makes writes fail as on a full disk: the last write
+// that succeeds may be short.
 class SmallFiles {
  public:
   explicit SmallFiles(rlim_t bytes) {

@@ -24,7 +24,7 @@ class EveryFaultTest : public ServiceTest {
   EveryFaultTest(const Options& options, int devices)
       : EveryFaultTest(options, FakeDevices(devices)) {}
 
-  // Stores the operands of the requests. Also runs for each new server.
+  // Stores the operands of the requests. It runs for each new server too.
   void SetUp() override {
     std::vector<float> values(64 * 64);
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 17);

@@ -82,7 +82,8 @@ def test_scalars_are_arrays_of_rank_0(server, client):
 
 
 def test_neighbours_that_read_each_other_share_no_launch(server, client):
-    """tests/compute_service_test.cc has other neighbours, and random programs have all kinds."""
+    """tests/compute_service_test.cc covers other neighbours, and random programs cover all
+    kinds."""
     a = o.inline(RNG.integers(-9, 10, 1000).astype(np.float64))
     answers = values(client, dot(a, a), dot(step(0), step(0)), dot(step(1), step(0)))
     first = answers[0].value.real
@@ -230,7 +231,7 @@ def absolute(a, b, **more):
 
 
 def test_steps_take_scratch_memory_one_after_the_other(server, client):
-    """Products of 8 to 40 MiB, 160 MiB in total, with 24 MiB of results."""
+    """Computes products of 8 to 40 MiB, 160 MiB in total, with 24 MiB of results."""
     b = fill(client, "b", [16, 16 << 10], 0.5)
     rows = (640, 128, 512, 256, 640, 384)
     a = [fill(client, f"a{i}", [n, 16], -1) for i, n in enumerate(rows)]

@@ -187,7 +187,7 @@ TEST_P(LateShareTest, HasSavedNothingUp) {
   AwaitAll();
   SubmitFor(1, 1, 50, at_once);
   AwaitAll();
-  SubmitFor(3, 1, 1, at_once);  // Does not reset the other shares.
+  SubmitFor(3, 1, 1, at_once);  // This does not reset the other shares.
   AwaitAll();
   Hold();
   order_.clear();
@@ -491,7 +491,7 @@ TEST(ExecutorTest, OneAfterTheOther) {
     ASSERT_EQ(done.get_future().wait_for(std::chrono::seconds(5)), std::future_status::ready);
     std::this_thread::sleep_for(microseconds(i));
   }
-  executor.reset();  // Before the objects that its tasks refer to.
+  executor.reset();  // Must precede the end of the objects that its tasks refer to.
 }
 
 // A polling thread takes one task, and the other task wakes a sleeping thread.
@@ -512,7 +512,7 @@ TEST(ExecutorTest, TwoTasksAtOnceRunAtOnce) {
     first_done.get_future().wait();
     if (HasFailure()) break;
   }
-  executor.reset();  // Before the objects that its tasks refer to.
+  executor.reset();  // Must precede the end of the objects that its tasks refer to.
 }
 
 // Work for chores that blocks their threads until it is released.

@@ -113,7 +113,7 @@ def test_errors_name_the_operand_and_the_node(server, client):
     both([operand(0)] * 65, [], "BAD_EXPRESSION", field="expression.nodes", limit="64")
     for rpc, fields in (("Reduce", dict(x=a, op=SUM)),
                         ("Matmul", dict(a=a, b=a, transpose_b=True))):
-        outcome = client.attempt(rpc, **{"with": [a]}, **fields)  # Without an expression.
+        outcome = client.attempt(rpc, **{"with": [a]}, **fields)  # It has no expression.
         expect_refused(outcome, "BAD_EXPRESSION", field="expression.nodes", limit="64")
     both([operand(0), node("NOT", 0)], [], "BAD_EXPRESSION", node="1")
     request = product(a, a, add, [o.resident("deep")], transpose_b=True)

@@ -192,7 +192,7 @@ class FakeDevice final : public Device {
   std::map<Step, std::thread::id> threads_;
   std::optional<Step> closed_;
   int blocked_ = 0;
-  bool passing_ = false;  // Pass is waiting for a call to continue.
+  bool passing_ = false;  // Whether Pass waits for a call to continue.
   std::uint64_t allocations_ = 0;
   std::atomic<std::uint64_t> copied_to_device_{0};
   std::set<const Stream*> large_;

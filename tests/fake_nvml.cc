@@ -7,7 +7,7 @@
 namespace {
 
 tessera::FakeNvml& State() {
-  static auto* state = new tessera::FakeNvml;  // Outlives the threads that block in it.
+  static auto* state = new tessera::FakeNvml;  // It outlives the threads that block in it.
   return *state;
 }
 

@@ -8,13 +8,13 @@
 
 namespace tessera {
 
-// What the library reports, through FakeNvmlState(), which it exports.
+// What the library reports. It exports FakeNvmlState(), which returns this object.
 struct FakeNvml {
   std::mutex mutex;
   int init_result = 0;
   std::map<std::string, int> results;  // Results of functions that fail.
   unsigned long long slowdowns = 0x4;
-  // Calls of the first function and of the functions that return a number.
+  // Calls of nvmlInit_v2 and of the functions that return a number.
   std::atomic<int> calls{0};
   std::atomic<bool> blocked{false};  // Whether these calls block.
 };

@@ -230,7 +230,7 @@ TEST_F(FaultTest, ReplacedAndDeletedOperandsStayUntilTheirUsersEnd) {
   EXPECT_EQ(device_->allocations(), 0u);
 }
 
-// A client that has its response relies on the memory of the operands that it deletes.
+// A client that has its response may delete the operands and rely on getting their memory.
 TEST_F(FaultTest, AnswersComeWhenOperandsHaveBeenReleased) {
   StartServer();
   for (int i = 0; i < 300; ++i) {
@@ -733,7 +733,7 @@ TEST_F(FaultTest, DrainDelayKeepsServing) {
 TEST_F(FaultTest, DrainTimeoutCancelsWhatIsLeft) {
   StartServer([](Options& options) { options.drain_timeout = absl::Milliseconds(100); });
   SlowUpload upload(*server_, server_->channel());
-  server_->server().Drain();  // Otherwise it would not end.
+  server_->server().Drain();  // Otherwise the upload would not end.
   EXPECT_FALSE(upload.Finish().ok());
 }
 

@@ -16,7 +16,7 @@ TYPES = ("<f8", "<f4", "<f2", "<i8", "<i4", "|i1", "|u1", "|b1", "|V2")
 
 
 def safetensors(header, data, size=None):
-    """Returns the bytes of a file with this header, which is a text or becomes JSON."""
+    """Returns the bytes of a file with this header: bytes, or a value that is written as JSON."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text) if size is None else size) + text + data
 
@@ -106,7 +106,7 @@ def hostile():
         ],
     }
     both = bytearray(archive([("a.npy", npy(RAW)), ("b.npy", npy(RAW))]))
-    struct.pack_into("<I", both, both.rindex(b"PK\1\2") + 42, 0)  # Where the second one begins.
+    struct.pack_into("<I", both, both.rindex(b"PK\1\2") + 42, 0)  # The second file's offset.
     bad[".npz"].append(bytes(both))
     packed = bytearray(archive([("a.npy", npy(np.zeros(10_000)))], zipfile.ZIP_DEFLATED))
     packed[60] ^= 1

@@ -27,7 +27,7 @@ from random_requests import BAD_NAMES, BOOL, BYTES, DTYPES, F32, I64, SIZES, Wro
 
 NAMES = ["a", "a/b", "a.b", "b", "b-1", "Z"]
 WRITING, READY = 1, 2
-LEAST_STEPS = 500  # The minimum, however busy the machine is.
+LEAST_STEPS = 500  # The minimum on any machine, however busy.
 # A valid request may fail for these reasons if it exceeds the server's limits.
 TOO_MUCH = ("OPERATION_TOO_LONG", "SCRATCH_EXHAUSTED", "RESULT_TOO_LARGE", "QUOTA_EXCEEDED",
             "HOST_MEMORY_EXHAUSTED")
@@ -47,8 +47,8 @@ class Held:
         self.replace, self.ttl = replace, ttl
         size = SIZES[dtype] * math.prod(shape)
         self.data = bytearray(size)
-        self.written = bytearray(size)  # How often, up to 2.
-        self.summed = bytearray(size)  # Whether it came with a checksum.
+        self.written = bytearray(size)  # How often each byte was written, up to 2.
+        self.summed = bytearray(size)  # Whether each byte came with a checksum.
         self.ready = False
         self.crc = None  # None if absent, "?" if either is possible.
 

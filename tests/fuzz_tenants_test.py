@@ -76,9 +76,9 @@ class Member(r.ThroughPrograms):
             self.wanted = SIZES[spec.dtype] * math.prod(spec.shape)
 
     def twice(self, call):
-        """Returns the outcome of a call. If a quota refuses it although the model has space, it is
-        repeated when all other calls have ended, because a replaced buffer is freed once its users
-        have ended."""
+        """Returns the outcome of a call. If a quota refuses the call although the model has space,
+        the call is repeated when all other calls have ended, because a replaced buffer is freed
+        once its users have ended."""
         outcome = call()
         if outcome.reason == "TENANT_QUOTA_EXCEEDED" and not self.requests.is_over_quota(outcome):
             self.requests.account()

@@ -119,7 +119,7 @@ TEST_F(GpuMonitorTest, EachReasonOfASlowdownHasItsBit) {
   const auto server = Serve({"0000:65:00.0"});
   ScrapeWith(server->server(), "tessera_gpu_slowdown");
   for (const auto& [set, name] : reasons) {
-    Set({}, set | 0x1 | 0x8);  // Plus the idle bit, and a bit without a reason.
+    Set({}, set | 0x1 | 0x8);  // Adds the idle bit and a bit without a reason.
     // A reading may have begun earlier.
     const std::string text = ScrapeWith(server->server(), "reason=\"" + name + "\"} 1\n");
     for (const auto& [bit, reason] : reasons) {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tests the known faults of this version of gRPC, as SECURITY.md lists them. They do not end the
-process, and callers on other connections get responses. abuse_test.py has the faults of connections
-and of reset streams, and http2_test.py has that of binary headers (CVE-2023-32732)."""
+process, and callers on other connections get responses. abuse_test.py covers the faults of
+connections and of reset streams, and http2_test.py that of binary headers (CVE-2023-32732)."""
 
 import contextlib
 import sys
@@ -89,7 +89,7 @@ def test_cve_2023_32731_headers_beyond_the_limit_and_then_the_table(server, clie
         server,
         headers(1, base + padding + field("x-last", "z", indexed=True))
         + headers(3, base + b"\xbe")  # The table's newest entry.
-        + headers(5, base + b"\xff\x7f"),  # An entry that it does not have.
+        + headers(5, base + b"\xff\x7f"),  # The table lacks this entry.
     )
     check_others(server, client)
 

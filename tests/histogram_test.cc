@@ -33,7 +33,7 @@ std::vector<double> EvenEdges(const HistogramSpec& spec) {
   std::vector<double> edges;
   const double step = (spec.high - spec.low) / static_cast<double>(spec.bins);
   for (std::int64_t i = 0; i <= spec.bins; ++i) {
-    const volatile double product = static_cast<double>(i) * step;  // it is not fused
+    const volatile double product = static_cast<double>(i) * step;  // is never fused
     double edge = i == spec.bins ? spec.high : product + spec.low;
     if constexpr (!std::is_integral_v<E>)
       edge = static_cast<double>(static_cast<ValueOf<E>>(ConvertElement<E>(edge)));
@@ -190,7 +190,7 @@ TEST_P(HistogramTest, ManyBins) {
   });
 }
 
-// Integers as their own bins.
+// Each integer has its own bin.
 TEST_P(HistogramTest, Integers) {
   ForType([]<class E>(E) {
     if constexpr (std::is_integral_v<E>) {
@@ -243,7 +243,7 @@ TEST_P(HistogramTest, Edges) {
   });
 }
 
-// Elements that are all in one bin, that alternate between two bins, and that are sorted.
+// Tests elements that are all in one bin, alternate between two bins, or are sorted.
 TEST_P(HistogramTest, Distributions) {
   ForType([]<class E>(E) {
     const std::int64_t n = std::min<std::int64_t>(Largest(), 200'000);

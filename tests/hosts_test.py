@@ -57,7 +57,7 @@ def imports(client):
 
 
 def source_of(download):
-    """Yields the address of a source whose downloads are download(request, context)."""
+    """Yields the address of a source that answers downloads with download(request, context)."""
     messages = (o.buffers.DownloadRequest.FromString, o.buffers.DownloadResponse.SerializeToString)
     return o.handling(lambda _: grpc.unary_stream_rpc_method_handler(download, *messages))
 
@@ -74,7 +74,7 @@ def same(client, name, array):
     return client.download(name) == array.tobytes()
 
 
-# --- links. tests/fuzz_tenants_test.py has a model of them.
+# --- links. tests/fuzz_tenants_test.py compares them with a model.
 
 def test_links_that_cannot_be(server, client):
     x = np.ones(8, np.float32)
@@ -94,7 +94,7 @@ def test_link_counts_as_a_buffer(server, client):
     client.call("CopyBuffer", source="x", name="a", link=True)
     client.call("CopyBuffer", source="a", name="b", link=True)
     assert count() == 3
-    # A link that was deleted does not count, even if there is a link to it.
+    # A deleted link does not count, even if another link was made from it.
     client.call("DeleteBuffer", name="a")
     assert eventually(lambda: count() == 2, 10)
     # A link keeps the memory, so the buffer counts until the link is gone.
@@ -106,9 +106,9 @@ def test_link_counts_as_a_buffer(server, client):
 
 
 def test_sharded_buffers(server, client):
-    """A link to a sharded buffer, and an import of a sharded buffer, which is then on one
+    """Tests a link to a sharded buffer, and an import of a sharded buffer, which is then on one
     device."""
-    flags = ("--device", "cpu:0,cpu:1")  # In addition to the flags of all servers.
+    flags = ("--device", "cpu:0,cpu:1")  # All servers also get the common flags.
     with servers(flags, FROM_HERE) as (far, near):
         own, there = far.client(), near.client()
         x = np.arange(1 << 16, dtype=np.float32)
@@ -123,7 +123,7 @@ def test_sharded_buffers(server, client):
         assert eventually(lambda: all(d.buffer_used_bytes == 0 for d in own.info().devices), 10)
 
 
-# --- imports. tests/fuzz_tenants_test.py has a model of what they bring.
+# --- imports. tests/fuzz_tenants_test.py compares what they bring with a model.
 
 def test_import_is_closed_by_default(server, client):
     client.put("x", np.ones(4, np.float32))
@@ -185,7 +185,7 @@ def test_import_resumes_where_it_stood(server, client):
         assert sum(relay.passed) < x.nbytes + 9 * o.MI, relay.passed
         relay.close()
         # A byte that is changed on the way is noticed, and is sent again. The import continues
-        # where it was, which proves that the connection is a new one.
+        # where it stopped, which proves that the connection is a new one.
         relay = Relay(server.address, damage=5 * o.MI)
         answer = import_from(there, relay.where, "z").answer
         assert relay.damage is None and answer.interruptions >= 1 and same(there, "z", x)

@@ -173,8 +173,8 @@ def test_prefaces(server, client):
 
 
 def test_slow_senders(server, client):
-    """Bytes that arrive one at a time do not delay other callers. A call that is complete in the
-    end gets its response."""
+    """Bytes that arrive one at a time do not delay other callers. A call that is eventually
+    complete gets its response."""
     stream = o.PREFACE + SETTINGS + call(1, dot_of_ones())
     slow = [server.socket() for _ in range(20)]
     for at, byte in enumerate(stream):
@@ -273,7 +273,7 @@ def test_too_many_streams_beside_many_connections(server, client):
         last = connections[-1]
         last.send(*(frame(o.HEADERS, o.END_HEADERS, stream, head) for stream in range(1, 1024, 2)))
         last.socket.settimeout(30)
-        while last.socket.recv(65536):  # Settings, but no responses.
+        while last.socket.recv(65536):  # Reads settings, but no responses.
             pass
         for raw in connections:
             raw.close()

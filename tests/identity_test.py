@@ -116,7 +116,7 @@ class CertificateTest(IdentityCase):
         both = Holder(server, self.ca, pair, token="t")
         self.assertEqual(both.names(), [])
         self.assertEqual(both.attempt("DeleteBuffer", name="x").reason, "ROLE_TOO_SMALL")
-        # A wrong token is refused. It is not ignored because the certificate is right.
+        # A wrong token is refused even if the certificate is right.
         for token in ("u", ""):
             self.assert_unknown(Holder(server, self.ca, pair, token=token).attempt("ListBuffers"))
 
@@ -139,7 +139,7 @@ class CertificateTest(IdentityCase):
 
 
 class SocketTest(IdentityCase):
-    """Which users may connect to a unix socket."""
+    """Tests which users may connect to a unix socket."""
 
     def permissions(self):
         """Returns the permissions of both sockets, which are equal."""

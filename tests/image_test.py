@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Runs by hand what the container image starts: the entry point, the variables and the health check
-that deploy/Dockerfile names, with the programs that were built."""
+"""Runs, without a container, what the image starts: the entry point, the variables and the health
+check that deploy/Dockerfile names, with the programs that were built."""
 
 import json
 import os
@@ -50,7 +50,7 @@ class ImageTest(o.Case):
 
     def healthy(self, server, **variables):
         command = json.loads(self.only("HEALTHCHECK").split("CMD", 1)[1])
-        self.assertEqual(command[-2:], ["--process", "1"])  # In a container.
+        self.assertEqual(command[-2:], ["--process", "1"])  # The server in a container.
         variables = o.environment(**{**self.environment, **variables})
         return o.run(*command[:-1], server.pid, env=variables).returncode == 0
 

@@ -252,7 +252,7 @@ class MovingTest : public StrategyTest<P> {
     std::vector<U> all(static_cast<std::size_t>(n));
     Random random(1);
     for (U& element : all) element = static_cast<U>(random.Bits());
-    // Only these bytes are bool.
+    // Bool elements have only these bytes.
     if (MovingTest::GetParam().dtype == DType::kBool)
       for (U& element : all) element &= 1;
     return all;
@@ -408,7 +408,7 @@ class DeviceArray {
     EXPECT_TRUE(CopyToDevice(stream, bytes + end, guard.data(), kGuard * sizeof(T)).ok());
     EXPECT_TRUE(Synchronize(stream).ok());
   }
-  // Fills every byte with the guard pattern. For an array to which a result is written.
+  // Fills every byte with the guard pattern, for an array to which a result is written.
   DeviceArray(Stream& stream, std::int64_t size)
       : DeviceArray(stream, std::vector<T>(static_cast<std::size_t>(size), Poison())) {}
 

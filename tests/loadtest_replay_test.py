@@ -26,8 +26,8 @@ GHZ_KEYS = set(
     "proto import-paths call insecure concurrency connections async rps duration duration-stop "
     "timeout data metadata format load-schedule load-start load-end load-step load-step-duration"
     .split())
-# A repeated call must succeed again, except that these calls can only be made once, or need a
-# second server or a data folder.
+# All calls must succeed again when they are repeated, except these, which can be made only once or
+# need a second server or a data folder.
 ONCE = {"CreateBuffer", "SealBuffer", "DeleteBuffer", "ImportBuffer", "Snapshot"}
 
 CLI = outsider.Program.cli

@@ -194,7 +194,7 @@ TEST(LogTest, NoThreadWaitsForAReader) {
     spdlog::info("a line of some length, of which a pipe holds a few hundred, number {}", i);
   }
   LogDroppedLines();
-  FlushLog(absl::Milliseconds(20));  // It returns as well.
+  FlushLog(absl::Milliseconds(20));  // This call returns as well.
   // Once there is a reader, the writer continues and reports the missing lines.
   std::string text;
   std::thread reader([&] { text = pipe.Read(); });

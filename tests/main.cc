@@ -32,7 +32,7 @@ std::string TestsElsewhere(const std::string& file) {
   return patterns;
 }
 
-// Cases for the CUDA device are listed everywhere. They run if there is a GPU or if one is
+// Cases for the CUDA device are listed on every machine. They run if there is a GPU or if one is
 // required.
 bool SkipsCuda() {
   return std::getenv("TESSERA_REQUIRE_GPU") == nullptr && !GTEST_FLAG_GET(list_tests) &&

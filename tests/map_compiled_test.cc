@@ -144,7 +144,7 @@ TEST_F(CompiledTest, TextsThatWouldTakeTheCompilerMinutesAreLeftToFused) {
   EXPECT_EQ(compiled::Launches(), before);
 }
 
-// Indices of 64 bits: 2^31 elements and more. The operands have few elements, which repeat.
+// 2^31 elements and more need 64-bit indices. The operands have few elements, which repeat.
 TEST_F(CompiledTest, LargeResultsOfBroadcastOperands) {
   if (WatchedClosely()) return;
   CompileBeforeUse(true);

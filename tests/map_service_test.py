@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tests Map over the wire: operations in every type with every strategy, casts, results that
-replace operands, and requests that are refused. tests/map_test.cc has the functions whose last bits
-a model does not know, and long expressions."""
+replace operands, and requests that are refused. tests/map_test.cc covers the functions whose last
+bits a model does not know, and long expressions."""
 
 import itertools
 import operator
@@ -49,7 +49,7 @@ OF_NUMBERS = {**r.BINARY, **COMPARISONS, **r.UNARY, "MINIMUM": minimum, "MAXIMUM
 OF_FLOATS = {"FLOOR": np.floor, "CEIL": np.ceil, "TRUNC": np.trunc, "ROUND": np.rint}
 OF_INTEGERS = {"FLOOR_DIVIDE": np.floor_divide, "REMAINDER": np.remainder, "POWER": integer_power,
                "RANDOM_BITS": r.random_bits}
-ARGUMENTS = {"CLIP": 3, "RANDOM_BITS": 3}  # Those that are not here take 2.
+ARGUMENTS = {"CLIP": 3, "RANDOM_BITS": 3}  # Others have 2 unless listed below.
 ARGUMENTS |= dict.fromkeys((*r.UNARY, *OF_FLOATS, "SIGN"), 1)
 SPECIAL = (0.0, -0.0, 1, -1, 0.5, 1.5, 2.5, -2.5, 3.75, 5e-324, 1e-45, -6e-8, 6e4, -3e38, 1e308,
            np.inf, -np.inf, np.nan)
@@ -145,7 +145,7 @@ def test_integers_and_constants_are_compared_by_value(server, client):
 
 
 def test_quantiles(server, client):
-    """tests/map_test.cc has the tails, and the ends of the range."""
+    """tests/map_test.cc covers the tails, and the ends of the range."""
     inside = np.linspace(0, 1, 400)[1:-1]
     for dtype, epsilon in ((F32, 2.0**-23), (F64, 2.0**-52), (F16, 2.0**-10), (BF16, 2.0**-7)):
         p = r.narrow(inside, dtype)
@@ -159,7 +159,8 @@ def test_quantiles(server, client):
 
 
 def test_coordinates(server, client):
-    """With operands of all layouts, folded along each axis, scanned, sorted, and of a product."""
+    """Tests coordinates with operands of all layouts, folded along each axis, scanned, sorted, and
+    in the epilogue of a product."""
     nodes = [operand(0), dict(coordinate=0), dict(coordinate=-1), integer(1000),
              node("FMA", 1, 3, 2), node("ADD", 4, 0)]
     a = RNG.integers(0, 99, (70, 130))
@@ -263,7 +264,7 @@ def test_bad_expressions_say_which_node(server, client):
 
 
 def test_counts_and_shapes(server, client):
-    """tests/expression_service_test.py has the limits of nodes."""
+    """tests/expression_service_test.py covers the limits of nodes."""
     x = tensors(np.ones(3, np.float32))
     chain = [operand(0)] + [node("ADD", i, i) for i in range(63)]
     assert client.attempt("Map", operands=x, expression=expression(*chain)).ok
@@ -290,8 +291,8 @@ def test_millions_of_nodes_take_no_memory(server, client):
     within = lambda tag, data: bytes([tag]) + length(len(data)) + data
     for body in (within(0x12, nodes), nodes):  # Nodes of an expression, then operands.
         before = server.peak_rss()
-        # The expression is field 9 of a ReduceRequest and field 10 of a MatmulRequest. The field
-        # after it has the expression's other operands.
+        # The expression is field 9 of a ReduceRequest and field 10 of a MatmulRequest. The next
+        # field has the expression's other operands.
         staged = body if body is not nodes else None
         requests = [("Map", body), ("Execute", within(0x0A, within(0x32, body)))]
         for rpc, step, field in (("Reduce", 0x12, 0x4A), ("Matmul", 0x1A, 0x52)):

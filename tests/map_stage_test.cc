@@ -353,7 +353,7 @@ TEST(ReduceAxesColumnsTest, AreFoldedAndAccountedForPartByPart) {
     std::memset(on.Scratch(kTaken), 0xff, kTaken);
     of_cpu.launch(p, on);
   };
-  Limited own(Backend::kCpu, 4 << 20);  // For 10 MB of values and 14 MB of launches.
+  Limited own(Backend::kCpu, 4 << 20);  // Values take 10 MB, and launches 14 MB.
   const std::vector<float> ones(static_cast<std::size_t>(kRows * kColumns), 1), factor = {2};
   std::vector<float> sums(static_cast<std::size_t>(kColumns));
   const View x = StridedView(ones.data(), DType::kF32, {kRows, kColumns}, {kColumns, 1});
@@ -541,7 +541,7 @@ TEST_P(StageTest, OtherOperationsRefuseElementsOfAByte) {
   }
 }
 
-// All one-byte integers, with every strategy, in expressions, casts and reductions.
+// Tests all one-byte integers, with every strategy, in expressions, casts and reductions.
 TEST_P(StageTest, ComputesWithIntegersOfAByte) {
   constexpr std::int64_t n = 4099;
   std::vector<std::uint8_t> a(n);

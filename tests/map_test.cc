@@ -136,7 +136,7 @@ void ExpectSame(const std::vector<T>& got, const std::vector<T>& want, std::stri
 // A type that holds every sum and product of integers.
 __extension__ typedef __int128 Wide;
 
-// Results have the bits of 64-bit significands, rounded, or, for F64, of the host's operations.
+// The expected results are rounded once from long double or, for F64, computed in F64 on the host.
 TESSERA_TYPED_TEST_OF(FloatElement, MapTest, ArithmeticIsRoundedOnce) {
   const auto [a, b] = SpecialPairs<T>();
   const auto check = [&](MapOp op, auto f) {
@@ -341,7 +341,7 @@ TESSERA_TYPED_TEST_OF(FloatElement, MapTest, NodesHaveTheBoundOfTheirRoundings) 
         {Alone(MapOp::kExp), 4.0},
         {{In(0), In(1), Op(MapOp::kLess, {0, 1}), Op(MapOp::kWhere, {2, 0, 1})}, 0.0},
         {ReferenceNodes(), 1.0}}) {
-    // 16-bit results are rounded once in F32 and once more.
+    // 16-bit results are rounded twice, to F32 and then to 16 bits.
     const double want = sizeof(T) > 2 ? units * unit
                         : units == 0  ? 0
                                       : unit + units * single + unit * units * single;
@@ -525,7 +525,7 @@ TESSERA_TYPED_TEST(MapTest, RandomExpressions) {
     std::vector<DeviceArray<T>> arrays;
     std::vector<View> views;
     Nodes nodes;
-    std::vector<std::vector<T>> values;  // Per node: a value per element, or one.
+    std::vector<std::vector<T>> values;  // for each node, one value or one per element
     arrays.reserve(operands);
     for (std::uint32_t i = 0; i < operands; ++i) {
       const std::int64_t length = i > 0 && below(4) == 0 ? 1 : n;
@@ -603,7 +603,7 @@ TESSERA_TYPED_TEST(MapTest, TypesThatMeetAndConstants) {
 
 TESSERA_STRATEGIES(MapTest);
 
-// The operations whose bits are the same on both devices.
+// Tests the operations whose bits are the same on both devices.
 TEST(MapDevices, SameBits) {
   TESSERA_NEED_DEVICE(Backend::kCuda);
   for (DType dtype : kAllDTypes) {
@@ -686,7 +686,7 @@ TEST_P(MapTest, Coordinates) {
   }
 }
 
-// Parts of a result of 2^50 elements.
+// Computes parts of a result of 2^50 elements.
 TEST_P(MapTest, CoordinatesOfParts) {
   constexpr std::int64_t kRows = std::int64_t{1} << 15, kColumns = std::int64_t{1} << 35;
   const std::vector<std::int64_t> zero = {0};
@@ -727,7 +727,7 @@ TEST_P(MapTest, CoordinatesOfParts) {
   ExpectSame(out.Values(), want, "a share");
 }
 
-// The first two words of the vectors that Random123 publishes for Philox 4x32-10.
+// Compares with the first two words of the vectors that Random123 publishes for Philox 4x32-10.
 TEST_P(MapTest, RandomBitsArePhilox) {
   const std::vector<std::uint64_t> seeds = {0, ~0ull, 0x299f31d0a4093822},
                                    counters = {0, ~0ull, 0x85a308d3243f6a88},
@@ -860,7 +860,7 @@ TEST(ExpressionTest, RegistersAreUsedAgain) {
 TEST(ExpressionTest, ErrorsNameTheNodeAndSayWhatIsWrongWithIt) {
   struct Case {
     Nodes nodes;
-    std::string node, message;  // An empty message accepts any.
+    std::string node, message;  // An empty message matches any.
   };
   for (const Case& c :
        {Case{{In(2)}, "0", "it refers to operand 2, but the last one is operand 0"},

@@ -491,7 +491,7 @@ TEST_P(MatmulOfF32Test, ElementsOfAnySize) {
 }
 
 TESSERA_PRODUCT_TEST(MatmulTest, Large) {
-  // Strategies choose their tiles by the size of the result. Here there are many, some or few
+  // Strategies choose their tiles by the size of the result. These shapes have many, some or few
   // tiles.
   for (int transposes = 0; transposes < 4; transposes += Watched() ? 3 : 1) {
     for (std::size_t offset : {0, 1})
@@ -551,7 +551,7 @@ TESSERA_PRODUCT_TEST(MatmulTest, FewResults) {
   }
 }
 
-// Few steps along k. The strategy that is made for this also gets results of many tiles.
+// Few steps along k. The strategy for such products also gets results of many tiles.
 TESSERA_PRODUCT_TEST(MatmulTest, FewSteps) {
   const bool made_for = row().name == "outer_product";
   for (int k = 0; k <= 9; ++k)
@@ -944,7 +944,7 @@ TEST(MatmulPieces, CoverAllTilesEvenly) {
         const Sharing sharing = ShareTiles(tiles, k_tiles, workers);
         std::vector<int> times(static_cast<std::size_t>(tiles * k_tiles));
         int least = tiles * k_tiles, most = 0;
-        Piece left{};  // Left by the previous worker.
+        Piece left{};  // What the previous worker has left.
         int left_at = 0;
         for (int worker = 0; worker < workers; ++worker) {
           Piece leaves{};

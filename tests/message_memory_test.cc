@@ -90,7 +90,7 @@ class MessageMemoryTest : public testing::Test {
     return parsed ? std::optional(most_heap_bytes - before) : std::nullopt;
   }
 
-  // Checks any bytes. Returns the memory that they take if they are a message.
+  // Checks any bytes. Returns the memory of the message if they are a valid one.
   template <class Message>
   std::optional<std::size_t> Check(const std::string& bytes, std::size_t longest = 16384) {
     const grpc::ByteBuffer buffer = Sliced(bytes, longest);

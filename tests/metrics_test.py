@@ -206,7 +206,7 @@ class CountsTest(MetricsCase):
         self.comes(1, "tessera_errors_total", code="CANCELLED")
 
     def test_clients_that_leave_count_as_such(self):
-        """Whether their call runs or waits."""
+        """They are counted whether their call runs or waits."""
         self.serve("--workers", "1", "--max-operation-seconds", "1e6")
         long = o.inline(np.ones(1, np.float32), o.view([1 << 42], [0]))
         calls = [self.client.future("Reduce", op="REDUCE_OP_SUM", x=long) for _ in range(2)]
@@ -455,7 +455,7 @@ class HttpTest(MetricsCase):
                 connection = http_socket(self.address)
                 held.append(connection)
                 if i % 2:
-                    connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x")  # And nothing more.
+                    connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x")  # It sends no more.
                 else:
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
                     connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")  # reads nothing
@@ -512,7 +512,7 @@ class LifeTest(MetricsCase):
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder) / "filled"
             file.touch()
-            os.utime(file, (1, 1))  # Made for an earlier process.
+            os.utime(file, (1, 1))  # The file is older than the server.
             server = self.serve("--ready-file", str(file))
             self.assertIn(f"not ready until {file} is created", server.log())
             # By the second line the server has looked for the file.
@@ -521,7 +521,7 @@ class LifeTest(MetricsCase):
                 again = lambda: server.log().count("to read again") == count  # noqa: B023
                 self.assertTrue(eventually(again, 20), server.log())
             self.assertEqual(self.scrape().sum("tessera_ready"), 0)
-            self.assertEqual(self.client.dot_of_ones(), 1)  # Callers that fill it are served.
+            self.assertEqual(self.client.dot_of_ones(), 1)  # Callers can fill it with data.
             file.touch()
             self.comes(1, "tessera_ready")
 
@@ -535,7 +535,7 @@ class DeployedTest(MetricsCase):
         self.client.download("x")
         self.client.attempt("GetBuffer", name="none")
         scrape = self.scrape()
-        # For the driver's GPU metrics, tests/gpu_monitor_test.cc has the samples.
+        # tests/gpu_monitor_test.cc checks the samples of the driver's GPU metrics.
         source = (o.ROOT / "server" / "status" / "metrics_text.cc").read_text()
         gpu = set(re.findall(r'"(tessera_gpu_\w+)"', source))
         self.assertGreater(len(gpu), 5)

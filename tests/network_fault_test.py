@@ -88,7 +88,7 @@ class Line:
         self.loses = None
 
     def _lead(self, host, device, address, router):
-        """Makes a device of a host. The router's end of it has the same name."""
+        """Makes a device of a host. The router's end of the link has the same name."""
         there = host.run if host else run
         there("ip", "link", "add", device, "type", "veth",
               "peer", "name", device, "netns", str(self.router.pid))
@@ -266,8 +266,8 @@ class Cut(o.FreshCase):
 
     def cut_in_the_middle(self, far, near, works, until, later=()):
         """Returns the outcomes (results or errors) of work that is running when the line is cut,
-        and of work that begins then (later, names). The line is restored once until(futures) is
-        true."""
+        and of the work named in `later`, which begins then. The line is restored once
+        until(futures) is true."""
         pool = concurrent.futures.ThreadPoolExecutor(len(works))
         self.addCleanup(pool.shutdown)
         futures = {}
@@ -395,7 +395,7 @@ class Cut(o.FreshCase):
                             "imported": ts.SourceStalled}.items():
             self.assertIsInstance(outcomes[name], error, name)
         self.all_go_on()
-        # TCP gives up a reader that has acknowledged nothing for 20 s.
+        # TCP gives up the connection of a reader that has acknowledged nothing for 20 s.
         self.assert_nothing_is_left(far, {"stored", "square"}, 20)
         self.assert_nothing_is_left(near, set(), 5)
 

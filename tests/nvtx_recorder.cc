@@ -9,7 +9,7 @@
 
 namespace {
 
-std::FILE* file = nullptr;  // Line-buffered, so that any thread writes whole lines.
+std::FILE* file = nullptr;  // It is line-buffered, so that threads write whole lines.
 int domain;                 // Its address is the handle of every domain.
 
 nvtxDomainHandle_t CreateDomain(const char* name) {

@@ -100,7 +100,7 @@ TEST(Options, FlagsThatAreGivenTwiceAndTimesWithoutALimit) {
   EXPECT_EQ(options.drain_timeout, absl::Milliseconds(500));
   EXPECT_EQ(options.slow_call, absl::Milliseconds(250));
   EXPECT_EQ(Good("--slow-call 0").slow_call, absl::InfiniteDuration());
-  // For other options 0 means no limit, but a drain that may take no time ends immediately.
+  // For other options 0 means no limit, but with --drain-timeout 0 a drain ends immediately.
   EXPECT_EQ(Good("--drain-timeout 0").drain_timeout, absl::ZeroDuration());
 }
 
@@ -262,7 +262,7 @@ TEST(Options, OutputThatCannotBeWrittenIsAnError) {
   }
 }
 
-// A server uses the last ring that it could read and use.
+// A server keeps its ring until it reads another valid one.
 TEST(HomeTest, AFileThatCannotBeUsedLeavesTheRingInUse) {
   TemporaryFile file("a h:1\nb h:2\n");
   const auto write = [&](const std::string& text) {

@@ -56,7 +56,7 @@ T SpecialValue(Random& random) {
     const std::array<double, 4> values = {kInfinity, -kInfinity, 0.0, -0.0};
     if (choice < values.size()) return Element<T>(values[choice]);
     if (choice < 6) return NanOf<T>(random.Bits());
-    Bytes<T> raw{};  // Subnormal, of either sign.
+    Bytes<T> raw{};  // A subnormal number of either sign.
     raw[0] = 1;
     raw[sizeof(T) - 1] = choice == 6 ? 0x80 : 0;
     return choice < 8 ? std::bit_cast<T>(raw) : Element<T>(random.Normal());
@@ -119,7 +119,7 @@ std::vector<std::int64_t> Sorted(const std::vector<T>& row, std::int64_t k, bool
 }
 
 // Expects the first k elements of each sorted line of x, whose element [0, ..., 0] is host[first].
-// A result that is null is not expected.
+// Results whose pointers are null are not checked.
 template <class T>
 void ExpectSorted(const std::vector<T>& host, const View& x, std::int64_t first, int axis,
                   std::int64_t k, bool descending, const std::vector<T>* values,

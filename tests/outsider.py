@@ -303,7 +303,7 @@ def outcome_of(call):
 
 
 def check_refusal(outcome, code, reason, /, **metadata):
-    """Checks that the call failed like this. Returns the outcome."""
+    """Checks that the call failed with this code, reason and metadata. Returns the outcome."""
     assert (outcome.code, outcome.reason, outcome.domain) == (code, reason, "tessera"), outcome
     for key, value in metadata.items():
         assert outcome.metadata.get(key) == str(value), f"{key} of {outcome}"
@@ -563,8 +563,8 @@ class Server:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def asleep(self):
-        """Returns whether none of its threads is running or runnable, and in this process only the
-        caller's thread is. In that case nothing that was sent is still in transit."""
+        """Returns whether no thread of the server and no other thread of this process is running or
+        runnable. In that case nothing that was sent is still in transit."""
         return asleep(self.pid) and asleep(os.getpid())
 
     def alive(self):
@@ -619,7 +619,7 @@ def handling(service):
 
 
 def answering(answer):
-    """Like handling. Unary calls return answer(method, request) in bytes."""
+    """Does the same as handling(). Unary calls return answer(method, request) in bytes."""
     return handling(lambda details: grpc.unary_unary_rpc_method_handler(
         lambda request, _: answer(details.method, request)))
 

@@ -133,7 +133,7 @@ std::optional<double> Product(const std::vector<double>& x, const std::vector<do
   return sum.Value(kTable) * PowerOfTwo(-a->exponent - b->exponent);
 }
 
-// Checks the error bound that the strategy states. Returns whether the rows meet its requirements.
+// Checks the error bound that the strategy states. Returns whether the strategy accepts the rows.
 bool CheckProduct(const std::vector<double>& x, const std::vector<double>& y) {
   const std::optional<double> value = Product(x, y);
   if (!value.has_value()) return false;
@@ -233,7 +233,7 @@ TEST(OzakiTest, TheBoundHoldsWhereTermsAreFew) {
   for (std::int64_t k : {256, 1024, 4096, 16384}) {
     for (std::int64_t overlap = 2; overlap < k / 2; overlap += 2 + overlap / 8) {
       const std::int64_t many = (k + overlap) / 2;
-      // Just above half of the allowed norm, where integers are shortest, without a power of two.
+      // Just above half of the allowed norm, integers are shortest and rows are not scaled.
       const double element =
           std::floor(0.50001 * BoundOf(k).room / std::sqrt(static_cast<double>(many))) + 0.375;
       std::vector<double> x(static_cast<std::size_t>(k)), y(static_cast<std::size_t>(k));

@@ -65,7 +65,7 @@ TEST(PaceTest, RefusesBeforeMemoryIsTouched) {
   const View x = Broadcast(&l.one, DType::kF32, {kHuge});
   const View mask = Broadcast(&l.one, DType::kBool, {kHuge});
   const View cube = Broadcast(&l.one, DType::kF32, {1 << 20, 1 << 20, 1 << 20});
-  // An array of i64 with more elements has no addresses.
+  // An array of i64 with more elements would exceed the address space.
   const View half = Broadcast(&l.one, DType::kF32, {kHuge / 2}),
              places = Broadcast(&l.one, DType::kI64, {kHuge / 2}),
              labels = Broadcast(&l.one, DType::kI64, {1 << 20});
@@ -91,7 +91,7 @@ TEST(PaceTest, RefusesBeforeMemoryIsTouched) {
   refused(SearchSortedSpec(), {x, half}, "cpu_parallel");
   refused(SumByLabelSpec{.length = 9}, {cube, labels}, "cpu_parallel");
   refused(MatmulSpec(), {square, square}, "cpu_cache_tiled");
-  // The product of matrices without columns is known, but not what the expression makes of it.
+  // The product of matrices without columns is zero, but the expression's result is unknown.
   const View tall = Broadcast(&l.one, DType::kF32, {1 << 30, 0}),
              flat = Broadcast(&l.one, DType::kF32, {0, 1 << 30});
   MatmulSpec exp;

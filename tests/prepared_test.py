@@ -10,7 +10,8 @@ import numpy as np
 import outsider as o
 
 RNG = np.random.default_rng(20261126)
-SIDE = 512  # The side of a 1 MiB matrix; every other row and column take a quarter of it.
+SIDE = 512  # The side of a 1 MiB matrix; the elements in every other row and column take a quarter
+            # of it.
 ALL = SIDE * SIDE * 4
 KEPT = ALL // 4
 
@@ -59,7 +60,7 @@ def test_many_callers_and_buffers_that_change(server, client):
         for _ in range(20):
             name = f"m{rng.integers(3)}"
             value = int(rng.integers(1, 1000))
-            with lock:  # No version is read before it is noted.
+            with lock:  # No one reads a version before it is in contents.
                 buffer = client.put(name, np.full((SIDE, SIDE), value, np.float32), replace=True)
                 contents[buffer.version] = value
             enough = [times + 1 for times in ready]

@@ -359,7 +359,7 @@ TEST_F(ProductTopKTest, ManyParts) {
   Compare({DType::kBF16, DType::kBF16, 17'500, 3000, 64, 20});
 }
 
-// A program has reserved this amount before it runs, and there may be no more.
+// A program has reserved this amount before it runs, and cannot get more.
 TEST_F(ProductTopKTest, TakesTheScratchMemoryThatItSays) {
   constexpr std::int64_t kD = 64;
   for (const auto& [m, n, k] : {std::array<std::int64_t, 3>{1024, 300'000, 10},

@@ -57,8 +57,8 @@ def read_table():
 
 
 WORKS, REFUSED = read_table()
-# For functions that work, the tables of tests/python_signatures_test.py have the NumPy functions of
-# the same names, or of these names. CASES has the others.
+# tests/python_signatures_test.py covers most functions that work, under NumPy's names. These are
+# the names that differ from the standard's. CASES covers the other functions.
 OTHERWISE = {
     "acosh": "arccosh", "asinh": "arcsinh", "atanh": "arctanh", "bitwise_left_shift": "left_shift",
     "bitwise_right_shift": "right_shift", "bitwise_invert": "invert", "conj": "conjugate",

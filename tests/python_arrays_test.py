@@ -26,9 +26,9 @@ KEYS = (
 )
 
 
-# Functions that other operations compose, as calls of a 12 x 9 array, of its first row and of
-# another array of three axes. ComposedTest has random calls, and tests/python_signatures_test.py
-# has every argument.
+# Functions that are composed of other operations, as calls with a 12 x 9 array, its first row and
+# another array with three axes. ComposedTest makes random calls, and
+# tests/python_signatures_test.py covers every argument.
 MOVING = {
     "concatenate None": lambda x, v, b: np.concatenate((v, b), None),
     "concatenate dtype": lambda x, v, b: np.concatenate((v, v), dtype="f8"),
@@ -106,7 +106,7 @@ MOVING = {
        for sign in ("& 5", "| -7", "^ 6", "<< 61", ">> 1", ">> np.argsort(v)", "<< np.argsort(v)")},
     "invert": lambda x, v, b: ~np.argsort(x),
 }
-# The results of these may differ because of rounding.
+# The results of these functions may differ because of rounding.
 SUMMING = {
     "interp": lambda x, v, b: np.interp(x, [-1, 0, 0.5, 2], v[:4]),
     "interp limits": lambda x, v, b: np.interp([-9, 0, 9, 1], np.sort(v), v, left=-7, right=7),
@@ -193,7 +193,8 @@ class ArraysTest(python_outsider.Case):
         for array in (values, values.astype("f8")):
             got = np.asarray(self.t.put(array, dtype=ts.bfloat16).numpy(), np.float32)
             np.testing.assert_allclose(got, expected, rtol=2**-8)
-        # Just above a tie. Converted through float32, it would become the tie and be rounded down.
+        # This value is just above a tie. Converted through float32, it would become the tie and be
+        # rounded down.
         near = np.array([1 + 2**-8 + 2**-40])
         self.assertEqual(float(self.t.put(near, dtype="bf16").numpy()[0]), 1 + 2**-7)
         wide = RNG.standard_normal(4096).astype("f4")
@@ -250,7 +251,7 @@ class ArraysTest(python_outsider.Case):
         self.check(ts.matmul(x, x.T, dtype="i64"), (a @ a.T).astype("i8"), 0)
 
     def test_functions(self):
-        """Tests forms that tests/python_signatures_test.py does not have."""
+        """Tests forms that tests/python_signatures_test.py does not cover."""
         weights, ones = np.arange(12, dtype="f4"), np.ones(5)
         box = lambda x: x.reshape(4, 3, 9)  # noqa: E731
         trapezoid = getattr(np, "trapezoid", None) or np.trapz  # NumPy 2 and 1.
@@ -405,7 +406,7 @@ class ArraysTest(python_outsider.Case):
                            [self.scanned(op, view, *how) for op, *how in cases])
 
     def test_scans_of_special_numbers(self):
-        """tests/python_signatures_test.py has NumPy's functions."""
+        """tests/python_signatures_test.py covers NumPy's functions."""
         special = np.array([[1, np.nan, -0.0, 3], [np.inf, 2, -np.inf, 1]])
         x = self.t.put(special)
         for ufunc in (np.minimum, np.maximum, np.logical_and, np.logical_or, np.add):
@@ -835,7 +836,7 @@ class ArraysTest(python_outsider.Case):
                     tolerance = max(np.finfo(dtype).eps, 1e-13) if want.dtype.kind == "f" else 0
                     for given in (labels, here):
                         self.check(ts.sum_by_label(x, given, length, mode), want, tolerance)
-        # Labels that the same program computes, and rows that are a view or a number each.
+        # The same program computes labels, and rows are views or single numbers.
         a = np.arange(12.0).reshape(3, 4)
         x = self.t.put(a)
         by_column = ts.sum_by_label(x.T[::-1], (x[0] > 1) * 1, 2)

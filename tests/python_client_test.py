@@ -15,7 +15,7 @@ RNG = np.random.default_rng(7)
 
 
 def test_results_stay_resident_and_chain(server, client):
-    """Squared distances between two sets of points, none of which is downloaded."""
+    """Computes squared distances between two sets of points without downloading the distances."""
     points = RNG.standard_normal((300, 16)).astype(np.float32)
     queries = RNG.standard_normal((40, 16)).astype(np.float32)
     client.put("points", points)

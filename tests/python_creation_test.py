@@ -104,7 +104,7 @@ class CreationTest(python_outsider.Case):
         ]:
             self.same(made, want)
         np.testing.assert_allclose((x @ x.T * t.tri(6)).numpy(), np.tril(a @ a.T))
-        # An operand of the result's shape is the only one.
+        # The expression needs only the operand that has the result's shape.
         self.assertNotIn("inline", (x > t.arange(5)).explain())
         self.assertNotIn("inline", np.tril(x).explain())
         # Coordinates take the places of operands, so such an expression has several steps.

@@ -49,7 +49,7 @@ def tell_own_server():
 
 
 class Rings(o.Case):
-    """ts.Ring, and the route in the metadata of calls."""
+    """Tests ts.Ring, and the route in the metadata of calls."""
 
     def test_homes_are_those_of_the_servers(self):
         names = {"a": "h:1", "gpu-0.x": "h:2", "c_9": "h:3", "z": "h:4"}
@@ -83,7 +83,7 @@ class Rings(o.Case):
                 name = f"run{i}/x"
                 t, owner = ring.home(name), ring.server(name)
                 a = t.put(x, name=name)
-                self.assertEqual((a * 2 + t.put(x)).sum().item(), 45.0)  # Unnamed ones as well.
+                self.assertEqual((a * 2 + t.put(x)).sum().item(), 45.0)  # Unnamed arrays work too.
                 seen.add(owner)
                 elsewhere = next(n for n in map("o{}".format, range(99)) if ring.server(n) != owner)
                 with self.assertRaises(ts.WrongHost) as error:
@@ -132,7 +132,7 @@ class OneProcess(o.Case):
             np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
         self.assertEqual(np.argmax(a), np.argmax(x))
         self.assertIsInstance(a @ b, td.Chunk)
-        self.assertIsInstance(a.sum(axis=0), np.ndarray)  # Small, so in this process.
+        self.assertIsInstance(a.sum(axis=0), np.ndarray)  # Small sums are in this process.
         with self.assertRaises(TypeError):
             np.asarray(memoryview(a))
         with self.assertRaisesRegex(TypeError, "not downloaded implicitly"):
@@ -200,7 +200,7 @@ class OneProcess(o.Case):
                 np.testing.assert_array_equal(found, call(whole))
 
     def test_a_chunk_and_one_in_parts(self):
-        """Combines a chunk and a chunk in parts in either order, also as options."""
+        """Combines a chunk with one in parts, in either order, also as optional arguments."""
         x, y = whole_numbers(90, 40), whole_numbers(90, 40)
         a, b = self.chunk(x), np.concatenate([self.chunk(y[:50]), self.chunk(y[50:])], axis=0)
         self.assertIsInstance(b, td.Joined)
@@ -361,7 +361,7 @@ class Faults(o.Case):
         relay = Relay(self.servers[0].address, hold=2 << 20)
         td.use(self.servers[0].address)
         sent = pickle.dumps(td.Chunk(_servers.own().put(x), relay.where))
-        td.use(self.servers[1].address)  # It is to fetch the array from the first one.
+        td.use(self.servers[1].address)  # It will fetch the array from the first one.
         chunk = pickle.loads(sent)
         self.assertTrue(o.eventually(relay.silent.is_set, 30))
         self.servers[0].kill()

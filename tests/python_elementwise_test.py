@@ -14,7 +14,7 @@ from tessera.wire import _protocol as p
 
 FLOATS, INTEGERS = ("f2", "f4", "f8"), ("i4", "i8")
 NUMBERS = FLOATS + INTEGERS
-# Functions of two arrays of any types. For the last ones, bits may differ because of rounding.
+# Functions of two arrays of any types, and of one array. Those in ROUNDED may round differently.
 BINARY = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv,
     "//": operator.floordiv, "%": operator.mod, "==": operator.eq, "!=": operator.ne,
@@ -184,7 +184,7 @@ class ElementwiseTest(python_outsider.Case):
                 self.assertLessEqual((apart / np.spacing(abs(want))).max(), units)
 
     def test_functions_computed_in_f64(self):
-        """np.log2 and others are within 1 unit in the last place, or within 6 of f64."""
+        """np.log2 and others are within 1 unit in the last place, and f64 results within 6."""
         rng = np.random.default_rng(9)
         special = [0.0, -0.0, 1, -1, 0.5, 2, 8, 1000, np.inf, -np.inf, np.nan, 1e-7, -1e-7]
         for dtype, most, least in (("f2", 15, 1), ("f4", 127, 1), ("f8", 1000, 6)):
@@ -422,7 +422,7 @@ class FusionTest(python_outsider.Case):
         np.testing.assert_array_equal(got, want)
 
     def test_the_first_error_of_a_program_is_raised(self):
-        """The consequences of an error follow it."""
+        """Later errors may be consequences of the first one."""
         plan = _plan.Plan([self.array(name).sum()._term()[0] for name in "abcd"])
         self.assertEqual(len(plan.steps), 4)
         good = {"reduce": {"value": {"real": 1}}}

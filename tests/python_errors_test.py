@@ -118,7 +118,7 @@ class LimitedServer:
     def __init__(self, max_ttl):
         self.max_ttl = max_ttl
         self.methods = []
-        self.lost = 0  # The number of next calls that are lost.
+        self.lost = 0  # How many of the next calls will be lost.
 
     def perform(self, command):
         if isinstance(command, _core.Pause):
@@ -217,7 +217,7 @@ class CallsTest(unittest.TestCase):
              lambda core, ttl: core.import_from("h:1", "x", None, 0, False, ttl, "", 60.0)),
             ("Map", lambda core, ttl: core.keep([added], ttl=ttl)),
             ("Map", lambda core, ttl: core.save(added, None, False, ttl)),
-            ("Map", lambda core, ttl: core.evaluate([added])),  # Too large for a response.
+            ("Map", lambda core, ttl: core.evaluate([added])),  # It is too large for a response.
         )
 
     def accepted(self, server, steps):
@@ -435,8 +435,8 @@ class CutCall:
 class CutAnswersTest(python_outsider.Case):
     """A truncated response is an Error unless the rest has everything that was requested."""
 
-    # Missing fields have their defaults, so these responses, and an index, cannot show a
-    # truncation.
+    # Missing fields have their default values, so a truncation of these responses, or of an index,
+    # goes unnoticed.
     SILENT = {"ListBuffers", "GetServerInfo"}
 
     def setUp(self):

@@ -135,7 +135,7 @@ class FilesTest(python_outsider.Case):
             self.t.load(self.folder / "more")
 
     def test_a_failure_leaves_nothing(self):
-        """A wrong file is found before the first upload; a failed upload takes back the others."""
+        """A wrong file is found before the first upload; a failed upload undoes the others."""
         self.file("a.safetensors", tensors({"x": RAW, "y": RAW}))
         self.t.put(RAW[:5], "a/y")
         with self.assertRaises(ts.BufferExists):

@@ -24,7 +24,7 @@ from tessera.wire import _retry
 OPTIONS = {"timeout": 20, "connect_timeout": o.START_TIMEOUT_S, "stall_timeout": 8}
 LOST = ts.ConnectionLost, ts.Draining
 DONE = object()  # A result that is not checked.
-SLOW = 2000  # Rows of a matrix whose product with itself takes cpu_naive several seconds.
+SLOW = 2000  # cpu_naive takes several seconds to multiply square matrices with this many rows.
 
 
 class Blocking:
@@ -49,7 +49,7 @@ class Blocking:
         self.t.close()
 
 
-LOOP = asyncio.new_event_loop()  # One for all tests: gRPC's threads cannot handle several.
+LOOP = asyncio.new_event_loop()  # All tests share it: gRPC's threads cannot handle several.
 
 
 class Asyncio:
@@ -140,7 +140,7 @@ class LostServer(Case):
         for flags, divided in (
             ((), _messages.DIVIDED),
             (("--shared-memory", f"{self.folder}/socket"), _messages.DIVIDED),
-            ((), 8 * o.MI),  # Through several connections.
+            ((), 8 * o.MI),  # It uses several connections.
         ):
             for work in (lambda t, x, data, kill: t.put(data, progress=kill),
                          lambda t, x, data, kill: x.numpy(progress=kill)):
@@ -393,7 +393,7 @@ class NameServer:
             question, sender = self.socket.recvfrom(512)
             end = question.index(b"\0", 12) + 5
             found = b""
-            if question[end - 4 : end - 2] == b"\0\1":  # A; there are no AAAA records.
+            if question[end - 4 : end - 2] == b"\0\1":  # It asks for A records.
                 found = b"\xc0\x0c" + struct.pack("!HHIH", 1, 1, 0,
                                                   4) + socket.inet_aton(self.address)
             head = question[:2] + struct.pack("!HHHHH", 0x8180, 1, bool(found), 0, 0)

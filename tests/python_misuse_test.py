@@ -91,7 +91,7 @@ class ArraysTest(python_outsider.Case):
             __eq__ = __ne__ = lambda self, other: self
             __bool__ = mock.Mock(side_effect=TypeError)
 
-        class Column:  # Like a column of objects of pandas.
+        class Column:  # Like a column of objects in pandas.
             ndim, dtype = 1, np.dtype(object)
             to_numpy = None
             __array__ = lambda self, *_: np.array([1, NAType(), None, 4], object)
@@ -174,7 +174,7 @@ class ArraysTest(python_outsider.Case):
         bits = np.arange(0x3F80, 0x3F88, dtype="u2")
         a = np.arange(6, dtype="f4")
 
-        class Tensor:  # Like torch's: no bf16 in __array__, but cpu() and a view as int16.
+        class Tensor:  # Like torch's, it gives bf16 only as a view of int16.
             dtype = "torch.bfloat16"
             detach = cpu = contiguous = lambda self: self
 
@@ -190,7 +190,7 @@ class ArraysTest(python_outsider.Case):
         Tensor.dtype, Tensor.numpy = "torch.float32", lambda self: a
         np.testing.assert_array_equal(self.t.put(Tensor()).numpy(), a)
 
-        class OnDevice:  # Like CuPy's.
+        class OnDevice:  # Like an array of CuPy.
             __dlpack_device__ = lambda self: (2, 0)
             __dlpack__ = __array__ = mock.Mock(side_effect=TypeError)
             get = lambda self: a

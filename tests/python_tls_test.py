@@ -11,7 +11,7 @@ import python_outsider
 import tessera as ts
 from authority import Authority
 
-SOON = {"connect_timeout": 0.7}  # For connections that are never made.
+SOON = {"connect_timeout": 0.7}  # No connection is made in this time.
 
 
 class TlsTest(o.Case):

@@ -26,7 +26,7 @@ from tessera.transfers import _messages, _progress, _shared
 from tessera.wire import _connect, _errors
 
 MIB = 1 << 20
-STALL_S = 0.4  # For transfers that stall.
+STALL_S = 0.4  # The timeout of transfers that stall.
 
 
 def performed(t, kind=object):
@@ -49,8 +49,8 @@ def fail(done, total):
 
 class TransfersTest(python_outsider.Case):
     FLAGS = ("--no-warm-up",)
-    STREAMS = 1  # Of an upload.
-    CUTS = [30 * MIB]  # Per connection, in the order of their creation.
+    STREAMS = 1  # The number of streams of an upload.
+    CUTS = [30 * MIB]  # One per connection, in the order of creation.
     data = np.random.default_rng(3).integers(0, 1 << 30, 6 * MIB, "i8")  # 48 MiB
 
     def through(self, relay, **options):
@@ -563,7 +563,7 @@ class ProgressTest(unittest.TestCase):
             for part in (1, 2, 4):
                 report(part * MIB)
         lines = shown.getvalue().split("\r")[1:]
-        self.assertEqual(len(lines), 2)  # Nothing in the first second.
+        self.assertEqual(len(lines), 2)  # Nothing is printed in the first second.
         self.assertIn(f"put x [{15 * '#'}{15 * '.'}] 2 of 4 MB, 1 MB/s", lines[0])
         self.assertTrue(lines[1].endswith("4 of 4 MB, 1 MB/s\n"))
         with mock.patch("sys.stderr", io.StringIO()):
@@ -584,7 +584,7 @@ class ProgressTest(unittest.TestCase):
             self.assertEqual((first.done, first.moved), (5, 90))
             first.add(2)
             self.assertEqual((told, first.done, first.moved), ([7], 7, 100))
-            first.tell = lambda done: told.append(-done)  # As with several streams.
+            first.tell = lambda done: told.append(-done)  # Several streams do the same.
             now[0] = 200.0
             second = first.restarted(6)
             first.add(10)

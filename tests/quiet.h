@@ -1,4 +1,4 @@
-// Waits for the end of what other threads do, in tests of something that must not happen.
+// Waits until other threads have nothing to do, for tests of something that must not happen.
 #pragma once
 
 #include <unistd.h>

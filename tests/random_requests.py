@@ -26,7 +26,7 @@ STEPS = {
     "Map": "map", "TopK": "top_k", "Scan": "scan", "Sort": "sort", "Take": "take",
     "Select": "select", "Histogram": "histogram", "SearchSorted": "search_sorted",
     "SumByLabel": "sum_by_label"}
-# The reasons of each status code. All other reasons have INVALID_ARGUMENT.
+# The reasons for each status code. All other reasons have INVALID_ARGUMENT.
 REASONS = {
     "NOT_FOUND": "BUFFER_NOT_FOUND REGION_NOT_FOUND",
     "ALREADY_EXISTS": "BUFFER_EXISTS",
@@ -56,7 +56,7 @@ def check_end(outcome, reasons, ok):
     if outcome.ok:
         check(ok, "OK, not", reasons)
         return True
-    # Only a GPU strategy itself knows what it needs apart from types.
+    # Strategies for GPUs have requirements apart from types, which this file does not predict.
     needs_more = (outcome.reason == "STRATEGY_UNSUPPORTED"
                   and o.Program.device != "cpu"
                   and not outcome.metadata.get("needs", "dtype").startswith("dtype"))
@@ -479,8 +479,8 @@ class Requests:
         return self.rng.choice([*self.live, "no-such-buffer"])
 
     def array(self, dtype, shape, special=True):
-        """Returns a random array. special: whether it may have infinities, NaN and the ends of
-        I32."""
+        """Returns a random array. special: whether it may have infinities, NaN, and the extreme
+        values of I32."""
         rng, count, kind = self.rng, math.prod(shape), self.rng.random()
         if dtype == BOOL:
             return np.array([rng.random() < 0.5 for _ in range(count)], bool).reshape(shape)
@@ -607,7 +607,7 @@ class Requests:
         rng = self.rng
         if fault == "view":
             a, b = self.bad_operand(dtype), Operand(o.inline(self.array(dtype, (2,))), None, 0, ())
-            # A buffer may also have another type, and the other operand may not fit either.
+            # The types of the two operands may also differ, and so may their shapes.
             reasons = (*a.reasons, "BAD_SHAPE", "BAD_DTYPE")
             return (*((a, b) if rng.random() < 0.5 else (b, a)), reasons)
         a = self.operand(dtype)
@@ -670,7 +670,7 @@ class Requests:
         return expression, operands, values
 
     def axis(self, x, fault, fields):
-        """Adds an axis. Returns it, and the reasons why it is refused."""
+        """Adds an axis. Returns the axis, and the reasons why it is refused."""
         rng, rank = self.rng, x.array.ndim
         axis = rng.randrange(-rank, rank) if rank else 0
         if fault == "shape":

@@ -328,7 +328,7 @@ TESSERA_TYPED_TEST(ReduceTest, StridedViewKeepsRowMajorIndices) {
 }
 
 TESSERA_TYPED_TEST(ReduceTest, Large) {
-  // All elements are one except for one element. Made once per type and device.
+  // All elements are one except for one element. They are made once per type and device.
   static auto& inputs = *new std::map<Backend, DeviceArray<T>>;
   const std::int64_t n = LargeSize(GetParam().backend), odd = n - 2;
   if (!inputs.contains(GetParam().backend)) {
@@ -508,7 +508,7 @@ TESSERA_TYPED_TEST(ReduceAxesTest, StridedViews) {
   }
 }
 
-// As three rows, and as three columns.
+// Folds the same vectors as three rows and as three columns.
 TESSERA_TYPED_TEST(ReduceAxesTest, SpecialRows) {
   for (std::int64_t n : Sizes({1, 2, 9, 100, 1024, 3000, 70001})) {
     if (n > 3000 && !std::is_integral_v<T>) continue;  // The references are slow.

@@ -1,4 +1,4 @@
-"""A line between a client and a server that can be cut, damaged and blocked."""
+"""Connects a client and a server by a line that can be cut, damaged and blocked."""
 
 import contextlib
 import socket

@@ -61,8 +61,8 @@ class Restartable:
 
 
 class Load:
-    """Threads that call until end(). makers has a function for each thread. It takes the load and
-    makes the thread's call, a function that returns once the right response has arrived and raises
+    """Threads that call until end(). makers has a function for each thread, which takes the load
+    and returns the thread's call. A call returns once the right response has arrived, and raises
     otherwise."""
 
     def __init__(self, makers):

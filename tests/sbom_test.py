@@ -41,7 +41,7 @@ def installed():
 
 class SbomTest(unittest.TestCase):
     def check(self, spdx):
-        """Checks what the specification requires of a document. Returns its packages by name."""
+        """Checks what the specification requires of a document. Returns the packages by name."""
         self.assertEqual(spdx["spdxVersion"], "SPDX-2.3")
         self.assertEqual(spdx["dataLicense"], "CC0-1.0")
         self.assertEqual(spdx["SPDXID"], "SPDXRef-DOCUMENT")
@@ -64,7 +64,7 @@ class SbomTest(unittest.TestCase):
             self.assertTrue(package["name"])
             self.assertTrue(package["versionInfo"])
             self.assertEqual(package["downloadLocation"], "NOASSERTION")
-            self.assertIs(package["filesAnalyzed"], False)  # So files need not be listed.
+            self.assertIs(package["filesAnalyzed"], False)  # It need not list files.
             for field in ("licenseConcluded", "licenseDeclared", "copyrightText"):
                 self.assertEqual(package[field], "NOASSERTION")
             self.assertRegex(package.get("supplier", "Organization: x"), r"^Organization: [^<>]+$")
@@ -114,7 +114,8 @@ class SbomTest(unittest.TestCase):
         relation = {
             r["relatedSpdxElement"]: r["relationshipType"]
             for r in spdx["relationships"] if r["spdxElementId"] == spdx["packages"][0]["SPDXID"]}
-        # For some files in /usr/lib, the database has /lib. It finds paths faster than patterns.
+        # For some files in /usr/lib, the database has /lib. The database finds paths faster than
+        # patterns.
         files = {str(path).split("/lib", 1)[1] for path in loaded}
         paths = [folder + file for folder in ("/lib", "/usr/lib") for file in files]
         found = subprocess.run(["dpkg-query", "-S", *paths], capture_output=True, text=True)

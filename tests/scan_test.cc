@@ -235,7 +235,7 @@ class ScanTest : public StrategyTest<ScanProblem> {
   }
 };
 
-// The lengths around each part of the order of `fixed_order`, and those of an awkward size.
+// Lengths around the size of each unit of `fixed_order`, and lengths that no unit divides.
 std::vector<std::int64_t> Lengths() {
   return Sizes({1,   2,    15,   16,   17,   31,   33,   255,  257,   511,    512,    513,
                 700, 1023, 4095, 4096, 4097, 4607, 8192, 8193, 65537, 131071, 131072, 131073});
@@ -305,8 +305,8 @@ TESSERA_TYPED_TEST(ScanTest, AxesAndStridedViews) {
   array.ExpectUnchanged(values);
 }
 
-// A row of up to more than 1024 chunks, columns and rows of more than one group, and columns of
-// several chunks: enough of them to keep a GPU busy, and too few.
+// Rows of more than 1024 chunks, columns and rows of more than one group, and columns of several
+// chunks, in numbers that keep a GPU busy and in numbers that do not.
 TESSERA_TYPED_TEST(ScanTest, Long) {
   for (std::int64_t n : Sizes({1 << 22, (1 << 22) + 5001}))
     CheckShape<T>(1, n, 1, NextHow(), static_cast<std::size_t>(n % 4));
@@ -317,7 +317,7 @@ TESSERA_TYPED_TEST(ScanTest, Long) {
   CheckShape<T>(40, 8200, 3, NextHow());
 }
 
-// Scans of an array without elements, and of lines without elements.
+// Scans an array without elements, and lines without elements.
 TESSERA_TYPED_TEST(ScanTest, EmptyArrays) {
   DeviceArray<T> nothing(stream(), 0);
   for (const View& x : {nothing.view({0}), nothing.view({3, 0}), nothing.view({0, 3})})
@@ -327,7 +327,7 @@ TESSERA_TYPED_TEST(ScanTest, EmptyArrays) {
 
 TESSERA_STRATEGY_SUITE(ScanOfFloatsTest, ScanTest, kFloats);
 
-// MIN and MAX are NaN from the first NaN on, and sums from there or from infinities of both signs.
+// From the first NaN on, results are NaN. Sums are also NaN after infinities of both signs.
 TESSERA_TYPED_TEST(ScanOfFloatsTest, NansAndInfinities) {
   const std::int64_t n = std::min<std::int64_t>(9000, Largest());
   const std::vector<T> ones(static_cast<std::size_t>(n), Element<T>(1));
@@ -345,7 +345,7 @@ TESSERA_TYPED_TEST(ScanOfFloatsTest, NansAndInfinities) {
   }
 }
 
-// Sums that overflow the type and then return to its range, because they are kept in a wider one.
+// Sums may exceed the range of the type and return to it, because they are kept in a wider type.
 TESSERA_TYPED_TEST_OF(std::same_as<Half>, ScanOfFloatsTest, SumsBeyondTheRange) {
   std::vector<T> x(9000, Element<T>(60'000));
   std::fill(x.begin() + 4500, x.end(), Element<T>(-60'000));
@@ -477,8 +477,8 @@ std::vector<T> Uneven(ReduceOp op, std::int64_t n) {
   return x;
 }
 
-// The same bits on each device, for a row alone or among others, for a row read backwards, and for
-// columns. The line is the last among others.
+// The bits are the same on each device, for a row alone or among others, for a row read backwards,
+// and for columns. Among other lines, this line is the last.
 TESSERA_TYPED_TEST(FixedScanTest, HasTheBitsOfItsOrder) {
   const auto check = [&]<ReduceOp kOp>(std::integral_constant<ReduceOp, kOp>, std::int64_t n,
                                        bool exclusive) {

@@ -154,7 +154,7 @@ TEST_P(SearchSortedTest, EveryElement) {
   });
 }
 
-// Elements that are all equal, all NaN, and the ends of integer types.
+// Tests elements that are all equal, all NaN, or the ends of integer types.
 TEST_P(SearchSortedTest, Ties) {
   ForType([]<class T>(T) {
     for (double value : {0.0, 1.0, std::numeric_limits<double>::quiet_NaN()}) {
@@ -221,7 +221,7 @@ TEST_P(SearchSortedTest, ElementsOutOfOrder) {
 
 class SearchSortedLargeTest : public SearchSortedTest {};
 
-// Positions beyond 2^32.
+// Tests positions beyond 2^32.
 TEST_P(SearchSortedLargeTest, LargeArrays) {
   if (Watched()) return;
   const std::int64_t n = (std::int64_t{1} << 32) + 12'345;

@@ -91,7 +91,7 @@ TESSERA_SIZED_TEST(SelectTest, EverySizeAndDensity) {
   }
 }
 
-// A single element, a run, and every second element.
+// Selects a single element, a run, and every second element.
 TESSERA_SIZED_TEST(SelectTest, Patterns) {
   const std::int64_t n = Largest() < 20'000 ? 3000 : 20'000;
   for (std::int64_t place : {std::int64_t{0}, n / 2, n - 1}) {
@@ -123,7 +123,7 @@ TESSERA_SIZED_TEST(SelectTest, AnyByteButZeroSelects) {
   Check<U>(mask);
 }
 
-// Views of x and of the mask that are not contiguous. Positions count in row-major order.
+// Views of x and of the mask that are not contiguous. Positions are counted in row-major order.
 TESSERA_SIZED_TEST(SelectTest, StridedViews) {
   const std::int64_t rows = 37, columns = 53, all = rows * columns;
   const std::vector<U> host = Elements<U>(all);
@@ -164,7 +164,7 @@ TESSERA_SIZED_TEST(SelectTest, RandomProblems) {
 
 class SelectLargeTest : public SelectTest {};
 
-// Positions beyond 2^32.
+// Tests positions beyond 2^32.
 TESSERA_SIZED_TEST(SelectLargeTest, LargeArrays) {
   if (Watched()) return;
   const std::int64_t n = (std::int64_t{1} << 32) + 12'345;
@@ -177,7 +177,7 @@ TESSERA_SIZED_TEST(SelectLargeTest, LargeArrays) {
   Expect(view, view, {}, std::vector<U>(places.size(), 1), places);
 }
 
-// A view of more than 2^32 elements, in a mask that is repeated.
+// The mask has more than 2^32 elements, but repeats a few bytes in memory.
 TEST_P(SelectLargeTest, CountsBroadcastMasks) {
   if (Watched()) return;
   const Mask bytes = RandomMask(1 << 20, 2);
@@ -250,7 +250,7 @@ TEST(SelectErrors, OperandsThatDoNotFit) {
     EXPECT_EQ(reason({3, 5}, DType::kBool, mask), "BAD_SHAPE");
 }
 
-// Before the mask is counted, the types have the largest length that is possible, and a check
+// Until the mask is counted, TypeOf returns the largest possible length, and the check of a request
 // assumes that length.
 TEST(SelectOnTheCpu, ChecksTheLongestResult) {
   Stream& stream = TestStream(Backend::kCpu);

@@ -125,8 +125,8 @@ def test_copies(server, client):
 
 
 def test_operations_that_are_shared_out(server, client):
-    """Compares each result bit by bit with the same call on one device. tests/team_test.cc has all
-    kinds of problems, and tests/fuzz_model_test.py has all operations on shards."""
+    """Compares each result bit by bit with the same call on one device. tests/team_test.cc covers
+    all kinds of problems, and tests/fuzz_model_test.py covers all operations on shards."""
     names, step = client.devices(), unit(client)
     rows, columns = 96, 3 * step // 4 // 32 + 5
     arrays = {key: RNG.standard_normal((rows, columns)).astype(np.float32) for key in "xy"}
@@ -184,7 +184,7 @@ def test_where_results_go(server, client):
     a = o.resident(small.name)
     got = client.call("Add", a=a, b=a, result=result)
     assert got.buffer.device == names[-1] and not got.buffer.shards, got.buffer
-    result = o.into("other", placement=names[:1])  # Out of its reach.
+    result = o.into("other", placement=names[:1])  # The device cannot reach it.
     o.check_refusal(client.attempt("Add", a=a, b=a, result=result), "INVALID_ARGUMENT",
                     "BAD_PLACEMENT")
 
@@ -210,7 +210,7 @@ def test_products_of_views_and_steps(server, client):
         if step == 4096 or got.stats.devices > 1:
             assert part.tobytes() == c[first:end].tobytes(), (first, end, got.stats)
         np.testing.assert_allclose(part, a[first:end] @ b, atol=1e-4 * np.sqrt(k), rtol=1e-4)
-    # An inline b, a transposed a, which is not divided, and a program.
+    # Tests an inline b, a transposed a (which is not divided), and a program.
     if step == 4096:
         inline = client.call("Matmul", a=o.resident("a"), b=o.inline(b))
         assert inline.tensor.data == c.tobytes()
@@ -237,7 +237,7 @@ def test_products_of_views_and_steps(server, client):
 
 def test_calls_that_need_each_others_devices(server, client):
     """Sums over all devices begin on different devices, together with copies in both directions.
-    There is no deadlock and no wrong value, and callers that leave in between leave nothing
+    There is no deadlock and no wrong value. Callers that leave in the meantime leave nothing
     behind."""
     names, step = client.devices(), unit(client)
     n = 24 * step // 4

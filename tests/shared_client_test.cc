@@ -317,7 +317,7 @@ TEST_F(SharedClientTest, ACallerThatLeavesEndsTheTransferBetweenPieces) {
   device_->WaitForBlocked(1);
   context.TryCancel();
   caller.join();
-  AwaitQuiet();  // The server has noticed it.
+  AwaitQuiet();  // The server has noticed the cancellation.
   device_->Open();
   EXPECT_TRUE(Eventually([&] { return server_.used_bytes() == 0; }));
   EXPECT_EQ(device_->Count(FakeDevice::Step::kCopyToDevice), 1);

@@ -133,7 +133,7 @@ def mapped_regions(server):
 
 
 def is_clean(server, client):
-    """Returns whether no region is left. The budgets are returned with the last byte."""
+    """Returns whether no region is left. The budgets are restored when the last byte is freed."""
     return (mapped_regions(server) == 0
             and client.budget("shared_memory").used == 0
             and client.budget("shared_regions").used == 0
@@ -172,7 +172,7 @@ def test_contents_of_every_size(server, client):
 
 
 def test_uploads_that_cannot_be(server, client):
-    """tests/fuzz_tenants_test.py has a model of names, drafts and ranges."""
+    """tests/fuzz_tenants_test.py compares names, drafts and ranges with a model."""
     region = Region(path_of(server), o.MI)
     bad, spec = "INVALID_ARGUMENT", o.buffers.BufferSpec(dtype=1, shape=[1])
     client.put("n", np.ones(1, np.float32))
@@ -251,7 +251,7 @@ def test_files_that_are_no_region(server, client):
     check([good] * 2, field="descriptor")
     check([good], greeting=b"tessera.v2", field="packet")
     check([good], greeting=b"\0" * 60000, field="packet")
-    # tests/shared_region_test.cc has more files.
+    # tests/shared_region_test.cc tests more files.
     with tempfile.TemporaryFile() as on_disk:
         on_disk.truncate(PAGE)
         check([on_disk.fileno()], field="file")
@@ -273,8 +273,8 @@ def test_files_that_are_no_region(server, client):
     fcntl.fcntl(huge, fcntl.F_ADD_SEALS, SEALS)
     assert "normal pages" in check([huge], field="file").message
     assert eventually(lambda: o.descriptors(server) <= before, 5), (before, o.descriptors(server))
-    # Memory beyond the end makes up for a hole, but only in the block count. The server fills the
-    # hole.
+    # The file has a hole, but memory beyond its end makes the block count right. The server fills
+    # the hole.
     tricky, _ = make_file(4 * PAGE, seals=0)
     fallocate(tricky, KEEP_SIZE, 4 * PAGE, 4 * PAGE)
     fallocate(tricky, KEEP_SIZE | PUNCH_HOLE, PAGE, 2 * PAGE)

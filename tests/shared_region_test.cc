@@ -177,7 +177,7 @@ TEST_F(SharedRegionTest, AUserThatSharesHasHalf) {
   EXPECT_EQ(ErrorReason(many), "TOO_MANY_REGIONS");
   EXPECT_EQ(ErrorMetadata(many)["used"], "1");
   EXPECT_EQ(ErrorMetadata(many)["limit"], "1");
-  // Other users have the same limit, and callers that do not share get the rest.
+  // Other users have the same limit. A caller that names no user may have all that is left.
   ASSERT_TRUE(regions_.Add(another.descriptor(), 8).ok());
   ASSERT_TRUE(regions_.Add(third.descriptor()).ok());
   regions_.Remove(*first);
@@ -262,7 +262,7 @@ class Handshake {
     path.copy(name.sun_path, sizeof(name.sun_path) - 1);
     return connect(socket_.get(), reinterpret_cast<sockaddr*>(&name), sizeof name) == 0 ? 0 : errno;
   }
-  // Registers a file. Returns the reason of the server's refusal, or a text without a response.
+  // Registers a file. Returns the reason of the server's refusal, or a text if none arrived.
   std::string Register(const Descriptor& file) {
     std::string greeting(RegionListener::kGreeting);
     alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};

@@ -91,7 +91,7 @@ class SortTest : public StrategyTest<SortProblem> {
   }
 };
 
-// The lengths around the sizes of warps, of the tiles of each strategy, and of their powers.
+// Lengths around the sizes of warps and of the tiles of each strategy, and around their powers.
 std::vector<std::int64_t> Lengths() {
   return Sizes({1,    2,     3,     31,    32,    33,    63,     65,     199,    200,  201,
                 255,  256,   257,   511,   513,   1000,  1023,   1024,   1025,   2047, 2048,
@@ -293,7 +293,7 @@ TEST_P(SortLargestTest, EqualElementsKeepTheirOrder) {
   }
 }
 
-// Short rows with more elements than 32 bits count. Each row has the numbers 0 to 15.
+// Sorts short rows with more elements than 32 bits count. Each row has the numbers 0 to 15.
 TEST_P(SortLargestTest, ShortRows) {
   constexpr std::int64_t n = 16, kRows = (std::int64_t{1} << 27) + 5;
   const SortProblem problem{.dtype = DType::kF16, .wants_indices = false, .rows = kRows, .n = n};

@@ -199,7 +199,7 @@ TEST_P(SumByLabelTest, Modes) {
   });
 }
 
-// Labels that are all different, in no order and in order, and many more labels than rows.
+// Tests labels that are all different, in no order and in order, and many more labels than rows.
 TEST_P(SumByLabelTest, ManyLabels) {
   ForElement([]<class T>(T) {
     for (std::int64_t n : Sizes({5000, sizeof(T) == 4 ? 1'000'000 : 100'000})) {
@@ -265,7 +265,7 @@ TEST_P(SumByLabelTest, EmptyArrays) {
   });
 }
 
-// Sums that overflow their type, infinities, NaN, and zeros with a sign.
+// Tests sums that overflow their type, infinities, NaN, and zeros with a sign.
 TEST_P(SumByLabelTest, SpecialValues) {
   ForElement([]<class T>(T) {
     if constexpr (FloatElement<T>) {

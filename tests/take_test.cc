@@ -196,7 +196,7 @@ TESSERA_SIZED_TEST(TakeTest, ModesAndShapes) {
   }
 }
 
-// Vectors, which `library` takes as well.
+// Takes from vectors, which `library` accepts too.
 TESSERA_SIZED_TEST(TakeTest, Vectors) {
   for (std::int64_t n : Sizes({1, 2, 100, 1023, 1024, 1025, 70'000})) {
     const auto x = Elements<U>(n);
@@ -302,7 +302,7 @@ TESSERA_SIZED_TEST(TakeTest, RandomProblems) {
 
 class TakeLargeTest : public TakeTest {};
 
-// Many rows, and offsets beyond 2^31 elements: the last rows of a large array.
+// Takes many rows at offsets beyond 2^31 elements: the last rows of a large array.
 TESSERA_SIZED_TEST(TakeLargeTest, LargeArrays) {
   if (Watched()) return;
   const std::int64_t row = 512 / static_cast<std::int64_t>(sizeof(U));
@@ -325,7 +325,7 @@ TESSERA_SIZED_TEST(TakeLargeTest, LargeArrays) {
   EXPECT_EQ(At(got, 2 * row), At(got, row)) << "an element of the rest, which has one value";
 }
 
-// More than 2^32 elements in the result.
+// The result has more than 2^32 elements.
 TESSERA_SIZED_TEST(TakeLargeTest, LargeResults) {
   if (Watched()) return;
   if constexpr (sizeof(U) == 1) {
@@ -417,7 +417,7 @@ TEST(TakeErrors, ShapesOfTakeAlong) {
   EXPECT_EQ(reason({}, {3, 5}, {3, 5}), "BAD_SHAPE");
 }
 
-// The default reads rows in place, checks nothing else, and needs no scratch memory for x.
+// The default strategy reads rows in place, without scratch memory, if strides can express them.
 TEST(TakeOnTheCpu, CopiesOnlyWhatStridesCannotExpress) {
   Stream& stream = TestStream(Backend::kCpu);
   const DeviceArray<float> x(stream, 6000);

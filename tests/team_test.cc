@@ -89,7 +89,7 @@ class TeamTest : public BackendTest {
     streams_[1]->SetScratchBudget(other);
     EXPECT_TRUE(BeginRequest(*streams_[0]).ok());
   }
-  // Several units per device, and enough to divide. On the CPU, too few to wake its cores.
+  // Several units per device, and enough to divide. On the CPU there are too few to wake its cores.
   std::int64_t Floats() const { return gpu() ? (std::int64_t{68} << 18) + 4099 : 60'003; }
   std::vector<std::size_t> Counts(std::vector<std::size_t> counts = {2, 3}) const {
     counts.push_back(devices_.size());
@@ -409,7 +409,7 @@ TEST_P(SlabTest, LargeColumnsAloneWhereAnotherHasNoRoom) {
     for (const auto& each : streams_) ASSERT_TRUE(EndRequest(*each).ok());
   }
   EXPECT_TRUE(got[0] == got[1]);
-  TearDown();  // Before the budgets are destroyed.
+  TearDown();  // Must precede the end of the budgets.
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, SlabTest, testing::Values(Backend::kCuda), BackendName);
@@ -493,7 +493,7 @@ TEST_P(TeamTest, FoldsOfExpressionsInLittleMemory) {
     EXPECT_EQ(stats.devices, other == &as_much ? 2 : 1);
     EXPECT_EQ(out.Values(), expected);
   }
-  TearDown();  // Before the budgets are destroyed.
+  TearDown();  // Must precede the end of the budgets.
 }
 
 // The memory of a share is enough for each device. Another device that lacks it takes no share.
@@ -525,7 +525,7 @@ TEST_P(TeamTest, RowsInLittleMemory) {
     expect(&plenty, &plenty, nullptr, 1);
     expect(&plenty, &too_little, &array, 1);
     expect(&enough, &as_much, &array, 2);
-    TearDown();  // Before the budgets are destroyed.
+    TearDown();  // Must precede the end of the budgets.
   };
   check(SortProblem{.rows = rows, .n = columns}, rows * columns,
         [&](void* values, void* indices, Team* team) -> absl::StatusOr<Stats> {
@@ -758,7 +758,7 @@ class TeamIntegersTest : public TeamTest {
   std::vector<double> b_ = std::vector<double>(static_cast<std::size_t>(kK * kN));
 };
 
-// First all rows fit integers. Then the last row, which is in the last share, does not.
+// At first all rows fit integers, and later all except the last row, which is in the last share.
 TEST_P(TeamIntegersTest, OneRowDecidesForAllShares) {
   std::string before;
   for (bool spoiled : {false, true}) {
@@ -791,7 +791,7 @@ TEST_P(TeamIntegersTest, WithoutRoomForACopyOfB) {
   streams_[0]->SetScratchBudget(&plenty);
   streams_[1]->SetScratchBudget(&enough);
   EXPECT_TRUE(Run(2, 0) == alone);
-  TearDown();  // Before the budgets are destroyed.
+  TearDown();  // Must precede the end of the budgets.
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, TeamIntegersTest, testing::Values(Backend::kCuda), BackendName);

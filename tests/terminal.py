@@ -18,12 +18,12 @@ class Terminal:
         self.mine, theirs = pty.openpty()
         self.resize(rows, columns)
         self.before = termios.tcgetattr(theirs)
-        # Uses setsid, which then becomes the program, instead of preexec_fn. The code that Python
-        # runs between fork and exec may wait for a gRPC thread, which the child does not have.
+        # The program setsid, which then executes the command, replaces preexec_fn. The code that
+        # Python runs between fork and exec may wait for a gRPC thread, which the child lacks.
         self.process = subprocess.Popen(
             ["setsid", "--ctty", *map(str, command)], stdin=theirs, stdout=theirs, stderr=theirs,
             cwd=cwd, env=o.environment(**{"TERM": "xterm", **variables}))
-        self.theirs = theirs  # Kept open, so that output can be read in the end.
+        self.theirs = theirs  # It is kept open, so that output can be read at the end.
         self.text = b""
 
     def resize(self, rows, columns):

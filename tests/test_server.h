@@ -29,7 +29,7 @@
 
 namespace tessera {
 
-// Waits until the condition is true. For effects that come after a response or independently of it.
+// Waits until the condition is true, for effects that follow a response or do not depend on one.
 template <class Condition>
 bool Eventually(Condition condition) {
   for (int i = 0; i < 2000; ++i) {
@@ -209,7 +209,7 @@ struct ErrorDetails {
   std::string reason;
   std::string domain;
   std::map<std::string, std::string> metadata;
-  bool retry = false;  // Whether it says when to retry.
+  bool retry = false;  // Whether the error says when to retry.
 };
 
 inline ErrorDetails DetailsOf(const grpc::Status& status) {

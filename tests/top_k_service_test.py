@@ -45,7 +45,7 @@ def test_refusals(server, client):
     # Without rows there is nothing to find, and nothing to refuse.
     answer = client.call("TopK", x=o.inline(np.zeros((0, 10), np.float32)), k=3)
     assert list(answer.values.shape) == [0, 3] and answer.indices.data == b""
-    # A call that fails at its second array leaves no first one.
+    # A call that fails at its second array does not leave the first array behind.
     client.put("taken", np.ones(1, np.float32))
     outcome = client.attempt("TopK", x=x, k=1, values=o.into("new"), indices=o.into("taken"))
     assert outcome.reason == "BUFFER_EXISTS" and client.names() == ["taken"], outcome
@@ -67,8 +67,8 @@ def top_k(x, k, **more):
 
 
 def test_programs_use_values_and_indices(server, client):
-    """Nearest neighbours: products, the best products of each query, and a computation with both
-    results."""
+    """Finds nearest neighbours: computes products, selects the best products of each query, and
+    computes with both results."""
     queries = RNG.integers(-4, 5, (8, 16)).astype(np.float32)
     base = RNG.integers(-4, 5, (500, 16)).astype(np.float32)
     client.put("base", base)
@@ -114,8 +114,8 @@ def test_a_step_names_both_of_its_arrays_or_none(server, client):
 
 
 def test_a_step_that_fails_at_its_second_array_leaves_room(server, client):
-    """Later steps can use what the step took before it failed, which is a name and most of the
-    response."""
+    """Before it fails, the step takes a name and most of the response. Later steps can use
+    both."""
     array = RNG.standard_normal((1000, 700)).astype(np.float32)
     client.put("x", array)
     taken, bad = o.into("x"), o.into("no spaces")

@@ -121,7 +121,7 @@ TESSERA_TYPED_TEST(TopKTest, AxesAndStridedViews) {
   }
 }
 
-// Rows that are split into parts: as many parts as fit on the device at the same time, or fewer.
+// Tests rows that are split into as many parts as fit on the device at the same time, or fewer.
 TESSERA_TYPED_TEST(TopKTest, Large) {
   const bool cuda = GetParam().backend == Backend::kCuda;
   for (const Shape2& shape :

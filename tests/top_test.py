@@ -263,7 +263,7 @@ class RatesTest(TopCase):
                     with connection:
                         connection.recv(65536)
                         if answer is None:
-                            connection.recv(1)  # Until the client has given up.
+                            connection.recv(1)  # It returns once the client gives up.
                         else:
                             connection.sendall(answer)
 

@@ -213,7 +213,7 @@ class SlowCallsTest(TracesCase):
         made = 300
         for _ in range(made):
             self.client.dot_of_ones()
-        seconds = int(time.monotonic() - begin) + 2  # The seconds that it may have touched.
+        seconds = int(time.monotonic() - begin) + 2  # The calls may span so many seconds.
         self.assertLessEqual(server.log().count(" slow: "), 10 * seconds)
         text = ""
 

@@ -196,7 +196,7 @@ TEST_F(TransferTest, WhatCameBeforeADamagedMessageCounts) {
   EXPECT_EQ(device_.Count(Step::kCopyToDevice), 1);
 }
 
-// Two messages that are copied one immediately after the other.
+// Sends two messages that are copied one immediately after the other.
 TEST_F(TransferTest, MessagesThatAreHereTogetherStayApart) {
   const auto send = [&](v1::UploadRequest first, v1::UploadRequest second) {
     device_.Close(Step::kCopyToDevice);

@@ -92,7 +92,7 @@ TEST_P(TreeTest, GoldenBits) {
   }
 }
 
-// One element, repeated often enough for chunks of two segments.
+// Repeats one element often enough for chunks of two segments.
 TEST_P(TreeTest, LargestChunks) {
   constexpr std::int64_t kRows = 60 * 18 * kTreeLanes + 1, n = kRows * kTreeRowBytes / 8;
   static_assert(FixedTree(n, 8).chunk > kTreeSegmentRows * kTreeRowBytes / 8);
@@ -151,7 +151,7 @@ TEST_P(TreeTest, BitsDoNotDependOnTheAlignment) {
 
 class TreeOnCudaTest : public TreeTest {};
 
-// Chunks of more than one segment, which occur only in the longest arrays of the fixed tree.
+// Tests chunks of more than one segment, which the fixed tree has only in the longest arrays.
 TEST_P(TreeOnCudaTest, LongChunksDoNotDependOnTheAlignment) {
   for (DType dtype : kAllDTypes) {
     DispatchDType(dtype, [&]<class T>(T) {
@@ -174,7 +174,7 @@ TEST_P(TreeOnCudaTest, LongChunksDoNotDependOnTheAlignment) {
   }
 }
 
-// Large terms that cancel, and a one. The condition number is about large * 1e5.
+// Adds large terms that cancel, and a one. The condition number is about large * 1e5.
 TEST_P(TreeTest, CompensatedKeepsWhatCancels) {
   const auto check = [&]<class T>(T one, double large) {
     SCOPED_TRACE(large);
@@ -203,7 +203,7 @@ TEST_P(TreeTest, CompensatedKeepsWhatCancels) {
   for (double large : {1e15, 1e18, 1e20}) check(1.0, large);
 }
 
-// As above, but the products round: term by term, (a + b) (a - b) - a^2 + b^2 is 0.
+// As above, but the products are rounded: term by term, (a + b) (a - b) - a^2 + b^2 is 0.
 TEST_P(TreeTest, CompensatedKeepsTheErrorOfProducts) {
   std::vector<double> x, y;
   Random random(6);

@@ -38,7 +38,7 @@ class UploadMessageTest : public testing::Test {
     return text;
   }
 
-  // Returns a field of any number and wire type, unless it is known to fail.
+  // Returns a field of any number and any wire type, valid or not.
   std::string Field(int depth = 0) {
     const std::uint64_t number = OneOf(4) ? 1 + Below(1 << 20) : 1 + Below(9);
     const std::size_t type =
@@ -184,7 +184,7 @@ TEST_F(UploadMessageTest, TinySlicesAreCopiedIntoOne) {
   }
 }
 
-// Cases that random messages hardly have.
+// Cases that hardly ever occur in random messages.
 TEST_F(UploadMessageTest, TheEdgesOfTheFormat) {
   EXPECT_TRUE(Check(std::string("\xa2\x80\x80\x80\x00\x01x", 7))) << "a tag of five bytes";
   EXPECT_TRUE(Check(std::string("\x22\x81\x80\x80\x80\x00x", 7))) << "a length of five bytes";

@@ -57,8 +57,8 @@ class Array {
 
 class WindowSumTest : public StrategyTest<WindowSumProblem> {
  protected:
-  // Whether the strategy takes many seconds. The additions of the first lessons grow with the
-  // radius.
+  // Whether the strategy takes many seconds. In the first lessons, the number of additions grows
+  // with the radius.
   bool TooSlow(std::int64_t n, std::int64_t radius) {
     const WindowSumProblem problem{.dtype = GetParam().dtype,
                                    .n = n,
@@ -130,7 +130,7 @@ TESSERA_TYPED_TEST(WindowSumTest, SizesAndRadii) {
   }
 }
 
-// Radii around the extents by which strategies divide their work: warps, blocks, chunks, pieces.
+// Tests radii around the extents by which strategies divide work: warps, blocks, chunks, pieces.
 TESSERA_TYPED_TEST(WindowSumTest, RadiiAroundTiles) {
   for (std::int64_t n : Sizes({4095, 4096, 8191, 20000})) {
     const Array<T> x = NormalVector<T>(n, 2);
@@ -163,7 +163,7 @@ TESSERA_STRATEGY_SUITE(WindowSumOfFloatsTest, WindowSumTest, kFloats);
 // A running sum that adds and subtracts would keep an error from the large element.
 TESSERA_TYPED_TEST(WindowSumOfFloatsTest, LargeElementsLeaveNoTrace) {
   std::vector<T> x = NormalVector<T>(9000, 5);
-  for (T& element : x)  // Few digits, so that Array holds them exactly.
+  for (T& element : x)  // Array holds the rounded numbers exactly.
     element = Element<T>(std::round(static_cast<double>(Exact(element)) * 256) / 256);
   const double large = GetParam().dtype == DType::kF16 ? 3e4 : 1e30;
   x[3000] = Element<T>(large);
@@ -201,7 +201,7 @@ TESSERA_TYPED_TEST(WindowSumTest, Large) {
     CheckVector(x, radius, {}, 1);
 }
 
-// Only on the CPU, because CUDA strategies add 16-bit values in f32.
+// Covers only the CPU, because CUDA strategies add 16-bit values in f32.
 TESSERA_STRATEGY_SUITE(WindowSumOf16BitsTest, WindowSumTest, [](const auto& row, DType dtype) {
   return row.backend == Backend::kCpu && SizeOf(dtype) == 2;
 });

@@ -1,4 +1,4 @@
-// The element types. Standard library only.
+// The element types. Uses only the standard library.
 #pragma once
 
 #include <array>
@@ -19,7 +19,7 @@ struct DTypeInfo {
   double unit_roundoff;    // largest relative error of rounding to the type; 0 for integers
 };
 
-// THE list of element types, in the order of their values. A new element type also needs a C++ type
+// All element types, in the order of their values. A new element type also needs a C++ type
 // (DispatchDType in element.h), instances in kernels/cuda/tree and kernels/cuda/reduce_axes, and a
 // value in the protocol's enum. A bool element is a byte, 0 or 1; kernels read other values as 1.
 inline constexpr std::array<DTypeInfo, 9> kDTypeInfos = {{
@@ -41,8 +41,8 @@ inline constexpr auto kArrayDTypes = [] {
   return all;
 }();
 
-// The types that every operation accepts: those before bool. Only expressions, reductions, copies
-// and casts accept the one-byte types.
+// The types that every operation accepts: those listed before bool. Only expressions, reductions,
+// copies and casts accept the one-byte types.
 inline constexpr auto kAllDTypes = [] {
   std::array<DType, static_cast<std::size_t>(DType::kBool) - 1> all{};
   for (std::size_t i = 0; i < all.size(); ++i) all[i] = kDTypeInfos[i].dtype;
@@ -68,7 +68,7 @@ constexpr bool IsInteger(DType dtype) {
 // Whether the type is in kAllDTypes.
 constexpr bool IsComputed(DType dtype) { return dtype < DType::kBool; }
 
-// A set of element types, one bit each.
+// A set of element types, with one bit per type.
 struct DTypes {
   std::uint32_t bits = 0;
   constexpr bool Contains(DType dtype) const {

@@ -50,8 +50,8 @@ struct Half {
 #ifdef __CUDA_ARCH__
     return __half2float(__ushort_as_half(bits));
 #else
-    // This has no branches, so the compiler can vectorise loops over halves. The product changes
-    // the exponent's bias from 15 to 127 exactly, and normalises subnormal numbers.
+    // This code has no branches, so the compiler can vectorise loops over halves. The product
+    // changes the exponent's bias from 15 to 127 exactly, and normalises subnormal numbers.
     const std::uint32_t magnitude = static_cast<std::uint32_t>(bits & 0x7fffu) << 13;
     const auto number = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112f);
     const std::uint32_t infinite = magnitude >= 0x0f800000u ? 0x7f800000u : 0u;
@@ -127,7 +127,7 @@ constexpr DType DTypeOf() {
 }
 
 // Calls f(T{}). With TESSERA_CUDA_CHECK (CMakeLists.txt), calls that return nothing (launches) are
-// compiled for f32, f16 and i32, and stop the process for other types.
+// compiled only for f32, f16 and i32; for other types they stop the process.
 template <class T, class F>
 constexpr decltype(auto) CallForType(F&& f) {
 #if defined(__CUDACC__) && defined(TESSERA_CUDA_CHECK)

@@ -1,5 +1,5 @@
 // The operations of an expression (Map), and their properties that do not depend on the strategy.
-// Standard library only.
+// Uses only the standard library.
 #pragma once
 
 #include <array>
@@ -68,7 +68,7 @@ struct MapOpInfo {
   int flops;  // cost per element in additions, for the slowest operands
 };
 
-// THE list of an expression's operations, in the order of their values.
+// The list of all operations of an expression, in the order of their values.
 // kernels/expression/map_math.h defines what each one computes.
 inline constexpr std::array<MapOpInfo, 36> kMapOpInfos = {{
     {MapOp::kAdd, "add", 2, MapRule::kNumbers, 1},

@@ -1,5 +1,5 @@
-// The reduction operations, and their properties that do not depend on the strategy. Standard
-// library only.
+// The reduction operations, and their properties that do not depend on the strategy. Uses only the
+// standard library.
 #pragma once
 
 #include <array>
@@ -34,8 +34,8 @@ struct ReduceOpInfo {
   std::string_view name;  // as the CLI and the documents spell it
 };
 
-// THE list of reduction operations, in the order of their values. kernels/same_bits/reduction.h
-// defines what each one computes.
+// The list of all reduction operations, in the order of their values.
+// kernels/same_bits/reduction.h defines what each one computes.
 inline constexpr std::array<ReduceOpInfo, 14> kReduceOpInfos = {{
     {ReduceOp::kSum, "sum"},
     {ReduceOp::kProduct, "product"},
@@ -91,7 +91,7 @@ constexpr bool NeedsElements(ReduceOp op) {
   return IsOrdering(op) || op == ReduceOp::kMean || IsDeviation(op);
 }
 
-// Whether the operation folds elements of this type. Only the operations that count or test
+// Whether the operation accepts elements of this type. Only the operations that count or test
 // elements accept bool.
 constexpr bool Folds(ReduceOp op, DType dtype) {
   return dtype != DType::kBool || IsLogical(op) || op == ReduceOp::kSum || op == ReduceOp::kMean;

@@ -1,4 +1,4 @@
-// The extents of an array. Standard library only.
+// The extents of an array. Uses only the standard library.
 #pragma once
 
 #include <array>

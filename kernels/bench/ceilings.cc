@@ -7,8 +7,8 @@
 namespace tessera::bench {
 namespace {
 
-// Compiles a function for several kinds of processors; the loader picks one version. This does not
-// work with ThreadSanitizer, because its runtime is not yet initialised when the loader picks.
+// Compiles a function for several kinds of processors; the loader picks one version.
+// ThreadSanitizer does not support this: its runtime is not yet initialised when the loader picks.
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
 #define TESSERA_BEST_CLONE \
   __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))

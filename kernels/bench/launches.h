@@ -15,7 +15,7 @@ inline constexpr bool kWithCuda = true;
 inline constexpr bool kWithCuda = false;
 #endif
 
-// --- Ceilings: the maximum rates of the device. Every "% of the ceiling" refers to these. ---
+// --- Ceilings: the maximum rates of the device. Every "% of the ceiling" refers to them. ---
 
 // Each function enqueues one pass on a stream of either kind of device. It works on device memory
 // aligned to 16 bytes, and bytes is a multiple of 16. On the CPU a pass runs on as many threads as
@@ -45,10 +45,10 @@ void LaunchHold(Stream& stream, double us);
 
 // --- Peers: calls of CUDA's libraries ---
 
-// They are made as the libraries' documentation recommends. The strategies `library` and `cublas`
-// are not always a fair comparison: the reductions of `library` accumulate in double, and `cublas`
-// takes the algorithm that the library's own heuristics rank first. In these cases, a claim of
-// being faster than the library refers to the calls below.
+// These calls are made as the libraries' documentation recommends. The strategies `library` and
+// `cublas` are not always a fair comparison: the reductions of `library` accumulate in double, and
+// `cublas` uses the algorithm that the library's own heuristics rank first. In these cases, a
+// claim of being faster than the library refers to the calls below.
 
 enum class Peer { kCubSum, kCubMax, kCubArgMax, kCublasNrm2, kCublasAsum };
 

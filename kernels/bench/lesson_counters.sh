@@ -2,7 +2,7 @@
 # Prints a table of hardware counters for the kernel of each lesson, as Nsight Compute (ncu) counts
 # them in the lesson's second launch. The driver must let this user read counters.
 #
-#   kernels/bench/lesson_counters.sh [FOLDER]     FOLDER: with the lessons' programs, or build/bin
+#   kernels/bench/lesson_counters.sh [FOLDER]     FOLDER has the lessons' programs; default: build/bin
 set -euo pipefail
 cd "$(dirname "$0")/../lessons"
 folder=$(cd ../.. && realpath "${1:-build/bin}")

@@ -5,27 +5,27 @@ usage: library_peers.py map ADDRESS
        library_peers.py search ADDRESS --cli BIN/tessera
        library_peers.py top_k BIN/strategy_bench
        library_peers.py products bf16:8192 f32:8192...
-       Each takes --rounds N and --json FILE.
+       Each command takes --rounds N and --json FILE.
 
 ADDRESS is a server on the same GPU. A result is the median of the rounds after a warm-up round,
-whose results are checked. Device times are from an event before the first kernel of a call to an
-event after the last one, on an idle device unless stated otherwise.
+whose results are checked. A device time is the time between an event before the first kernel of a
+call and an event after the last one, on an idle device unless stated otherwise.
 
 map: times expressions through the service, in CuPy's fused kernels and in torch.compile's kernels.
-All read the same operands from GPU memory and leave their results there. At 2^28 elements of f32,
-each holds five arrays of 1 GiB. Short arrays are in caches, so their times are mostly launch times.
-A round is the median of its calls.
+All of them read the same operands from GPU memory and leave their results there. At 2^28 elements
+of f32, each library holds five arrays of 1 GiB. Short arrays are in caches, so their times are
+mostly launch times. The time of a round is the median of its calls.
 
 search: times exact searches for nearest neighbours, from the call until the indices and squared
 distances have arrived: through the service, with PyTorch and CuPy in this process, and by `tessera
 search`, which computes |x|^2 in each call. The server's --scratch-limit must be large enough for
-the scores, which need queries x vectors x 4 bytes. The others compute |x|^2 - 2 q x from a stored
-|x|^2 (in f32 even for bf16 operands), and select the k smallest values of each row. Then it prints
-the device times of the product, the expression and TopK as separate steps, and of the strategies
-that a search uses.
+the scores, which need queries x vectors x 4 bytes. PyTorch and CuPy compute |x|^2 - 2 q x from a
+stored |x|^2 (in f32 even for bf16 operands), and select the k smallest values of each row. The
+command then prints the device times of the product, the expression and TopK as separate steps, and
+of the strategies that a search uses.
 
 top_k: times the strategy `threshold`, with strategy_bench, and torch.topk (sorted). The f32
-operands are in no cache, and the device is held until the host has enqueued all kernels.
+operands are not in any cache, and the device is held until the host has enqueued all kernels.
 
 products: times PyTorch on all GPUs of this host, with one process per GPU, for comparison with
 tests/by_hand/many_gpus.py. `one` is torch.mm on the first GPU. In the other two cases, every GPU
@@ -257,7 +257,7 @@ def searches(options, ts, t, folder, dtype):
                    "--queries", "search/queries", "--k", str(K), "-o", folder / "i.npy",
                    "--distances-output", folder / "d.npy"]
         made = subprocess.run(command, check=True, capture_output=True)
-        # From the first call to the last response.
+        # The time from the first call to the last response.
         return json.loads(made.stdout)["wall_us"] / 1e3
 
     found = {}  # the results of the last searches

@@ -86,7 +86,7 @@ double LargestError(Rig& rig, const MatmulProblem& p) {
   return largest;
 }
 
-// Almost all operands are between -Spread and Spread: four standard deviations.
+// Almost all elements are between -Spread and Spread, which is four standard deviations.
 double Spread(DType dtype) { return IsInteger(dtype) ? 400 : 4; }
 
 }  // namespace
@@ -176,7 +176,7 @@ Case Problems::Dot(DType dtype, std::int64_t n, std::int64_t a_off, std::int64_t
 }
 
 Case Problems::Reduce(DType dtype, ReduceOp op, std::int64_t n, std::int64_t offset) {
-  // In the fixed list, a sum is named only "reduce".
+  // In the fixed list, a sum is simply named "reduce".
   const bool named = is_random_ || op != ReduceOp::kSum;
   Case out = Make(named ? absl::StrCat("reduce_", std::string(Name(op))) : "reduce", dtype,
                   absl::StrCat(n, Off(offset, dtype)), Bytes(dtype, n), 0, static_cast<double>(n));
@@ -222,7 +222,7 @@ Case Problems::ReduceAxes(DType dtype, std::int64_t outer, std::int64_t length,
   return out;
 }
 
-// Many short Dots or sums, launched as a batch, as the steps of a program are.
+// Many short Dots or sums that are launched as a batch, like the steps of a program.
 Case Problems::Batch(bool dot, std::int64_t count, std::int64_t n) {
   Case out = Make("batch", DType::kF32, absl::StrCat(count, "x", n),
                   Bytes(DType::kF32, (dot ? 2 : 1) * count * n), 0,
@@ -426,7 +426,7 @@ Memory Problems::RandomIndices(std::int64_t n, std::int64_t length) {
 }
 
 // Takes a quarter of the rows, in random order. The indices are always in the same memory, which is
-// smaller than the rows. Copying the bytes that are taken is the ceiling.
+// smaller than the rows. The ceiling is a copy of as many bytes as are taken.
 Case Problems::Take(DType dtype, std::int64_t rows, std::int64_t row) {
   const std::int64_t count = rows / 4;
   const std::size_t moved = Bytes(dtype, count * row);
@@ -445,8 +445,8 @@ Case Problems::Take(DType dtype, std::int64_t rows, std::int64_t row) {
   return out;
 }
 
-// Selects a random one of each `one_in` adjacent elements, by values or by indices. The mask is
-// always in the same memory.
+// Selects one random element of every `one_in` adjacent ones; returns values or indices. The mask
+// is always in the same memory.
 Case Problems::Select(DType dtype, std::int64_t n, std::int64_t one_in, bool indices) {
   const std::int64_t count = n / one_in;
   const std::size_t out_bytes = Bytes(indices ? DType::kI64 : dtype, count);
@@ -473,7 +473,7 @@ Case Problems::Select(DType dtype, std::int64_t n, std::int64_t one_in, bool ind
   return out;
 }
 
-// Counts normally distributed elements in bins of equal width, or in bins so wide that one has all.
+// Counts normally distributed elements in equal bins, or in bins so wide that one has all elements.
 Case Problems::Histogram(DType dtype, std::int64_t n, std::int64_t bins, bool one_bin) {
   const std::size_t out_bytes = Bytes(DType::kI64, bins);
   Case out = Make(one_bin ? "histogram_one_bin" : "histogram", dtype, absl::StrCat(n, "x", bins),
@@ -702,7 +702,7 @@ void Problems::AddVectors(std::vector<Case>& all, DType dtype, int exponent, int
   for (std::int64_t radius : {1, 64, 512}) all.push_back(WindowSum(dtype, n, radius));
 }
 
-// Adds many long rows, a few longer ones, and rows that fit in the caches.
+// Adds problems with many long rows, a few longer ones, and rows that fit in the caches.
 void Problems::AddTopKs(std::vector<Case>& all, DType dtype) {
   const int shift = rig_.gpu() ? 0 : 4;  // rows are 16 times shorter on a CPU
   const std::int64_t few = std::int64_t{1} << (24 - shift), many = std::int64_t{1} << (20 - shift);
@@ -718,7 +718,7 @@ void Problems::AddTopKs(std::vector<Case>& all, DType dtype) {
   for (std::int64_t k : {1000, 4096}) all.push_back(TopK(dtype, 8, few, k));
 }
 
-// Adds a long row, rows and columns.
+// Adds problems with one long row, with many rows, and with columns.
 void Problems::AddScans(std::vector<Case>& all, DType dtype) {
   const bool gpu = rig_.gpu();
   const std::int64_t n = std::int64_t{1} << (gpu ? 27 : 23), side = gpu ? 8192 : 2048;
@@ -732,7 +732,7 @@ void Problems::AddScans(std::vector<Case>& all, DType dtype) {
   all.push_back(Scan(dtype, 1, n / 16, 16));
 }
 
-// Adds one long row, rows that fit in a block's shared memory, and rows that do not.
+// Adds problems with one long row, rows that fit in a block's shared memory, and longer rows.
 void Problems::AddSorts(std::vector<Case>& all, DType dtype) {
   const bool gpu = rig_.gpu();
   const std::int64_t n = std::int64_t{1} << (gpu ? 28 : 23);
@@ -747,7 +747,7 @@ void Problems::AddSorts(std::vector<Case>& all, DType dtype) {
   }
 }
 
-// Adds single elements, and rows of 16 bytes to 16 KiB. All arrays have the same number of bytes.
+// Adds takes of elements and of rows of 16 bytes to 16 KiB. All arrays are of one size in bytes.
 void Problems::AddTakes(std::vector<Case>& all, DType dtype) {
   const auto size = static_cast<std::int64_t>(SizeOf(dtype));
   const std::int64_t n = (std::int64_t{1} << (rig_.gpu() ? 30 : 24)) / size;

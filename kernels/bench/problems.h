@@ -26,12 +26,12 @@ struct Candidate {
 struct Case {
   std::string operation, dtype;
   std::string size;  // for a random problem, with its transposes, pitches and byte offsets
-  // What the problem requires if every input is read once and every output written once.
+  // The work of the problem if every input is read once and every output is written once.
   double bytes = 0, flops = 0;
   bool lone = false;            // whether the device is idle before each launch (Rig::kIdle)
   std::vector<float> features;  // MatmulFeatures of a random product
   std::vector<Candidate> candidates;
-  // Returns the largest error of the last launch. Null for most operations.
+  // Returns the largest error of the last launch. It is null for most operations.
   std::function<double()> error;
 };
 

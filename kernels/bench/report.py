@@ -7,8 +7,8 @@
       the output of an earlier collect. For rows of several GPUs, the median is used.
   report.py render [--check]
       Fills in the tables and draws the plots that PAGES request, from docs/measured/FILE.json. If
-      --check is given, it writes nothing, names the files that it would change, and exits with code
-      1 if there are any.
+      --check is given, the command writes nothing, names the files that it would change, and exits
+      with code 1 if there are any.
 
 A page requests a table with one of these comments, and the table ends with <!-- end -->:
 
@@ -19,7 +19,7 @@ A page requests a table with one of these comments, and the table ends with <!--
   variants       the times of OPERATION_* at the largest size that they all share
   shapes-f32     the times of products that are not square
   errors         the largest errors that occurred
-  choices        which strategy a request gets if it names none, and what that costs
+  choices        which strategy a request gets if it names none, and how long that one takes
   targets        whether the aims of docs/measured/targets.json were met
   dates          the machine and the dates of the measurements; OPERATION is `all`
 <!-- regret: FILE -->, from strategy_bench --regret: how the defaults performed.
@@ -37,7 +37,7 @@ A page requests a table with one of these comments, and the table ends with <!--
 <!-- peers: FILE WHAT -->, from client/python/peers.py. WHAT is `full`, with plots, or `brief`, with
   only the largest arrays.
 
-A plot is drawn for each ![...](NAME.svg) on these pages. PLOTS has the forms of NAME.
+A plot is drawn for each ![...](NAME.svg) on these pages. PLOTS lists the possible forms of NAME.
 """
 
 import argparse
@@ -343,8 +343,8 @@ def errors_table(data, operation, _):
 
 
 def choices_table(data, operation, _):
-    """Returns which strategies requests get if they name none, compared with the fastest strategy
-    that rounds no operand and with the vendor's best."""
+    """Returns the strategies that requests get if they name none, compared with the fastest
+    strategy that rounds no operand and with the vendor's best."""
     rows = [r for r in data.of(operation) if (r["strategy"], r["dtype"]) not in ROUNDING]
     rows.sort(key=lambda r: (DTYPES.index(r["dtype"]), size_key(r["size"]), r["us"]))
     problems, lines = grouped(rows, "dtype", "size", "strategy"), []
@@ -810,7 +810,7 @@ PLOTS = {
 
 
 def rendered(page):
-    """Returns the text of a page with all its tables made again."""
+    """Returns the text of a page with all its tables regenerated."""
 
     def filled(match):
         begin, kind, words, old, end = match.groups()

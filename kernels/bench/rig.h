@@ -38,7 +38,7 @@ T OrDie(absl::StatusOr<T> value) {
 // cache, so every operand is read from memory.
 class Arena {
  public:
-  // `bytes` is the size of all operands of one call.
+  // `bytes` is the total size of the operands of one call.
   Arena(Stream& stream, DType dtype, std::size_t bytes);
 
   // Makes Next start again from the front.

@@ -1,4 +1,4 @@
-// Times every strategy with one device's events, and also the vendor's calls and the ceilings. If
+// Times every strategy, the vendor's calls and the ceilings, with the events of one device. If
 // --regret is given, it times random problems instead, with the strategies that requests get by
 // default, the vendor's calls and the other strategies. `strategy_bench --help` lists the flags.
 //
@@ -36,7 +36,7 @@ struct Options {
 };
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
-// A round makes calls until it has used kRoundUs, but at most kRoundCalls.
+// In a round, a candidate is called until it has used kRoundUs, but at most kRoundCalls times.
 constexpr double kRoundUs = 1e3;
 constexpr int kRoundCalls = 20;
 // A candidate that has used kPatienceUs is not timed again after kLeastRounds.

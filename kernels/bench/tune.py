@@ -29,7 +29,7 @@ EXTENTS = 8  # features that follow from m, n and k
 # The 16-bit types share a tree, which uses the names of strategies for f16.
 TWINS = {"bf16": "f16", "tensor_bf16": "tensor_f16"}
 FALLBACKS = ["cublas", "tensor_f64", "tensor_mma", "warp_tiled", "shared_tiled"]
-# Larger ratios count as this one, so that a single product does not decide a split.
+# Larger ratios count as WORST, so that a single product does not decide a split.
 WORST = 4
 # Parameters of the forest: the number of trees, the minimum number of products in a leaf, and the
 # number of features tried at a split.

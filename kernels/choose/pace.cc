@@ -263,7 +263,7 @@ double LeastBytes(const HistogramProblem& p) {
   return static_cast<double>(p.n) * static_cast<double>(SizeOf(p.dtype)) +
          static_cast<double>(p.bins) * sizeof(std::int64_t);
 }
-// A key reads at least one element of x.
+// The search for a key reads at least one element of x.
 double LeastBytes(const SearchSortedProblem& p) {
   const auto size = static_cast<double>(SizeOf(p.dtype)), n = static_cast<double>(p.n);
   return n * (size + sizeof(std::int64_t)) + std::min(n, static_cast<double>(p.length)) * size;
@@ -476,7 +476,7 @@ void Pace::Calibrate(const Strategy<Problem>& strategy, const Problem& small, do
   const double units = backend_ == Backend::kCpu ? 1 : units_;
   const double work = ModelOf(strategy, large, units).work - ModelOf(strategy, small, units).work;
   const double seconds = large_seconds - small_seconds;
-  // If the larger problem takes less than a quarter longer, the time is mostly overhead.
+  // If the larger problem takes less than 25 % longer, the time is mostly overhead.
   if (!(work > 0) || seconds < 0.2 * large_seconds || seconds < 3e-6) return;
   const auto factor = static_cast<float>(Bounded(seconds / work, 1 / kMostWrong, kMostWrong));
   slots_[static_cast<std::size_t>(IndexOf(strategy, large)) * kKinds +

@@ -37,7 +37,7 @@ class Pace {
   // Sets the factor from the times of two problems, the second much larger than the first. The
   // times were measured on an idle device and, on a CPU, with problems small enough to run on one
   // thread. The difference between the two times gives the rate, because the overhead is the same
-  // in both. Learn then changes the factor by at most kMostApart in either direction.
+  // in both. Later calls of Learn change the factor by at most kMostApart in either direction.
   template <class Problem>
   void Calibrate(const Strategy<Problem>& strategy, const Problem& small, double small_seconds,
                  const Problem& large, double large_seconds);

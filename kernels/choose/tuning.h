@@ -1,6 +1,6 @@
 // Chooses the strategy of a matrix product if the request names none, with one decision tree per
-// operand type. kernels/bench/tune.py fits the trees to the times of random products. Standard
-// library only.
+// operand type. kernels/bench/tune.py fits the trees to the times of random products. Uses only the
+// standard library.
 #pragma once
 
 #include <array>

@@ -93,7 +93,7 @@ TopKProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
 }
 template <>
 SortProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
-  // All strategies accept this length. Bits are random, because equal elements may sort faster.
+  // All strategies accept this length. The bits are random: equal elements may be sorted faster.
   SortProblem p = {.dtype = dtype, .rows = s.elements / 1024, .n = 1024};
   p.x = arena.bits.data();
   p.values = arena.out.data();
@@ -131,7 +131,7 @@ HistogramProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bo
 }
 template <>
 SearchSortedProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
-  // Zeros are sorted, but random keys would not be found among them.
+  // Zeros are a sorted array, but most keys, which are random bits, are not among them.
   SearchSortedProblem p = ReferenceProblem<SearchSortedProblem>(s.elements);
   p.dtype = dtype;
   p.x = arena.a.data();
@@ -155,7 +155,7 @@ template <class Problem>
 constexpr bool kHasNarrow =
     std::is_same_v<Problem, MatmulProblem> || std::is_same_v<Problem, ReduceAxesProblem>;
 
-// Shrinks p.k for strategies that accept only a small k.
+// Reduces p.k for strategies that accept only a small k.
 template <class Problem>
 void Suit(const Strategy<Problem>& strategy, Problem& p) {
   if constexpr (std::is_same_v<Problem, MatmulProblem>)

@@ -3,9 +3,9 @@
 
 namespace tessera {
 
-// THE list of operations, in the order of the documents. METHOD(Dot, dot) is the method Dot of
-// ComputeService, the field `dot` of Step and StepResult, and the kernels' DotProblem, which they
-// call "dot". PART is a problem that the kernels solve for another operation's method.
+// The list of all operations, in the order of the documents. METHOD(Dot, dot) stands for the method
+// Dot of ComputeService, the field `dot` of Step and StepResult, and the kernels' DotProblem, which
+// they call "dot". PART is a problem that the kernels solve for another operation's method.
 #define TESSERA_OPERATION_LIST(METHOD, PART) \
   METHOD(Dot, dot)                           \
   METHOD(Reduce, reduce)                     \

@@ -1,5 +1,5 @@
 // A limit on how much of something may be in use at the same time: bytes of buffers, of scratch
-// memory or of messages. Standard library only.
+// memory or of messages. Uses only the standard library.
 #pragma once
 
 #include <atomic>

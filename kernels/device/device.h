@@ -1,5 +1,5 @@
 // A device that holds buffers and runs strategies, and a stream on it. The CPU and CUDA are the two
-// implementations; tests add one that fails on demand. Standard library only.
+// implementations; tests add one that fails on demand. Uses only the standard library.
 #pragma once
 
 #include <atomic>
@@ -76,7 +76,7 @@ class Device {
   virtual ~Device() = default;
   const DeviceInfo& info() const { return info_; }
   // Returns the number of free bytes on the device, which any process may allocate. If the device
-  // turns out to be lost, marks it lost and returns 0.
+  // turns out to be lost, marks it as lost and returns 0.
   virtual std::uint64_t FreeBytes() const = 0;
   // Allocates uninitialised memory that is aligned to 256 bytes and usable from every stream.
   // REQUIRES: bytes > 0. Throws DeviceError.
@@ -227,8 +227,8 @@ class Stream {
   // read and write in stream order.
   void* HostScratch(std::size_t bytes) { return host_scratch_.Take(bytes, budget_); }
 
-  // Copies the pieces to adjacent addresses. They may be in any host memory, which may be reused on
-  // return. The device sees the bytes in stream order.
+  // Copies the pieces to adjacent addresses. The pieces may be in any host memory, which may be
+  // reused on return. The device sees the bytes in stream order.
   virtual void CopyToDevice(void* device, std::span<const HostBytes> pieces) = 0;
   // Copies from staging memory or registered memory, which must not change until Synchronize.
   virtual void CopyPinnedToDevice(void* device, const void* host, std::size_t bytes) {

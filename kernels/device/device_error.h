@@ -1,4 +1,4 @@
-// The exception that devices and their streams throw. Standard library only.
+// The exception that devices and their streams throw. Uses only the standard library.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // Says how much of the host's memory and processors this process may use, and allocates memory
-// whose pages are present at once rather than when they are first written. Thread safe; standard
-// library only.
+// whose pages are present at once rather than when they are first written. Thread safe; uses only
+// the standard library.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // Data that is prepared from an operand before a kernel reads it, such as a copy without gaps. A
 // later request may read the same operand, unchanged, so a server may keep the prepared data.
-// Standard library only.
+// Uses only the standard library.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ struct Preparation {
 
 struct PreparedMemory {
   void* data = nullptr;
-  // True if an earlier request has written the prepared data. If false, the caller must write it to
+  // Whether an earlier request has written the prepared data. If not, the caller must write it to
   // the memory, in stream order.
   bool ready = false;
 };

@@ -1,5 +1,5 @@
 // The scratch memory of a stream. Memory is handed out from the front of each block to its end, and
-// is released either completely or back to a mark. Standard library only.
+// is released either completely or back to a mark. Uses only the standard library.
 #pragma once
 
 #include <algorithm>

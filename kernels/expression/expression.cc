@@ -105,7 +105,7 @@ bool Rounds(MapOp op) {
 }
 
 // Returns the cost of an operation for the worst operands of the type. A remainder takes more steps
-// if the operands' exponents differ more. They can differ much only in F64.
+// if the operands' exponents differ more. The exponents can differ much only in F64.
 int FlopsOf(MapOp op, DType dtype) {
   return op == MapOp::kRemainder && dtype != DType::kF64 ? 48 : InfoOf(op)->flops;
 }
@@ -313,7 +313,7 @@ class Compiler {
   }
 
   // above_integers: whether a number of 2^63 or more must stay above the integers that it is
-  // compared with. The largest of them are rounded to 2^63.
+  // compared with. The largest of these integers are rounded to 2^63.
   int Constant(std::size_t i, DType dtype, bool above_integers = false) {
     const ExpressionNode& node = nodes_[i];
     const double real =

@@ -1,6 +1,6 @@
 // Defines what each operation of an expression computes for one element, once for host and device.
 //
-// Every file that includes this is compiled without contraction of a * b + c. Arithmetic,
+// Every file that includes this header is compiled without contraction of a * b + c. Arithmetic,
 // comparisons, sqrt and fma therefore give the same bits on host and device, except for the payload
 // of a NaN.
 #pragma once
@@ -111,7 +111,7 @@ inline std::uint64_t ShiftModulo(std::uint64_t a, int shift, std::uint64_t m) {
 // at most 42 digits of 50 bits. A digit is computed with the reciprocal of b. Its error before
 // rounding to an integer is less than 1/4, so remainders are at most 3/4 b. A fused multiply-add
 // computes the remainders exactly, because they are multiples of the last place of b. On a CPU,
-// where 42 digits take 300 ns, operands far apart are divided as integers.
+// where 42 digits take 300 ns, operands of very different size are divided as integers.
 TESSERA_HD inline double Rest(double a, double b) {
   const double x = std::fabs(a), y = std::fabs(b);
   constexpr double kInfinity = std::numeric_limits<double>::infinity();

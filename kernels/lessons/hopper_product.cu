@@ -259,7 +259,7 @@ __device__ void StoreResults(const float (&d)[128], const CUtensorMap& c, unsign
     return reinterpret_cast<const unsigned&>(both);
   };
   if (thread == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-  WaitForConsumer(consumer);  // the previous tile's results have left the memory
+  WaitForConsumer(consumer);  // the previous tile's results have been read
   const int row = thread / 32 * 16 + thread % 16, half = thread / 16 % 2;
 #pragma unroll
   for (int i = 0; i < 16; ++i) {  // 16 columns, which are two vectors per row

@@ -10,7 +10,7 @@
 // adjacent elements of a row of the tile of b, one in each bank, and one element of a that all its
 // threads share. Neither causes a conflict.
 //
-// Now each multiplication takes two reads from shared memory, and shared memory delivers 32 words
+// Here each multiplication takes two reads from shared memory, and shared memory delivers 32 words
 // per clock, whereas the arithmetic units could use 256. Lesson 3 keeps more in registers.
 //
 // The service's strategy `shared_tiled` of Matmul combines these tiles with the registers of lesson

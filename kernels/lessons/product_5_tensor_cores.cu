@@ -1,11 +1,11 @@
 // Product of matrices, lesson 5: tensor cores.
 //
 // A warp multiplies 16 x 16 elements of a by 16 x 16 of b, in bf16, and adds the product to 16 x 16
-// sums in f32. The elements are spread over the registers of its 32 threads; nvcuda::wmma knows the
-// pattern and loads such fragments from shared memory. A block of 8 warps computes 128 x 128
-// elements of c. The next tiles are copied to shared memory in the background, without registers:
-// of three pairs of tiles, one is being multiplied and two are on their way. Rows in shared memory
-// are padded by 16 bytes, so that the rows of a fragment begin in different banks.
+// sums in f32. The elements, a fragment, are spread over the registers of its 32 threads, and
+// nvcuda::wmma knows the pattern and loads fragments from shared memory. A block of 8 warps
+// computes 128 x 128 elements of c. The next tiles are copied to shared memory in the background,
+// without registers: of three pairs of tiles, one is being multiplied and two are on their way.
+// Rows in shared memory have 16 bytes of padding, so a fragment's rows begin in different banks.
 //
 // Fragments pass through registers, which requires loads. hopper_product.cu avoids these loads. The
 // service's strategy `tensor_mma` of Matmul is built in this way.
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kThreads)
     Product(const __nv_bfloat16* a, const __nv_bfloat16* b, float* c) {
   using namespace nvcuda::wmma;
   extern __shared__ __align__(128) __nv_bfloat16 tiles[];
-  // The warp's part of the tile begins at row and column.
+  // The warp's part of the tile begins at [row, column].
   const int thread = threadIdx.x, row = thread / 128 * 64, column = thread / 32 % 4 * 32;
   a += blockIdx.y * kTile * kK;
   b += blockIdx.x * kTile;

@@ -1,9 +1,9 @@
 // Sums, lesson 1 of 8: every thread adds one element to the total.
 //
-// The loop of a CPU takes one element after another. A GPU starts one thread per element instead,
+// A loop on a CPU takes one element after another. A GPU starts one thread per element instead,
 // in blocks of 256 threads. `*total += x[i]` would lose terms: it reads the total, adds, and writes
-// it back, and two threads that read the same total write over each other's sum. atomicAdd does
-// these three steps as one step that no other thread can interrupt.
+// the sum back, and two threads that read the same total write over each other's sum. atomicAdd
+// does these three steps as one step that no other thread can interrupt.
 //
 //   block     0                   1
 //   thread    0  1  2  ... 255    0    1   ...

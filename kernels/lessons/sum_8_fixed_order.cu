@@ -14,7 +14,7 @@
 // every launch, because each addition has the same two operands. The last block reads the sums by
 // chunk, so it does not matter which block has stored a sum, or when.
 //
-// The service's strategy `fixed_tree` does this for every type and operation, also on CPUs and on
+// The service's strategy `fixed_tree` does this for every type and operation, also on CPUs and
 // several GPUs (kernels/same_bits/fixed_tree.h). Its chunks are longer in longer arrays.
 //
 // Strategy: kernels/cuda/dot/fixed_tree.cu

@@ -1,6 +1,6 @@
 // An expression as the strategies of Map run it: typed instructions on registers, each of which
-// holds one value per element. kernels/expression/expression.h creates it from a request. Standard
-// library only.
+// holds one value per element. kernels/expression/expression.h creates it from a request. Uses only
+// the standard library.
 #pragma once
 
 #include <array>

@@ -1,7 +1,7 @@
 // A fused product and TopK: it selects the best elements of each row of a matrix product, or of
 // scores that are computed from the product, without writing the product to memory. It replaces
 // three steps of a program (Matmul, Map and TopK) if nothing else reads the results of the first
-// two, and gives the same bits. Standard library only.
+// two, and gives the same bits. Uses only the standard library.
 #pragma once
 
 #include <cstdint>

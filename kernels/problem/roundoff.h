@@ -1,5 +1,5 @@
 // Error bounds that strategies share. They are relative in the sense of Strategy::roundoff.
-// Standard library only.
+// Uses only the standard library.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // The vocabulary of kernels/: array views, the problem of each operation, and the Strategy that
-// every algorithm adds to the table in strategies.cc. Standard library only, so that a .cu file
-// compiles in seconds.
+// every algorithm adds to the table in strategies.cc. It uses only the standard library, so that a
+// .cu file compiles in seconds.
 #pragma once
 
 #include <array>
@@ -332,7 +332,7 @@ struct SearchSortedProblem {
 };
 
 // out[j, c] = the sum of x[i, c] over all i with labels[i] == j, for the arrays x[n, inner] and
-// out[length, inner]. out has the type ResultDType(kSum, dtype). kernels/problem/sum_by_label.h
+// out[length, inner]. out has the type ResultDType(kSum, dtype). kernels/same_bits/label_sums.h
 // defines the order of the additions.
 struct SumByLabelProblem {
   static constexpr std::string_view kOperation = "sum_by_label";
@@ -392,7 +392,7 @@ struct TeamShare {
 // if there is no wider accumulator.
 template <class Problem>
 struct WideRange {
-  // Is called once launch's work is done. Returns whether any sum is not finite.
+  // Returns whether any sum is not finite. REQUIRES: launch's work is done.
   bool (*left_range)(const Problem&, Stream&) = nullptr;
   // Computes such sums again in accumulators that are wide enough; if the operands themselves are
   // not finite, it gives the same result again.
@@ -425,8 +425,8 @@ struct Strategy {
   LaunchLimits limits;
   // A bound on the accumulated rounding error: |computed - exact| <= roundoff * sum of |terms|,
   // before the result is rounded to an output type. For PRODUCT the factor is relative to
-  // |product|; for Map it bounds each node separately (MapRoundoff). It includes the unit roundoff.
-  // It holds as long as no partial sum overflows its accumulator or becomes subnormal.
+  // |product|; for Map it bounds each node separately (MapRoundoff). The bound includes the unit
+  // roundoff. It holds as long as no partial sum overflows its accumulator or becomes subnormal.
   double (*roundoff)(const Problem&) = nullptr;
   Cost (*cost)(const Problem&) = nullptr;
   // Enqueues the work on the stream; problem.result or problem.out is complete after
@@ -457,7 +457,7 @@ struct Strategy {
 };
 
 // Returns one product that stands for every product of a stack. Each of its addresses is the least
-// aligned one in the stack, so they may be of different products.
+// aligned one in the stack, so the addresses may belong to different products.
 inline MatmulProblem LeastAlignedProduct(const MatmulProblem& p) {
   MatmulProblem product = p;
   product.stack = 1;

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// Returns the index in [0, length) that `index` means, or -1 if it is out of range. REQUIRES:
+// Returns the index in [0, length) that `index` stands for, or -1 if it is out of range. REQUIRES:
 // length > 0.
 TESSERA_HD constexpr std::int64_t ResolveIndex(std::int64_t index, std::int64_t length,
                                                TakeMode mode) {

@@ -105,7 +105,7 @@ absl::Status CheckSteps(ProgramPlan& program, Stream& stream, double max_seconds
 // (kernels/problem/product_top_k.h).
 void FuseSelections(ProgramPlan& program, const Device& device);
 
-// Everything in the block begins at a multiple of this.
+// Everything in the block begins at a multiple of this number of bytes.
 inline constexpr std::uint64_t kBlockAlignment = 256;
 // The number of bytes reserved for a scalar, and the offset in them of the unrounded value.
 inline constexpr std::uint64_t kScalarBytes = 2 * kBlockAlignment;

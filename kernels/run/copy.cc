@@ -70,7 +70,7 @@ absl::Status RunCopyAcross(Stream& from, const View& view, DType dtype, Stream& 
   ASSIGN_OR_RETURN(const bool direct, Guard(from.device(), [&] { return from.ReachesPeer(to); }));
   const bool converts = dtype != view.dtype, gathers = HasGaps(view);
   const std::size_t size = std::max(SizeOf(view.dtype), SizeOf(dtype));
-  // The number of bytes copied between two checks of whether to stop. At each check, the link
+  // The number of bytes copied between two checks of Stream::stopped(). At each check, the link
   // between two GPUs is idle for a tenth of a millisecond. Copying this many bytes takes about 3 ms
   // over NVLink, and a few tenths of a millisecond over a GPU's bus to the host. Elements that are
   // gathered or converted on the way must fit in scratch memory.

@@ -228,7 +228,7 @@ absl::StatusOr<HostRegistration> RegisterHost(Device& device, void* memory, std:
 }
 
 int LoopThreads(const Device& device) {
-  // The maximum for a GPU, where few host loops are long, and those are limited by bandwidth.
+  // The maximum with a GPU. Few host loops are then long, and bandwidth limits those.
   constexpr int kMostWithGpu = 8;
   return device.info().backend == Backend::kCpu ? device.info().multiprocessors
                                                 : std::min(HostThreads(), kMostWithGpu);

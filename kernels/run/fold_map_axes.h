@@ -1,4 +1,4 @@
-// Reduce along axes, applied to the result of an expression. The result is computed in pieces, and
+// Reduce along axes, applied to the result of an expression. That result is computed in pieces, and
 // each piece is folded before the next one is computed.
 #pragma once
 

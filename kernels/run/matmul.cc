@@ -137,8 +137,8 @@ struct StackOperand {
     matrix = MakeMatrixOperand(view, transpose);
   }
 
-  // Returns the distance between matrices along an axis of the stack, which counts from its last
-  // axis, in elements of what the strategy reads.
+  // Returns the distance between matrices along an axis of the stack, counted from its last axis,
+  // in elements of what the strategy reads.
   std::int64_t Stride(int from_last) const {
     const int axis = StackRank(view) - 1 - from_last;
     if (axis < 0 || view.shape[axis] == 1) return 0;
@@ -150,7 +150,7 @@ struct StackOperand {
 };
 
 // Merges the innermost axis of the stack with the rows or columns of c if the axis repeats one
-// operand and the other one then is a matrix too. Returns whether it has merged them.
+// operand and the other operand remains a matrix. Returns whether it has merged them.
 bool MergeIntoMatrix(MatmulProblem& p) {
   const StackAxis& axis = p.stack_axes[p.stack_rank - 1];
   // `rows` are those of the operand as an m x k or n x k matrix.
@@ -176,7 +176,7 @@ bool MergeIntoMatrix(MatmulProblem& p) {
   return merged;
 }
 
-// Sets the stack of the problem, whose products have m and n.
+// Sets the stack of the problem. REQUIRES: its m and n are set.
 void SetStack(const Shape& shape, int rank, const StackOperand& a, const StackOperand& b,
               MatmulProblem& p) {
   for (int i = 0; i < rank; ++i) {

@@ -16,7 +16,7 @@
 
 namespace tessera {
 
-// What a request specifies in addition to its operands: nothing, unless it is specialised below.
+// What a request specifies in addition to its operands: nothing, except for the operations below.
 template <class Problem>
 struct SpecOf {};
 
@@ -158,8 +158,8 @@ absl::StatusOr<ScalarResult> ArrayRun(const absl::StatusOr<Stats>& stats);
 absl::StatusOr<ResultType> TypeOf(const OperationSpec& spec, absl::Span<const View> x);
 
 // Finds the length of the results if it depends on the operands' elements, as that of a Select
-// does. It is stored in the spec, and TypeOf then returns the exact types. Waits for the stream. Of
-// the options, only pace and max_seconds have an effect. REQUIRES: TypeOf is OK.
+// does. Stores the length in the spec; TypeOf then returns the exact types. Waits for the stream.
+// Of the options, only pace and max_seconds have an effect. REQUIRES: TypeOf is OK.
 absl::Status CountResults(OperationSpec& spec, Stream& stream, absl::Span<const View> x,
                           const RunOptions& options);
 

@@ -17,8 +17,8 @@ namespace tessera {
 
 namespace {
 
-// The axes of an array, ordered so that the folded ones are adjacent, and the resulting three
-// extents. If the folded ones are adjacent already, no axis moves, which saves a gather.
+// The axes of an array, ordered so that the folded axes are adjacent, and the resulting three
+// extents. If the folded axes are adjacent already, no axis moves, which saves a gather.
 struct Folding {
   std::vector<int> order;
   std::int64_t outer = 1, length = 1, inner = 1;

@@ -58,8 +58,8 @@ absl::StatusOr<std::unique_ptr<ScannedMap>> MapOf(const ScanSpec& spec, absl::Sp
   return map;
 }
 
-// Computes the expression's result and scans it. If both results have the same type, the scan is in
-// place.
+// Computes the expression's result and scans it. If the scan's result has the same type, the scan
+// is in place.
 class ScanOfMap final : public Work<ScanProblem> {
  public:
   ScanOfMap(const MapProblem& map, const Stream& stream, const ScanProblem& problem)

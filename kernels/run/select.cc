@@ -33,8 +33,8 @@ absl::StatusOr<ResultType> TypeOf(const SelectSpec& spec, absl::Span<const View>
 
 namespace {
 
-// Returns the expected time of a count. This is the time of a copy, which reads the mask in the
-// same way and also writes it.
+// Returns the expected time of a count. The estimate is the time of a copy, which reads the mask in
+// the same way and also writes it.
 double CountSeconds(const View& mask, const RunOptions& options) {
   return options.pace == nullptr ? 0 : options.pace->EstimateCopy(mask, mask.dtype);
 }

@@ -129,7 +129,7 @@ class SortRows final : public Work<SortProblem> {
 
  private:
   bool InPlace() const { return !map_.has_value() && !HasGaps(rows_); }
-  // Whether values are sorted as I32, and are converted when they are moved.
+  // Whether values are sorted as I32, and converted back when they are moved.
   bool CastsValues() const {
     return spec_.values && map_.has_value() && map_->dtype != type_.dtype;
   }

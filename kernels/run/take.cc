@@ -17,7 +17,7 @@
 namespace tessera {
 namespace {
 
-// The axes [first, end) of a view, walked as one axis.
+// The axes [first, end) of a view, traversed as one axis.
 struct Joined {
   std::int64_t extent = 1;
   std::optional<std::int64_t> stride = 1;  // none if no single stride covers the axes

@@ -1,6 +1,6 @@
 // Batches: many short Dot or Reduce problems that share one launch. The results have the same bits
 // as those of the strategy `fixed_tree`. kernels/run/ calls this interface, and the CPU and CUDA
-// backends implement it. Standard library only.
+// backends implement it. Uses only the standard library.
 #pragma once
 
 #include <cstdint>

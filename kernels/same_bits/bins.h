@@ -80,7 +80,7 @@ struct EvenBins {
     const double larger = std::max(std::abs(p.low), std::abs(p.high));
     const double unit = std::is_integral_v<E> ? UnitRoundoff(DType::kF64) : UnitRoundoff(p.dtype);
     margin = static_cast<Real>(8 * unit * count * (1 + larger / range));
-    // Subnormal numbers are rounded by more.
+    // Subnormal numbers are rounded by more than the unit roundoff.
     const double normal = std::is_same_v<E, Half> ? 0x1p-14 : std::numeric_limits<Real>::min();
     if (!std::isnormal(per_width) || !(range >= normal * count)) margin = 1;
   }

@@ -9,14 +9,14 @@
 //     group     32 parts
 //     region    32 groups
 //
-// Each part is combined starting with the identity, so that a missing element changes no bit.
+// Each unit is combined starting with the identity, so that a missing element changes no bit.
 //
 //     chunks = parts + chunks of the part
 //     result = ((regions + (groups + chunks)) + (stripes + segments)) + elements of the segment
 //
-// Each term is the total of all parts of that kind that precede the element in the next larger
-// part. Values are combined in Fold::Wide, except that f16 is added in f32 within a chunk, where
-// neither can overflow. A result is rounded to its type once, when it is stored.
+// Each term is the total of all units of that kind that precede the element in the next larger
+// unit. Values are combined in Fold::Wide, except that f16 is added in f32 within a chunk, where
+// sums cannot overflow. A result is rounded to its type once, when it is stored.
 #pragma once
 
 #include <cstdint>

@@ -4,7 +4,7 @@
 // The terms are the elements of a column whose rows have the same label, in the order of the rows.
 // kLabelChunk adjacent terms are a chunk, and kLabelGroup adjacent chunks a group; the last of
 // each may be shorter. A chunk's sum is the sum of its terms, a group's sum that of its chunks, and
-// the result that of its groups. Each of them begins with 0 and adds the next one in order. All
+// the result that of its groups. Each sum begins with 0 and adds these in order. All
 // additions are in WideOf<T>, so no sum of finite elements of 32 bits or fewer overflows.
 //
 // The order depends only on the number of terms, so chunks and groups can be summed at the same
@@ -125,8 +125,8 @@ constexpr std::uint64_t LabelOutBytes(const SumByLabelProblem& p) {
          SizeOf(ResultDType(ReduceOp::kSum, p.dtype));
 }
 
-// The bound if all rows have the same label. A term passes through the additions of its chunk, its
-// group and the groups; the result is then rounded to its type.
+// The bound is for rows that all have the same label. A term passes through the additions within
+// its chunk, within its group and between groups; the result is then rounded.
 inline double LabelRoundoff(const SumByLabelProblem& p) {
   return SumRoundoff(p.dtype, {.narrow = 0,
                                .wide = std::min(p.n, kLabelChunk) + kLabelGroup +

@@ -1,6 +1,6 @@
 // Sums with more digits and a wider range than a double, for the host and the device.
 //
-// The files that include this are compiled without contraction of a * b + c.
+// The files that include this header are compiled without contraction of a * b + c.
 #pragma once
 
 #include <cmath>
@@ -35,7 +35,7 @@ TESSERA_HD inline Pair TwoProduct(double a, double b) {
   return {product, ::fma(a, b, -product)};
 }
 
-// Returns the sum of `value` and `lost`, rounded once. If `value` is no longer finite, `lost` is
+// Returns the sum of `value` and `lost`, rounded once. If `value` is not finite, `lost` is
 // meaningless.
 TESSERA_HD inline double Rounded(double x) { return x; }
 TESSERA_HD inline double Rounded(Pair p) {

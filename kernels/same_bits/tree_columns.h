@@ -16,7 +16,7 @@
 // Narrow columns of f32 may overflow although a double would hold the sum. The strategies named
 // `fixed_tree` then fold again with the kind of `compensated`, whose columns are double.
 //
-// The files that include this are compiled without contraction of a * b + c.
+// The files that include this header are compiled without contraction of a * b + c.
 #pragma once
 
 #include <cmath>

@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-// These complete a strategy whose name, backend and limits are set. Tree<kCompensated> has the
-// functions of a Strategy: Roundoff, CostOf, Launch and LaunchShared.
+// These set the other fields of a strategy whose name, backend and limits are set.
+// Tree<kCompensated> has the functions of a Strategy: Roundoff, CostOf, Launch and LaunchShared.
 template <class Problem, template <bool kCompensated> class Tree>
 constexpr Strategy<Problem> FixedTreeStrategy(Strategy<Problem> strategy) {
   strategy.summary = "a tree whose shape depends only on n: the same bits on every device";

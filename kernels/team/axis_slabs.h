@@ -27,9 +27,9 @@ namespace tessera {
 inline constexpr std::int64_t kSlabs = 8;
 // The smallest array, in bytes, that is folded in slabs, which take a second launch.
 inline constexpr std::int64_t kLeastSlabbedBytes = std::int64_t{1} << 30;
-// Partial results take at most the array's size divided by this, so that writing and transferring
-// them costs little. If eight devices share the array, they also stay within the default
-// --scratch-limit of one device, which is 1/16 of the limit on its buffers.
+// Partial results take at most the array's size divided by this number, so that writing and
+// transferring them costs little. If eight devices share the array, the results also fit in the
+// default --scratch-limit of one device, which is 1/16 of the limit on its buffers.
 inline constexpr std::int64_t kArrayOverPartials = 128;
 
 // Returns the number of rows in a slab, or 0 if the problem is not divided into slabs. kSlabs slabs

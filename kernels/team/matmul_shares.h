@@ -1,6 +1,6 @@
-// Divides the rows of a product among several devices. Each device multiplies its rows of a by all
-// of b, and writes its rows of c. k is never divided, so a strategy that can be shared out gives
-// the same bits for any division. Standard library only.
+// Divides the rows of a product among several devices. Each device multiplies its rows of `a` by
+// all of `b`, and writes its rows of `c`. k is never divided, so a strategy that can be shared out
+// gives the same bits for any division. Standard library only.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // Divides one operation among the devices over which its operands are sharded. Each device computes
-// the parts whose first byte it holds. The parts depend only on the problem, so every assignment of
-// parts to devices gives the same bits.
+// the parts whose first byte it holds. The parts depend only on the problem (see below), so every
+// assignment of parts to devices gives the same bits.
 //
 //   Dot, Reduce                    a chunk of the fixed tree
 //   Map, Reduce along inner axes   an index of the outermost axis
@@ -78,8 +78,8 @@ Division DivisionOf(const Problem&, const Strategy<Problem>&, const Team&) {
 }
 
 // Whether the rows of a product are shared out, so that each device multiplies the rows of a that
-// it holds. This depends only on the operands, so the strategy and the bits are the same for any
-// number of devices. A stack is computed by one device.
+// it holds. The decision depends only on the operands, so the strategy and the bits are the same
+// for any number of devices. A stack is computed by one device.
 inline bool SharesRows(const MatmulProblem& p, Backend backend, const Team& team) {
   if (p.stack != 1 || p.a == nullptr || p.b == nullptr || p.transpose_a || !IsIn(team, p.a))
     return false;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks the Grafana dashboard against the types that Grafana publishes: the document, and the
-# options and fields of each panel of its kind. Needs Node.js with npm, which installs the types and
+# options and fields of each kind of panel. Needs Node.js with npm, which installs the types and
 # the compiler. CI does not run it.
 #
 # usage: dashboard.sh [DASHBOARD]

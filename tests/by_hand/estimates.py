@@ -8,7 +8,7 @@ First, one server refuses each operation as too long, and reports its estimate, 
 been measured. Then another server runs the operation three times, and its fastest run is compared.
 Both servers have one thread, whose CPU time is counted, so other programs hardly affect the result.
 The script prints the cases with the highest and the lowest ratio of time to estimate, and exits
-with 1 if one took more than three times its estimate."""
+with 1 if an operation took more than three times its estimate."""
 
 import argparse
 import itertools
@@ -147,7 +147,7 @@ def main():
                 continue
             refused = strict.attempt(method, **fields)
             if refused.reason != "OPERATION_TOO_LONG":
-                continue  # No estimate: too short or unsupported.
+                continue  # A short or unsupported call gets no estimate.
             estimate = float(refused.metadata["estimate_seconds"])
             took = min(seconds_of(servers[1].pid, lambda: free.call(method, timeout=600, **fields))
                        for _ in range(3))

@@ -27,7 +27,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import outsider as o  # noqa: E402
 from callers import Caller, line_of  # noqa: E402
 
-IN_FLIGHT = 16  # The flood's calls in flight.
+IN_FLIGHT = 16  # The number of the flood's calls in flight.
 MOST = 5
 
 
@@ -86,10 +86,10 @@ FLOODS = {"product": lambda a: product_of(a.side),
 
 
 def flood(arguments):
-    """Floods the server from one line on standard input to the next. Prints "on" once a call has
-    ended, and when no call is left, the number of calls that have succeeded since then. Ends when
-    its input ends. It has a lower priority than the client of the small calls, because it stands
-    for another host."""
+    """Starts to flood the server at one line on standard input, and stops at the next. Prints "on"
+    once a call has ended, and then, when no call is left, the number of calls that have succeeded
+    since. Ends when its input ends. It has a lower priority than the client of the small calls,
+    because it stands for another host."""
     os.nice(19)
     with tempfile.TemporaryDirectory() as folder:
         o.make_stubs(folder)

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Counts the instructions of a call, and those of the counting in it (callgrind), which other
-programs do not affect. Needs a build folder with tessera-server, and valgrind. CI does not run it.
+"""Counts, with callgrind, the instructions of a call and how many of them update the metrics. Other
+programs do not affect these numbers. Needs a build folder with tessera-server, and valgrind. CI
+does not run it.
 
 usage: metrics_cost.py --build build/release"""
 
@@ -21,7 +22,7 @@ CALLERS, ELEMENTS = 16, 4096
 
 
 def count_instructions(build, folder):
-    """Counts the instructions of a Dot, and those among them that count it for the metrics. 16 Dots
+    """Counts the instructions of a Dot, and how many of them update the metrics. 16 Dots
     are always in flight."""
     address, out, rounds = f"unix:{folder}/counted", f"{folder}/callgrind", 100
     server = subprocess.Popen(

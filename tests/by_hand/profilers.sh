@@ -51,7 +51,7 @@ stop() {
   wait "$profiler" || fail "$1: ended with $?"
   pid='' profiler=''
 }
-# Three calls whose kernels have distinct names.
+# These calls run three kernels with distinct names.
 dot() { tessera dot x x --strategy warp_shuffle >/dev/null; }           # DotWarpShuffle
 reduce() { tessera reduce sum x --strategy atomic >/dev/null; }         # ReduceAtomic
 matmul() { tessera matmul m m --strategy shared_tiled >/dev/null; }     # MatmulSharedTiled

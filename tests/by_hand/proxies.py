@@ -1,8 +1,8 @@
 #!/usr/bin/python3
-"""Runs the configurations of deploy/proxy with the real nginx and HAProxy. In front of two servers:
-TLS, client certificates, affinity, large transfers, a server that stops, and a rolling restart with
-TLS to the servers too. In front of three servers that share names: one of them is killed. Needs the
-packages nginx and haproxy. CI does not run it.
+"""Runs the configurations of deploy/proxy with the real nginx and HAProxy. With two servers, it
+tests TLS, client certificates, affinity, large transfers, a server that stops, and a rolling
+restart with TLS to the servers too. With three servers that share names, it kills one of them.
+Needs the packages nginx and haproxy. CI does not run it.
 
 usage: proxies.py --server build/bin/tessera-server --cli build/bin/tessera [unittest arguments]"""
 
@@ -117,7 +117,7 @@ class ProxyCase(Proxied):
     """The proxy distinguishes clients by their addresses."""
 
     def test_calls_and_transfers(self):
-        # 128 MiB in four streams with checksums, up and down.
+        # Transfers 128 MiB in four streams with checksums, in both directions.
         put = self.cli("put", "--name", "x", "--random", "normal", "--shape", "33554432",
                        "--dtype", "f32", "--streams", "4")
         self.assertEqual(put.returncode, 0, put.stderr)

@@ -11,7 +11,7 @@ int Sum(const std::uint8_t* data, std::size_t size) {
   return sum;
 }
 
-// Returns the number in digits, plus one.
+// Returns the number that the digits in the text form, plus one.
 int Next(std::string_view text) {
   long number = 0;
   for (const char c : text)

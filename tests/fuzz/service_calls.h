@@ -19,7 +19,7 @@ namespace tessera {
 inline const std::vector<std::string> kFuzzMethods = [] {
   std::vector<std::string> methods = {
       "tessera.v1.BufferService.CreateBuffer",
-      "tessera.v1.BufferService.Upload",  // Adjacent ones are messages of one stream.
+      "tessera.v1.BufferService.Upload",  // Adjacent calls are messages of one stream.
       "tessera.v1.BufferService.Download",
       "tessera.v1.BufferService.GetBuffer",
       "tessera.v1.BufferService.ListBuffers",

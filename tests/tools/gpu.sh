@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2034,SC2154
 # ./dev gpu-test and gpu-sanitize: the device suites on a GPU. Sourced by ./dev.
 
-# The tests that take much of a GPU's memory, as a GoogleTest filter.
+# A GoogleTest filter for the tests that take much of a GPU's memory.
 readonly large_tests='*LargeTest.*:*LargestTest.*'
 
 # gpu_shard FOLDER SUITE SHARD SHARDS TURN [ARG...]: runs the tests of a suite that belong to SHARD
@@ -83,7 +83,7 @@ left_out() {
   echo "${out#:}"
 }
 
-# Checks that every test that a rule of sanitize.txt names exists. Reads the suites from standard
+# Checks that all tests named in the rules of sanitize.txt exist. Reads the suites from standard
 # input.
 check_rules() {
   local suite tests names='' pattern patterns

@@ -51,7 +51,7 @@ count_tests() {
         tests = $3
         bad = $4
         idle = $5
-        if (bad + idle > tests) tests = bad + idle  # A class that fails or is skipped as a whole.
+        if (bad + idle > tests) tests = bad + idle  # A class failed or was skipped as a whole.
         if (idle > 0) printf "%s: %d of %d skipped\n", $1, idle, tests
       }
       if (tests == 0) tests = 1
@@ -131,7 +131,8 @@ run_suites() {
   if [[ $preset == tsan ]]; then
     # ThreadSanitizer reports races in the handwritten synchronisation of OpenBLAS's threads.
     export OPENBLAS_NUM_THREADS=1
-    # gcc 12 cannot place the shadow memory if the kernel randomises more than 28 bits.
+    # Sanitizers of gcc 12 cannot place their shadow memory if the kernel randomises more than 28
+    # bits.
     if setarch -R true 2>/dev/null; then launcher=(setarch -R); fi
   fi
   say "Test"

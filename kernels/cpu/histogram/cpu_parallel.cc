@@ -2,9 +2,9 @@
 // counters, and the counters are added up at the end.
 //
 // With more bins there are fewer shares, so that all counters take at most 64 MiB, and adding them
-// up takes a fraction of the time: 2^20 bins have 8 shares, and 2^23 bins have one, which counts in
-// the result. An addition waits for the previous addition to the same counter. A run of elements in
-// the same bin is therefore added up in a register.
+// up takes a fraction of the time: 2^20 bins have 8 shares, and 2^23 bins have one, whose counters
+// are the result. An addition waits for the previous addition to the same counter. A run of
+// elements in the same bin is therefore added up in a register.
 //
 // Cost at n = 2^20, f32, 256 bins: 4 MiB read, and 16 sets of counters of 2 KiB.
 #include <algorithm>
@@ -23,7 +23,7 @@ std::int64_t Shares(const HistogramProblem& p) {
                                   1, kMostShares);
 }
 
-// Returns the bytes of the counters of all shares but the first, which counts in the result.
+// Returns the bytes of the counters of all shares but the first, whose counters are the result.
 std::uint64_t ScratchOf(const HistogramProblem& p) {
   return static_cast<std::uint64_t>((Shares(p) - 1) * p.bins) * sizeof(std::int64_t);
 }

@@ -37,7 +37,7 @@ inline void* ResultAt(const MapProblem& p, std::int64_t index) {
 }
 
 // The registers of one block. memory[r] is where the values of register r may be written. at[r] is
-// where they are: in the operand, if an operand is read in place.
+// where they are read: in the operand, if an operand is read in place.
 struct MapRegisters {
   std::array<void*, kMostRegisters> memory;
   std::array<const void*, kMostRegisters> at;

@@ -1,4 +1,4 @@
-// Map, one node of the expression after the other, each for the whole array. A library of
+// Map runs one node of the expression after the other, each for the whole array. A library of
 // elementwise functions works in this way, so a chain of such functions is slow. Every value except
 // the last is an array in memory that is written once, and read again long after it has left the
 // caches.

@@ -3,7 +3,7 @@
 #pragma once
 
 #if defined(__x86_64__) && defined(__GNUC__)
-// Compiles a function and everything that it calls for such processors.
+// Compiles a function and everything that it calls for processors with AVX2 and FMA.
 #define TESSERA_WIDE __attribute__((target("avx2,fma"), flatten))
 #else
 #define TESSERA_WIDE

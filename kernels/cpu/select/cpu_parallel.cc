@@ -66,7 +66,7 @@ void Run(const SelectProblem& p, const Stream& stream) {
     starts[chunk + 1] = count;
   });
   for (std::size_t chunk = 1; chunk < starts.size(); ++chunk) starts[chunk] += starts[chunk - 1];
-  // If the stream has been stopped, a chunk without a count would be written over another one.
+  // If the stream has been stopped, the results of a chunk without a count would overwrite others.
   if (stream.stopped()) return;
   ForChunksTogether(stream, p.n, [&](std::size_t chunk, std::int64_t begin, std::int64_t end) {
     Write<E>(p, begin, end, starts[chunk]);

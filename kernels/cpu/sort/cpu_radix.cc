@@ -45,7 +45,7 @@ std::uint64_t WorkerBytes(const SortProblem& p, std::int64_t parts) {
   return (bytes + 63) / 64 * 64;
 }
 
-// How many cores each sort whole rows, and how many parts a row has. One of the two is 1.
+// The number of cores that sort whole rows, and the number of parts of a row. One of them is 1.
 struct Plan {
   std::int64_t workers, parts;
 };

@@ -1,10 +1,10 @@
-// SumByLabel over all cores. The rows are sorted by label, and each core then sums chunks.
+// SumByLabel on all cores. The rows are sorted by label, and each core then sums chunks.
 //
 // The sort is Sort's `cpu_radix`, which keeps rows with the same label in their order. The cores
-// first share the windows of the sorted rows and sum the complete chunk of each, then the complete
-// groups, and finally the labels, for which at most one group and one chunk are left to sum. The
-// work of a label is therefore divided even if all rows have it. Rows of many elements are also
-// divided, into blocks of columns, and the additions to adjacent columns are vectorized.
+// first sum the complete chunk of each window of the sorted rows, then the complete groups, and
+// finally the labels: for each label, at most one incomplete group and one incomplete chunk are
+// left. The work of a label is thus divided even if all rows have this label. Rows of many elements
+// are also divided, into blocks of columns, and the additions to adjacent columns are vectorized.
 //
 // Cost at 2^20 f32 and 1024 labels: labels of 2 bytes are sorted in 2 passes, with 4 bytes for each
 // row's number; x is read once, in the order of the labels.

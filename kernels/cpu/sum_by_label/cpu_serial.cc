@@ -1,7 +1,7 @@
 // SumByLabel as it is defined: one core adds one row after the other to the sums of its label.
 //
 // Each sum has three accumulators: for the current chunk, for the current group, and for all
-// complete groups. The number of rows that a label has had says when a chunk or a group is
+// complete groups. The number of a label's rows so far determines whether a chunk or a group is
 // complete.
 //
 // Cost at 2^20 f32 and 1024 labels: 4 MiB of x and 8 MiB of labels read; 32 KiB of accumulators.

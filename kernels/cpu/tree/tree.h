@@ -1,6 +1,6 @@
 // The tree of kernels/same_bits/fixed_tree.h on the CPU, for the strategies fixed_tree and
-// compensated. It applies the kinds of kernels/same_bits/tree_columns.h in the same steps as on a
-// GPU, so the bits are the same.
+// compensated. It applies the kinds of columns in kernels/same_bits/tree_columns.h in the same
+// steps as on a GPU, so the bits are the same.
 #pragma once
 
 #include <span>

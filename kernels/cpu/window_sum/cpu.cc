@@ -14,8 +14,8 @@
 //                        suffix| prefix                    suffix of the first + prefix of the next
 //
 // A core takes tiles of kTile windows. It computes the suffixes of a tile from its right end, and
-// the prefixes from its left end. If a segment extends beyond the ends of the tile, the sum of that
-// part is added up from the totals of whole tiles, which are computed first.
+// the prefixes from its left end. If a segment extends beyond an end of the tile, the sum of the
+// part outside is added up from the totals of whole tiles, which are computed first.
 //
 // Cost at n = 2^20, radius 8 (f32): 12 MiB read (the array three times, twice from a cache), 4 MiB
 // written, 3 * 2^20 additions; 64 tiles to divide among the cores.
@@ -112,7 +112,7 @@ void Run(const WindowSumProblem& p, Stream& stream) {
         suffix[i - begin] = sum;
         offset = offset == 0 ? w - 1 : offset - 1;
       }
-      // Now `sum` becomes the sum of the positions from the beginning of the next segment to the
+      // Next, `sum` becomes the sum of the positions from the beginning of the next segment to the
       // end of the window. There are no such positions if the window is itself a segment.
       sum = padded.Sum((begin + w - 1) / w * w, begin + w - 1);
       offset = begin % w;

@@ -1,13 +1,13 @@
-// What the lessons share: the strategies that teach sums step by step, as sums of products (Dot)
-// and as reductions with any operation (Reduce). This file has the terms that a lesson folds, the
-// shape of its launches (which determines its error bound and its cost), and the ways in which the
-// values of blocks become the result. ladder.cuh has the kernels.
+// Code that the lessons share. Lessons are strategies that teach sums step by step, as sums of
+// products (Dot) and as reductions with any operation (Reduce). This file has the terms that a
+// lesson folds, the shape of its launches (which determines its error bound and its cost), and the
+// ways in which the values of blocks become the result. ladder.cuh has the kernels.
 //
 // The following holds for every lesson and is not repeated in the lessons' files. A lesson accepts
 // any n (terms beyond the end count as the operation's identity, and n = 0 is one block of
-// identities), any block size and any alignment (loads are scalar). In single precision it folds at
-// most kMaxChain terms, or the tree of one block. All further folds are in double, so 2^28 ones sum
-// to exactly 2^28. At n = 2^20, f32, memory delivers an operand (4 MiB) in 1 us.
+// identities), any block size and any alignment (loads are scalar). In single precision it folds
+// only chains of up to kMaxChain terms and the tree of a block. All further folds are in double, so
+// 2^28 ones sum to exactly 2^28. At n = 2^20, f32, memory delivers an operand (4 MiB) in 1 us.
 #pragma once
 
 #include <algorithm>
@@ -150,7 +150,7 @@ Cost LessonCost(const Problem& p) {
           .depth = static_cast<std::uint64_t>(shape.depth != 0 ? shape.depth : steps)};
 }
 
-// Completes the strategy of a lesson whose texts and limits are set.
+// Sets the other fields of a lesson's strategy, whose texts and limits are already set.
 template <auto kShapeOf, auto kEnqueue, class Problem>
 constexpr Strategy<Problem> Lesson(Strategy<Problem> strategy) {
   strategy.backend = Backend::kCuda;

@@ -194,8 +194,8 @@ __device__ T* DynamicShared() {
 }
 
 // Two numberings of the same tree, which fold cells[0, count) into cells[0]. The threads of a block
-// share the work; count <= 2 * blockDim.x. All of them call Fold after a barrier that makes the
-// cells visible, and all see the result when it returns.
+// share the work; count <= 2 * blockDim.x. All threads call Fold after a barrier that makes the
+// cells visible, and all see the result when Fold returns.
 //
 // With doubling strides, thread t works on cell 2t, at first in all lanes of a warp and then in
 // fewer and fewer. A level writes cells at multiples of 2 * stride and reads the cells between.

@@ -1,7 +1,7 @@
 // Counts the nonzero bytes of a view.
 //
-// A warp loads adjacent vectors of 16 bytes and counts in registers, so the only cost is to read
-// the bytes once. One thread counts the few bytes before and after the vectors, so the kernel is
+// A warp loads adjacent vectors of 16 bytes and counts in registers, so reading the bytes once is
+// the only cost. One thread counts the few bytes before and after the vectors, so the kernel is
 // correct for any alignment and any n. A view with gaps is read byte by byte, in the order of its
 // elements.
 //
@@ -22,7 +22,7 @@ using Sum = Fold<ReduceOp::kSum, std::int64_t>;
 constexpr int kBlock = 256;
 constexpr std::int64_t kVector = sizeof(uint4);
 
-// The counters to which blocks add. Both are zero whenever no kernel of the stream is running.
+// Two counters to which blocks add. Both are zero whenever no kernel of the stream is running.
 struct Total {
   std::int64_t* count;
   std::uint32_t* blocks;  // number of blocks that have added their count
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kBlock)
         }));
 }
 
-// Returns the number of blocks that fold `terms` loads.
+// Returns the number of blocks for `terms` loads.
 unsigned Blocks(std::int64_t terms) {
   return static_cast<unsigned>(
       std::clamp<std::int64_t>(CeilDiv(terms, kBlock * kBatch), 1, kFixedGrid));

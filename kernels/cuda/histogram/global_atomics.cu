@@ -8,8 +8,8 @@
 //
 // Cost at n = 2^20, f32, 256 bins: 4 MiB read, up to 2^20 additions, 2^12 for each counter.
 //
-// The kernel is correct for any number of bins, because it has no other counters, and for any n and
-// alignment, because CountRuns is. The additions are of integers, so their order does not matter.
+// The kernel is correct for any number of bins, because its counters are the result's, and for any
+// n and alignment, because CountRuns is. The order of integer additions does not matter.
 #include "kernels/cuda/histogram/histogram.cuh"
 
 namespace tessera {

@@ -2,9 +2,9 @@
 //
 // CUB's even bins exclude their upper edge, and CUB finds the bin of a floating-point number with
 // one multiplication, without comparing the number with the edges. Its counts may therefore
-// differ from the definition. For integers in bins of width 1 they agree, and this strategy
-// accepts only such problems. It refuses many bins, because each of CUB's blocks has counters for
-// all of them.
+// differ from the definition. For integers in bins of width 1 the two agree, and this strategy
+// accepts only such problems. It refuses large numbers of bins, because each of CUB's blocks has
+// counters for all of them.
 //
 // Cost at n = 2^20, i32, 256 bins: 4 MiB read.
 #include <algorithm>

@@ -1,12 +1,12 @@
 // A chain is an expression in which every step takes the value of the previous step, operands and
 // constants, for example a * b + c, (a - b)^2, where(a < b, c, d) or exp(2 a). At most one earlier
-// value at a time may wait for a later step, as in half of a GELU. Most requested expressions are
-// chains. They need no registers that are numbered at run time: a thread holds its elements of the
-// last value, of the waiting value (if any) and of the values that a step reads, and branches
-// choose the operation. The operands' elements that the thread uses are copied to shared memory
-// directly (cp.async), not through registers. Unlike registers, shared memory can be indexed at run
-// time. Only its size limits the number of copies in flight. A thread reads only elements that it
-// has loaded itself, so threads need not wait for each other.
+// value at a time may wait for a later step, as a / 2 does in a GELU. Most requested expressions
+// are chains. Chains need no registers that are numbered at run time: a thread holds its elements
+// of the last value, of the waiting value (if any) and of the values that a step reads, and
+// branches choose the operation. The operands' elements that the thread uses are copied to shared
+// memory directly (cp.async), not through registers. Unlike registers, shared memory can be indexed
+// at run time. Only its size limits the number of copies in flight. A thread reads only elements
+// that it has loaded itself, so threads need not wait for each other.
 //
 // Elements are loaded in groups of 16 bytes of the chain's type. A group of an operand consists of
 // adjacent elements and is aligned, or it is a single element that is repeated:
@@ -51,7 +51,7 @@ struct Step {
   MapOp op{};
   bool rounds = false;  // its result is rounded to the chain's type
   bool saves = false;   // its result becomes the waiting value
-  bool quick = false;   // IsQuick
+  bool quick = false;   // see IsQuick
   std::uint8_t arguments[kMostArguments] = {kNothing, kNothing, kNothing};
 };
 

@@ -15,7 +15,7 @@ namespace tessera {
 namespace {
 
 constexpr std::uint32_t kBlock = 256;
-// The number of bytes that a value of any type takes in its array.
+// The number of bytes that a value takes in its array, whatever its type.
 constexpr std::int64_t kCellBytes = 8;
 
 std::uint64_t ScratchOf(const MapProblem& p) {

@@ -18,17 +18,17 @@
 //   because it is not needed between merges.
 // - Without a limit, every score in the first tile of each part would pass. So the initial limits
 //   come from a sample: the product of the first columns is written to memory, and TopK selects its
-//   best scores. With random scores, at most k n / s of n scores pass the limit of a sample of s.
+//   best scores. Of n random scores, at most k n / s pass the limit of a sample of s scores.
 // - Another kernel merges the lists of a row's parts.
 //
 // Scores are ordered as in TopK. An entry combines a key and a column in one number, so the order
 // in which lanes finish has no effect. A key does not distinguish -0 from 0; the lowest bit of an
 // entry does. All NaNs here are the same NaN, the one that arithmetic produces.
 //
-// Correct for any m, n and k if TMA can read the operands: scores beyond the edges are computed but
-// enter no list. Scores have the same bits as with `tensor_bf16` and `tensor_f16` where these
-// strategies do not cut tiles along k. Every operation rounds to the type of the scores, as in Map,
-// and no multiply-adds are fused.
+// The kernel is correct for any m, n and k if TMA can read the operands: scores beyond the edges
+// are computed but enter no list. Scores have the same bits as with `tensor_bf16` and `tensor_f16`
+// where these strategies do not cut tiles along k. Every operation rounds to the type of the
+// scores, as in Map, and no multiply-adds are fused.
 //
 // Cost for 1024 x 2^20 x 128, k = 10, bf16: 8 row tiles in 16 parts each; 3 GiB of loads, nearly
 // all from the L2; two multiplications, an addition and a comparison per sum.
@@ -71,7 +71,7 @@ struct SelectionWork {
   int sample_tiles;
   int k;
   bool smallest;
-  float scale, outer, sign;  // sign: multiplies the vector
+  float scale, outer, sign;  // the vector is multiplied by sign
   const void* vector;        // elements have the scores' type; null if there is no vector
   std::int64_t stride;
   ScoreEntry* lists;  // [rows, parts, k]

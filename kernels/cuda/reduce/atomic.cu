@@ -1,8 +1,8 @@
 // Reduce without a tree: every thread adds its own partial value to a single cell.
 //
 // Compared with `grid_stride`, there is no shared memory, no barrier and no work for the host.
-// Without the tree, if all threads of a block wrote to the block's one cell, all but one of their
-// values would be lost. An atomic operation reads, folds and writes in one step that no other
+// If all threads of a block simply stored their values in one cell, all but one of the values would
+// be lost. An atomic operation reads, folds and writes in one step that no other
 // thread can interrupt, so even a single cell for the whole grid is enough.
 //
 // The hardware adds atomically in the L2 cache. Other operations are built from its

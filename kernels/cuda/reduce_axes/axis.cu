@@ -54,7 +54,7 @@ namespace {
 // Returns the number of steps in Fold::Wide after a thread's chains, in one launch.
 std::int64_t WideSteps(const ReduceAxesProblem& p, const Plan& plan) {
   std::int64_t steps = WalkSteps(plan.steps, SizeOf(p.dtype)) + plan.height_bits;
-  // A thread folds at most all segments of an output. Then the threads' values are folded.
+  // A thread folds at most one value per segment. Then the threads' values are folded.
   if (plan.segments > 1) steps += plan.segments + CeilDiv(plan.segments, kMaxChain) + kBlockBits;
   return steps;
 }

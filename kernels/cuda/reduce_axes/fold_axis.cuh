@@ -18,7 +18,7 @@ namespace tessera::axes {
 // The number of blocks that must fit into an SM's registers. Four blocks have 128 KiB of loads in
 // flight. With two blocks, the work of a block before its first load and after its last load adds
 // to the time. Four blocks fit only with whole vectors and at most four chains per thread. With
-// Moments and WideSquares, not even three fit.
+// Moments or WideSquares, fewer than three fit.
 template <class F, class T, bool kWhole>
 inline constexpr int kResident = (sizeof(typename F::Wide) > 16) ? 2
                                  : kWhole && sizeof(T) >= 4      ? 4
@@ -88,7 +88,7 @@ inline constexpr bool kIsWide = false;
 template <class F, class T>
 inline constexpr bool kIsWide<WideFold<F, T>> = true;
 
-// F with partial results, which are folded with other partial results later.
+// F whose results are partial results, which are folded with others later.
 template <class F>
 struct PartialFold : F {
   using Out = typename F::Wide;

@@ -25,8 +25,8 @@ inline ReduceAxesProblem Rest(const ReduceAxesProblem& p) {
 template <class T>
 void Launch(const ReduceAxesProblem& p, std::span<const TeamShare> shares, CudaStream& stream);
 
-// Enqueues the fold of p in double, if p's operation has one for T (kMayLeaveRange). Never uses
-// slabs, because this launch is rare and slabs would take as much scratch memory again.
+// Enqueues the fold of p in double, if p's operation has such a fold for T (kMayLeaveRange). Never
+// uses slabs, because this launch is rare and slabs would take as much scratch memory again.
 template <class T>
 void LaunchWide(const ReduceAxesProblem& p, CudaStream& stream);
 

@@ -14,10 +14,10 @@ namespace tessera::axes {
 
 inline constexpr int kBlockBits = 8;
 inline constexpr int kBlock = 1 << kBlockBits;
-// A block along columns is at least 8 vectors wide if there are that many. These are whole cache
-// lines of 128 bytes. In a wider block, of up to 32 vectors (a whole warp), fewer values are folded
-// across threads. A block is widened only while there are 2^kTilesBits blocks side by side, because
-// fewer blocks would require more segments.
+// A block along columns is at least 8 vectors wide if there are that many. Eight vectors are a
+// whole cache line of 128 bytes. In a wider block, of up to 32 vectors (a whole warp), fewer values
+// are folded across threads. A block is widened only while there are 2^kTilesBits blocks side by
+// side, because fewer blocks would require more segments.
 inline constexpr int kLeastWidthBits = 3;
 inline constexpr int kMostWidthBits = 5;
 inline constexpr int kTilesBits = 5;
@@ -25,8 +25,8 @@ inline constexpr int kTilesBits = 5;
 // runs twice as many threads at the same time.
 inline constexpr std::int64_t kThreads = std::int64_t{1} << 17;
 // The number of blocks that a cut of the axis aims for. It is the number that 132 SMs run at the
-// same time under the launch bounds of the kernels, for sums of elements of `size` bytes. These are
-// constants, so that bits do not depend on the device.
+// same time under the launch bounds of the kernels, for sums of elements of `size` bytes. Both
+// numbers are constants, so that bits do not depend on the device.
 constexpr std::int64_t BlocksWanted(std::int64_t size) { return 132 * (size < 4 ? 3 : 4); }
 // The minimum number of vectors per thread in a segment, so that a thread has a full batch of loads
 // in flight.

@@ -6,7 +6,7 @@
 
 #include "kernels/cuda/runtime/cuda.h"
 
-// Two levels, so that macros are expanded before they are quoted.
+// There are two levels, so that macros are expanded before they are quoted.
 #define TESSERA_QUOTE(x) #x
 #define TESSERA_QUOTE_EXPANDED(x) TESSERA_QUOTE(x)
 

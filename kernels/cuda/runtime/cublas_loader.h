@@ -1,6 +1,6 @@
 // Loads cuBLAS at run time. The library is 500 MB large, and only the strategies `cublas` and
 // `cublas_lt` need it. No program is linked with the library. The first use looks for the shared
-// library. If it is not found, these strategies report what is missing. Included by .cu files only.
+// library. If it is not found, these strategies report what is missing. Only .cu files include it.
 #pragma once
 
 #include <cublasLt.h>

@@ -1,5 +1,5 @@
 // The host code that the CUDA device and its strategies share: checked calls, owners of CUDA
-// objects, the device and the stream. Included by .cu files only.
+// objects, the device and the stream. Only .cu files include this header.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -624,8 +624,8 @@ cublasContext* CudaStream::Cublas() {
     const CublasApi& api = *LoadCublas();
     cublasHandle_t handle = nullptr;
     if (api.create(&handle) != CUBLAS_STATUS_SUCCESS) {
-      // cuBLAS allocates its workspace from the driver. Return spare memory and the pool's unused
-      // memory to the driver, and retry.
+      // cuBLAS allocates its workspace from the driver. Returns spare memory and the pool's unused
+      // memory to the driver, and retries.
       cudaGetLastError();
       device_.FreeSpare();
       device_.Trim();

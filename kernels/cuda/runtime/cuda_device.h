@@ -1,4 +1,4 @@
-// The CUDA devices of this machine. Standard library only. Thread safe.
+// The CUDA devices of this machine. Uses only the standard library. Thread safe.
 #pragma once
 
 #include <memory>

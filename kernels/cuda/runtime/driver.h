@@ -1,5 +1,5 @@
 // Looks up functions of the CUDA driver through the runtime, because nothing links against the
-// driver. Included by .cu files only.
+// driver. Only .cu files include this header.
 #pragma once
 
 #include <cuda.h>  // types

@@ -1,6 +1,6 @@
 // A partition that contains most of a GPU's SMs. Work that would occupy all SMs for a long time
 // runs in the partition, so that other work always finds free SMs (CUDA driver API, "Green
-// Contexts"). Included by .cu files only.
+// Contexts"). Only .cu files include this header.
 #pragma once
 
 #include <cuda.h>  // types

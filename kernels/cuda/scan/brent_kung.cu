@@ -8,8 +8,8 @@
 //     down                             x0-5                distance 2: cell 5 gets cell 3
 //                       x0-2      x0-4      x0-6           distance 1: cells 2, 4, 6
 //
-// There are twice as many steps, and in most of them few threads work, so this is faster only where
-// additions are expensive. A thread has two elements. The active threads of a step are adjacent.
+// There are twice as many steps, and in most of them few threads work, so the tree is faster only
+// if additions are expensive. Each thread has two elements; active threads are adjacent.
 //
 // Cost at n = 2^20, f32, one row: 2048 pieces of 512, each with 17 barriers and 1024 additions, in
 // a single block.

@@ -1,13 +1,13 @@
 // Scan in one pass, in the fixed order of kernels/same_bits/fixed_scan.h.
 //
 // A block scans a chunk of 4096 elements: 16 elements per thread, 32 threads per warp, 8 warps. It
-// needs the fold of everything before its chunk, and the order says from which totals it comes:
-// those of the chunks before it in its group of 256, those of the groups before it in its region,
-// and the fold of all regions before. A block therefore waits neither for the result of the chunk
+// needs the fold of everything before its chunk. The order prescribes the totals to combine: those
+// of the earlier chunks in its group of 256, those of the earlier groups in its region, and the
+// fold of all earlier regions. A block therefore waits neither for the result of the chunk
 // before its own, as in a chain, nor for whatever happens to arrive first, as in `look_back`. It
 // waits for at most 255 totals of chunks, one per thread, and at the same time for at most 31
 // totals of groups and one value for the regions. The last chunk of a group sends the group's
-// total, and the last one of a region also sends the fold of all regions.
+// total, and the last chunk of a region also sends the fold of all regions so far.
 //
 //     chunks   | 0 1 2 ... 255 | 256 ... 511 | 512 513 514 ...
 //     groups   |       0       |      1      |  2           chunk 514 reads groups 0 and 1,
@@ -196,8 +196,8 @@ __device__ void Results(const typename F::Element (&own)[kScanItems], ScanValue<
 
 // --- Totals of other chunks ---
 
-// Where the blocks of a row leave totals: of its chunks, then of its groups, then the folds of all
-// regions before each region.
+// The slots to which the blocks of a row send values: the totals of its chunks, then the totals of
+// its groups, then for each region the fold of all regions before it.
 struct Totals {
   Mailbox mailbox;
   std::int64_t chunks, groups, regions;
@@ -258,10 +258,10 @@ __device__ typename F::Wide ExchangeTotals(const Totals& totals, std::int64_t ro
   const std::int64_t group_slots = chunk_slots + totals.chunks;
   const std::int64_t region_slots = group_slots + totals.groups;
   const std::int64_t group = c / kScanGroup, region = group / kScanFan;
-  const int before = static_cast<int>(c % kScanGroup);  // chunks of the group
+  const int before = static_cast<int>(c % kScanGroup);  // earlier chunks of the group
   if (me == 0) Send(totals.mailbox, chunk_slots + c, total);
   // Thread i waits for chunk i of the group. The first warp also waits for the groups of the
-  // region, and a thread of the second one for the regions.
+  // region, and a thread of the second warp for the regions.
   std::int64_t other = -1;
   if (me < group % kScanFan) other = group_slots + region * kScanFan + me;
   if (me == kScanFan && region > 0) other = region_slots + region;
@@ -383,9 +383,9 @@ __device__ void StoreStripe(const Rows<F>& p, const Stripe& stripe, Stage<typena
 
 constexpr int kThreads = kScanStripes * kWarpSize;
 static_assert(kThreads == kScanGroup, "ExchangeTotals has a thread for each chunk of a group");
-// The number of blocks that must fit into an SM's registers. With five blocks, the elements of a
-// thread no longer fit: rows of 4096 f32 took 686 us instead of 566 for 2^28 elements (NVIDIA H200,
-// 2026-11-29).
+// The number of blocks that must fit into an SM's registers. With five blocks, a thread has too few
+// registers for its elements: rows of 4096 f32 took 686 us instead of 566 for 2^28 elements (NVIDIA
+// H200, 2026-11-29).
 constexpr int kBlocksOfSm = 4;
 
 // One block per chunk. Rows of a single chunk have as many warps as stripes.
@@ -481,8 +481,8 @@ __global__ void __launch_bounds__(kColumns<typename F::Element>* kWarpSize)
   using Wide = typename F::Wide;
   using Value = ScanValue<F>;
   constexpr int kWidth = kColumns<typename F::Element>;
-  // The totals of segments, and then the folds of everything before them. Two copies, so that a
-  // thread may write the next stripe's total while another one still reads this stripe's fold.
+  // The totals of segments, and then the folds of everything before them. There are two copies, so
+  // that a thread may write the next stripe's total while another reads this stripe's fold.
   __shared__ Value folds[2][kWidth][kScanSegments + 1];
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
@@ -498,7 +498,7 @@ __global__ void __launch_bounds__(kColumns<typename F::Element>* kWarpSize)
   const std::int64_t o = block / tiles, first = block % tiles * kWidth;
   const std::int64_t column = first + mine;
   Wide* const total = totals + (o * chunks + chunk) * p.inner + first + warp;
-  const bool has_column = first + warp < p.inner;  // of which the warp computes the folds
+  const bool has_column = first + warp < p.inner;  // whose folds the warp computes
   ScanCarry<F> carry;
   Wide base = carry.Base();
   auto stripes = F::template Identity<Value>();

@@ -1,8 +1,8 @@
 // Scan with one block per line, by Kogge and Stone's network.
 //
-// Compared with `serial`, the additions no longer wait for each other: after the step with distance
-// d, each thread has the fold of up to 2d elements, the last of which is its own. A block of B
-// threads needs log2(B) steps instead of B.
+// Compared with `serial`, the additions of a step do not wait for each other: after the step with
+// distance d, each thread has the fold of up to 2d elements, the last of which is its own. A block
+// of B threads needs log2(B) steps instead of B.
 //
 //     d = 1     x0   x0-1   x1-2   x2-3   x3-4   ...     each adds the cell d before its own
 //     d = 2     x0   x0-1   x0-2   x0-3   x1-4   ...

@@ -3,9 +3,9 @@
 // Compared with `reduce_then_scan`, a block that has the total of its piece does not end. It sends
 // the total and looks back at the pieces before its own, starting with the nearest: it adds up
 // totals until it reaches a piece whose block has already sent the fold of everything up to the end
-// of that piece. The block then sends the same fold for its own piece and stores its results. Each
-// piece has two slots, one per value. Blocks take pieces by ticket, so all blocks that a block
-// waits for are done or running.
+// of that piece. The block then sends the same kind of fold for its own piece and stores its
+// results. Each piece has two slots, one per value. Blocks take pieces by ticket, so all blocks
+// that a block waits for are done or running.
 //
 // How far a block has to look depends on timing, and so does the order of the additions: the last
 // bits of floating-point sums change from run to run. `fixed_order` avoids that.
@@ -104,7 +104,7 @@ void Enqueue(const ScanProblem& p, Stream& stream) {
   });
 }
 
-// The most folds of one element: items of a thread (twice), lanes, warps, and all pieces in turn.
+// The maximum number of folds per element: a thread's items (twice), lanes, warps, all pieces.
 std::int64_t Steps(const ScanProblem& p) {
   return 2 * kItems + 5 + ScanThreads(p) / kWarpSize + 1 + Pieces(p) + 2;
 }

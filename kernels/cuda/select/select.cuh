@@ -38,7 +38,7 @@ struct SelectArrays {
 
 // A tile, which is read by a block of kSelectThreads threads. Each warp takes kSelectPart adjacent
 // elements. Lane l looks at the elements l, l + 32, ... of the part, so the loads of a warp
-// coalesce, and a ballot in each of these rounds gives the rank of the lane's element among the
+// coalesce, and a ballot for every 32 elements gives the rank of the lane's element among the
 // selected ones. The warp lists the places of selected elements in shared memory. Then lane l takes
 // entries l, l + 32, ... of the list, so its loads are in flight together, few of them are wasted,
 // and the stores of a warp are adjacent.

@@ -1,7 +1,7 @@
 // Sort by merging, with many blocks per row.
 //
 // Compared with `bitonic`, a row may have any length: blocks sort tiles of kTile elements, and then
-// merge sorted runs in pairs, each twice as long as before. Many blocks merge one run, and the
+// merge pairs of sorted runs into runs that are twice as long. Many blocks merge one run, and the
 // threads of a block merge one tile, without waiting for each other: the merge path tells which
 // elements of both runs are the first d of the merged order.
 //

@@ -15,9 +15,9 @@
 // that a block waits for have started, and wait only for earlier blocks. All sums are of integers,
 // so the result does not depend on how far a block looks.
 //
-// Cost at n = 2^20, f32, one row: x is read once to count digits. Each of 4 passes reads 4 MiB and
-// writes 4 MiB, the same again with indices, and 1 KiB of states for each tile of 4096 elements; 6
-// launches and 5 memsets.
+// Cost at n = 2^20, f32, one row: x is read once to count digits. Each of 4 passes reads and writes
+// 4 MiB of elements, as much again if there are indices, and 1 KiB of states for each tile of 4096
+// elements; 6 launches and 5 memsets.
 //
 // The kernels are correct for any n: a row of 2^30 elements or more has states and indices of 64
 // bits. Loads and stores are of single elements, so they are correct for any alignment.

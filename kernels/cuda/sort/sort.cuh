@@ -48,7 +48,7 @@ inline std::uint64_t SortBytes(const SortProblem& p, std::uint64_t moved,
 // Returns the number of digits of a key.
 inline int PassesOf(DType dtype) { return static_cast<int>(SizeOf(dtype)); }
 
-// For strategies with counters per row.
+// Returns what strategies with counters per row require but the problem lacks, or an empty string.
 inline std::string RefusesManyShortRows(const SortProblem& p) {
   constexpr std::int64_t kLeast = 1024;
   return p.n >= kLeast || p.rows <= kLeast ? "" : "rows of 1024 elements or more";

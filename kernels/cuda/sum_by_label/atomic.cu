@@ -2,9 +2,9 @@
 //
 // A thread finds the label of an element, and adds the element to the sum of its label and column.
 // Atomics happen in the L2 cache, which serves many addresses at a time, but the additions to one
-// sum are serialized. Few labels therefore cost more time than many. The additions happen in
-// whatever order the threads arrive, and a floating-point sum is rounded to its type after each of
-// them, so its bits change from run to run.
+// sum are serialized. The fewer labels there are, the more time this takes. The additions happen in
+// whatever order the threads arrive, and a floating-point sum is rounded to its type after each
+// addition, so the bits of the sum change from run to run.
 //
 // Cost at 2^20 f32 and 1024 labels: 4 MiB of x and 8 MiB of labels read, 2^20 additions, 2^10 for
 // each sum.

@@ -14,8 +14,8 @@
 //
 // At most one complete chunk begins in a window, so partial sums need no list, and every thread of
 // `chunks` has the same work, however the rows are distributed among the labels. Adjacent threads
-// have adjacent columns, so rows of many elements are read coalesced; each element of rows of one
-// element takes a sector of 32 bytes. A thread has kBatch rows in flight.
+// have adjacent columns, so the loads of rows of many elements coalesce; a row of one element takes
+// a sector of 32 bytes. A thread has kBatch rows in flight.
 //
 // Cost at 2^20 f32 and 1024 labels: labels of 2 bytes are sorted in 2 passes with 4 bytes for each
 // row's number; 32 MiB of sectors of x if nothing coalesces.

@@ -98,7 +98,7 @@ class Slot {
   const unsigned char* from_ = nullptr;
   unsigned char* to_ = nullptr;
   int bytes_ = 0;
-  bool whole_ = false;  // whether it has 16 bytes, all in vectors inside the row
+  bool whole_ = false;  // whether the slot has 16 bytes, all in vectors inside the row
   uint4 low_ = {}, high_ = {};
 };
 

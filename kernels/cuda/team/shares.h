@@ -1,6 +1,6 @@
 // Products whose rows are divided among several GPUs, for strategies that compute all columns of a
-// share in one launch. kernels/cuda/team/shares.cuh explains how b gets to each GPU. Standard
-// library only.
+// share in one launch. kernels/cuda/team/shares.cuh explains how b gets to each GPU. Uses only the
+// standard library.
 #pragma once
 
 #include <span>

@@ -42,7 +42,7 @@ class Candidates {
   // Only entries below the limit matter. If the limit is kNone, every entry matters.
   __device__ E limit() const { return limit_; }
   __device__ bool open() const { return limit_ == kNone; }
-  // Returns whether no key is below the limit's, so that later entries do not matter.
+  // Returns whether the limit has the lowest possible key, so that later entries do not matter.
   __device__ bool closed() const { return limit_ >> 32 == 0; }
   // Lowers the limit. REQUIRES: k entries are below the new limit.
   __device__ void Lower(E limit) { limit_ = limit; }

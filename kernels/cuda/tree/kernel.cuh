@@ -8,7 +8,7 @@
 // is the receiver), and the receiver folds the values in the order of the chunks. So the bits
 // depend only on the tree, not on the grid, the block size or the order in which blocks run.
 //
-// Included by .cu files that are compiled with -fmad=false.
+// The .cu files that include this file are compiled with -fmad=false.
 #pragma once
 
 #include <cstdint>

@@ -14,7 +14,7 @@
 // in the rows of the segment that the thread has passed. A load touches only 16-byte vectors that
 // hold elements of the array.
 //
-// Included by .cu files that are compiled with -fmad=false.
+// The .cu files that include this file are compiled with -fmad=false.
 #pragma once
 
 #include <cstdint>

@@ -9,7 +9,7 @@
 // Invariant: while a thread folds the rows of one batch, the loads of the next batch into the other
 // half of its shared memory are in flight.
 //
-// Included by .cu files that are compiled with -fmad=false.
+// The .cu files that include this file are compiled with -fmad=false.
 #pragma once
 
 #include <cstdint>

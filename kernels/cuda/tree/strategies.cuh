@@ -19,7 +19,7 @@ struct SinglePass {
     return TreeRoundoff(p, SinglePassBound(p.n, Size(p), p.launch), false);
   }
   static Cost CostOf(const Problem& p) {
-    // The number of SMs of the GPU for which the cost is stated. The launch uses the device's.
+    // The SMs of the GPU for which the cost is stated. The launch uses the device's number.
     constexpr int kUsualMultiprocessors = 132;
     return TreeCost(p, TreeOf(p, kUsualMultiprocessors), TreeWideBytes(OpOf(p), p.dtype, false));
   }
@@ -31,7 +31,7 @@ struct SinglePass {
   }
 };
 
-// Completes a strategy whose name is set.
+// Sets all fields of a strategy except its name, which is already set.
 template <class Problem>
 constexpr Strategy<Problem> SinglePassStrategy(Strategy<Problem> strategy) {
   strategy.summary =

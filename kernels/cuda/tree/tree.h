@@ -33,7 +33,7 @@ inline constexpr std::int64_t kSinglePassChunks = 18 * kTreeLanes;
 // Otherwise it has one chunk for each block that `multiprocessors` SMs hold at the same time, and
 // up to 7 times as many for long arrays, which evens out the end of the launch. A chunk has at
 // least as many rows as a thread loads at a time. If `multiprocessors` is 0, the tree has the
-// smallest number of chunks on any device.
+// smallest number of chunks that it has on any device.
 inline Tree SinglePassTree(std::int64_t n, std::int64_t size, const Launch& launch,
                            int multiprocessors) {
   constexpr std::int64_t kLeast = 32, kMost = kSinglePassChunks / 4;

@@ -11,8 +11,8 @@
 //     cells           [        |        B         |        ]   B + 2 radius, fetched together
 //     out                      [        B         ]            a window of cells per thread
 //
-// The kernel in the notes is correct only under conditions that the notes state: the input is
-// padded, 2 radius <= B, and n is a multiple of B. The kernel here does not need them:
+// The simplest form of this kernel is correct only under three conditions: the input is padded, 2
+// radius <= B, and n is a multiple of B. The kernel here needs none of them:
 // - Elements beyond the ends of the array are not fetched, and windows end where the array does.
 // - A thread fetches as many cells as necessary, B apart.
 // - If B + 2 radius elements do not fit in kCellBytes, they are fetched in pieces, one after
