@@ -462,7 +462,7 @@ absl::Status NpyWriter::Open() {
       std::uint64_t random = 0;
       if (::getrandom(&random, sizeof(random), 0) != sizeof(random)) break;
       partial_ = absl::StrCat(folder, ".tessera-", absl::Hex(random, absl::kZeroPad16), ".part");
-      fd_ = ::open(partial_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
+      fd_ = ::open(partial_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
     } while (fd_ < 0 && errno == EEXIST);
     if (fd_ < 0) partial_.clear();
     if (fd_ >= 0 && replaces && ::fchmod(fd_, mode) != 0) return FileError(path_, "create");
@@ -488,9 +488,12 @@ NpyWriter::NpyWriter(NpyWriter&& other) noexcept
     : path_(std::move(other.path_)),
       partial_(std::exchange(other.partial_, {})),
       fd_(std::exchange(other.fd_, -1)),
-      data_offset_(other.data_offset_) {}
+      data_offset_(other.data_offset_),
+      map_(std::exchange(other.map_, nullptr)),
+      map_bytes_(other.map_bytes_) {}
 
 NpyWriter::~NpyWriter() {
+  if (map_ != nullptr) ::munmap(map_, map_bytes_);
   if (fd_ >= 0) ::close(fd_);
   if (!partial_.empty()) ::unlink(partial_.c_str());
 }
@@ -500,7 +503,24 @@ absl::Status NpyWriter::Append(std::string_view bytes) {
                   [this](const char* data, std::size_t size) { return ::write(fd_, data, size); });
 }
 
+absl::Status NpyWriter::Reserve(std::uint64_t bytes) {
+  map_bytes_ = data_offset_ + bytes;
+  int failed = 0;
+  do {
+    failed = ::fallocate(fd_, 0, 0, static_cast<off_t>(map_bytes_));
+  } while (failed != 0 && errno == EINTR);
+  if (failed != 0) return errno == EOPNOTSUPP ? absl::OkStatus() : FileError(path_, "write");
+  void* map = ::mmap(nullptr, map_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
+  if (map != MAP_FAILED) map_ = static_cast<char*>(map);
+  return absl::OkStatus();
+}
+
 absl::Status NpyWriter::WriteAt(std::uint64_t offset, std::string_view bytes) const {
+  const std::uint64_t reserved = map_bytes_ - data_offset_;
+  if (map_ != nullptr && offset <= reserved && bytes.size() <= reserved - offset) {
+    std::memcpy(map_ + data_offset_ + offset, bytes.data(), bytes.size());
+    return absl::OkStatus();
+  }
   return WriteAll(path_, bytes, [&](const char* data, std::size_t size) {
     const std::uint64_t at =
         data_offset_ + offset + static_cast<std::uint64_t>(data - bytes.data());
@@ -509,6 +529,7 @@ absl::Status NpyWriter::WriteAt(std::uint64_t offset, std::string_view bytes) co
 }
 
 absl::Status NpyWriter::Finish() {
+  if (map_ != nullptr) ::munmap(std::exchange(map_, nullptr), map_bytes_);
   // The bytes must reach the disk before the file is renamed, or a crash could leave an incomplete
   // file under the final name.
   if (!partial_.empty() && ::fsync(fd_) != 0) return FileError(path_, "write");

@@ -95,6 +95,11 @@ class NpyWriter {
 
   // Writes the next bytes of the array in row-major order.
   absl::Status Append(std::string_view bytes);
+  // Allocates the file's blocks for this many bytes of elements, and maps them into memory. Threads
+  // that call WriteAt then do not wait for each other, as they do in pwrite. Returns FILE_ERROR if
+  // the disk is full. Does nothing if the file system cannot allocate blocks in advance. REQUIRES:
+  // MakesFile(path), and the bytes are later written by WriteAt.
+  absl::Status Reserve(std::uint64_t bytes);
   // Writes the bytes at this offset of the array. Thread safe. REQUIRES: MakesFile(path), and
   // Append is never called.
   absl::Status WriteAt(std::uint64_t offset, std::string_view bytes) const;
@@ -108,6 +113,8 @@ class NpyWriter {
   std::string partial_;  // the path of the unfinished file; empty if there is none
   int fd_ = -1;
   std::uint64_t data_offset_ = 0;  // where the elements begin
+  char* map_ = nullptr;            // the reserved bytes of the file
+  std::uint64_t map_bytes_ = 0;
 };
 
 }  // namespace tessera

@@ -243,6 +243,22 @@ TEST(NpyWriter, LeavesNothingUntilItHasFinished) {
             "FILE_ERROR");
 }
 
+TEST(NpyWriter, WritesReservedBytesInAnyOrder) {
+  const TemporaryFile file;
+  auto writer = NpyWriter::Create(file.path(), DType::kU8, {10});
+  ASSERT_TRUE(writer.ok());
+  ASSERT_TRUE(writer->Reserve(8).ok());
+  ASSERT_TRUE(writer->WriteAt(4, "5678").ok());
+  ASSERT_TRUE(writer->WriteAt(8, "90").ok());  // beyond the reserved bytes
+  ASSERT_TRUE(writer->WriteAt(0, "1234").ok());
+  ASSERT_TRUE(writer->Finish().ok());
+  EXPECT_EQ(file.Content(), MakeNpyHeader(DType::kU8, {10}) + "1234567890");
+
+  auto large = NpyWriter::Create(file.path(), DType::kU8, {10});
+  ASSERT_TRUE(large.ok());
+  EXPECT_EQ(ErrorReason(large->Reserve(std::uint64_t{1} << 62)), "FILE_ERROR");
+}
+
 TEST(NpyWriter, OpensNoFileThatIsThereAlready) {
   const std::filesystem::path folder =
       std::filesystem::temp_directory_path() / ("tessera-npy-" + std::to_string(::getpid()));

@@ -364,6 +364,11 @@ std::uint64_t SaveBuffers(Session& session, std::vector<std::string> names,
   NpyWriter writer = OrThrow(NpyWriter::Create(path, zip ? "" : TensorHeader(arrays)));
   std::uint64_t at = 0, total = 0;
   std::string directory;
+  if (!zip) {
+    std::uint64_t bytes = 0;
+    for (const auto& [key, buffer] : arrays) bytes += buffer.size_bytes();
+    OrThrow(writer.Reserve(bytes));
+  }
   for (const auto& [key, buffer] : arrays) {
     const std::string member = key + ".npy";
     const std::string npy =

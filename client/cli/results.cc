@@ -216,7 +216,7 @@ v1::Buffer SaveBuffer(Session& session, const std::string& name, const std::stri
       writer.emplace(*std::move(created));
       progress.emplace(name, buffer.size_bytes());
       received = 0;
-      return absl::OkStatus();
+      return any_order ? writer->Reserve(buffer.size_bytes()) : absl::OkStatus();
     }
     {
       const std::lock_guard lock(mutex);

@@ -4,6 +4,7 @@
 usage: library_peers.py map ADDRESS
        library_peers.py search ADDRESS --cli BIN/tessera
        library_peers.py top_k BIN/strategy_bench
+       library_peers.py bytes BIN/strategy_bench
        library_peers.py products bf16:8192 f32:8192...
        Each command takes --rounds N and --json FILE.
 
@@ -26,6 +27,9 @@ of the strategies that a search uses.
 
 top_k: times the strategy `threshold`, with strategy_bench, and torch.topk (sorted). The f32
 operands are not in any cache, and the device is held until the host has enqueued all kernels.
+
+bytes: times `tensor_i8`, with strategy_bench, and torch._int_mm, in the same way. b^T means that b
+is stored as [n, k].
 
 products: times PyTorch on all GPUs of this host, with one process per GPU, for comparison with
 tests/by_hand/many_gpus.py. `one` is torch.mm on the first GPU. In the other two cases, every GPU
@@ -308,34 +312,75 @@ CACHES = 256 << 20  # bytes: more than three times the largest L2
 
 
 def top_k_rows(options):
-    return [interleaved(options, {"threshold": functools.partial(by_bench, options.bench, shape, k),
-                                  "torch": functools.partial(by_torch, shape, k)}, shape=shape, k=k)
+    return [interleaved(options,
+                        {"threshold": functools.partial(by_bench, options.bench,
+                                                        f"top_k_{k}/threshold/f32/{shape}"),
+                         "torch": functools.partial(top_k_by_torch, shape, k)}, shape=shape, k=k)
             for shape in SHAPES for k in (10, 100)]
 
 
-def by_bench(bench, shape, k):
+def by_bench(bench, name):
     with tempfile.NamedTemporaryFile() as file:
-        name = f"^top_k_{k}/threshold/f32/{shape}$"
-        subprocess.run([bench, "--filter", name, "--json", file.name], check=True,
+        pattern = name.replace("^", r"\^")
+        subprocess.run([bench, "--filter", f"^{pattern}$", "--json", file.name], check=True,
                        stdout=subprocess.DEVNULL)
         return json.load(file)["rows"][0]["us"]
 
 
-def by_torch(shape, k):
+def top_k_by_torch(shape, k):
     import torch
 
     rows, n = map(int, shape.split("x"))
-    operands = [torch.randn(rows, n, device="cuda") for _ in range(1 + CACHES // (4 * rows * n))]
+    return by_torch(4 * rows * n, lambda: torch.randn(rows, n, device="cuda"),
+                    lambda x: torch.topk(x, k, dim=1, sorted=True))
+
+
+def by_torch(size, make, work):
+    """Returns the median device time of work(operands), for as many operands of `size` bytes as
+    fill the caches."""
+    import torch
+
+    operands = [make() for _ in range(1 + CACHES // size)]
     times = [
-        torch_us(
-            lambda: torch.topk(operands[call % len(operands)], k, dim=1, sorted=True),
-            before=lambda: torch.cuda._sleep(HOLD_CYCLES),
-        )
+        torch_us(lambda: work(operands[call % len(operands)]),
+                 before=lambda: torch.cuda._sleep(HOLD_CYCLES))
         for call in range(CALLS + 3)
     ]
     operands.clear()
     torch.cuda.empty_cache()  # leaves the device's memory to the benchmark
     return statistics.median(times[3:])
+
+
+# --- bytes ----------------------------------------------------------------------------------------
+
+BYTE_SHAPES = ((1024, 1024, 1024), (4096, 4096, 4096), (8192, 8192, 8192), (4096, 11008, 4096),
+               (128, 14336, 4096))
+
+
+def bytes_rows(options):
+    rows = []
+    for shape in BYTE_SHAPES:
+        m, n, k = shape
+        for stored in (" b^T", ""):
+            size = (str(m) if m == n == k else f"{m}x{n}x{k}") + stored
+            ways = {"tensor_i8": functools.partial(by_bench, options.bench,
+                                                   f"matmul/tensor_i8/i8/{size}"),
+                    "torch": functools.partial(bytes_by_torch, shape, stored != "")}
+            rows.append(interleaved(options, ways, size=size))
+    return rows
+
+
+def bytes_by_torch(shape, transposed):
+    import torch
+
+    def make():
+        m, n, k = shape
+        a, b = (torch.randint(-60, 60, extents, dtype=torch.int8, device="cuda")
+                for extents in ((m, k), (n, k) if transposed else (k, n)))
+        return a, b.t() if transposed else b
+
+    m, n, k = shape
+    return by_torch(m * k + n * k, make, lambda operands: torch._int_mm(*operands))
 
 
 # --- products -------------------------------------------------------------------------------------
@@ -416,7 +461,7 @@ def main():
     )
     commands = parser.add_subparsers(required=True)
     for name, run in (("map", map_rows), ("search", search_rows), ("top_k", top_k_rows),
-                      ("products", products_rows)):
+                      ("bytes", bytes_rows), ("products", products_rows)):
         command = commands.add_parser(name)
         command.set_defaults(run=run)
         command.add_argument("--rounds", type=int, default=5)
@@ -424,7 +469,7 @@ def main():
         if name == "products":
             command.add_argument("products", nargs="+", metavar="TYPE:SIDE")
         else:
-            command.add_argument("bench" if name == "top_k" else "address")
+            command.add_argument("bench" if name in ("top_k", "bytes") else "address")
         if name == "search":
             command.add_argument("--cli", required=True)
     options = parser.parse_args()

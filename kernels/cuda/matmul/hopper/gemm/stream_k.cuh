@@ -1,8 +1,8 @@
 // Stream-K: passes the partial sums of a tile from one cluster to the next.
 #pragma once
 
-#include <bit>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/cuda/matmul/hopper/gemm/tile.cuh"
 
@@ -28,35 +28,36 @@ __device__ inline void AnnouncePartial(std::uint32_t* written) {
 template <class C>
 inline constexpr int kMessageThreads = C::kWarpgroup + kWarpSize;
 
+// Four sums as one vector.
+template <class C>
+using FourSums = std::conditional_t<std::is_integral_v<typename C::Sum>, int4, float4>;
+
 // Returns the address of a thread's first vector of sums among the partial results of a block's
 // consumer. The thread's vectors are kWarpgroup vectors apart.
 template <class C>
-__device__ uint4* PartialOf(const TensorWork& work, int block, int consumer, int thread) {
+__device__ FourSums<C>* PartialOf(const TensorWork& work, int block, int consumer, int thread) {
   constexpr int kPacks = C::kGroupRows * C::kColumns / 4;
-  return static_cast<uint4*>(work.partials) +
+  return static_cast<FourSums<C>*>(work.partials) +
          (std::int64_t{block} * C::kConsumers + consumer) * kPacks + thread;
 }
 
-// Sums pass through memory as bits, because they are floats or integers.
 template <class Sum>
-__device__ std::uint32_t BitsOf(Sum sum) {
-  return std::bit_cast<std::uint32_t>(sum);
-}
-__device__ inline void AddBits(std::uint32_t bits, float& sum) {
-  sum += std::bit_cast<float>(bits);
-}
-__device__ inline void AddBits(std::uint32_t bits, std::int32_t& sum) {
-  sum = static_cast<std::int32_t>(static_cast<std::uint32_t>(sum) + bits);
+__device__ void AddSum(Sum x, Sum& sum) {
+  if constexpr (std::is_integral_v<Sum>) {
+    sum = WrapAdd(sum, x);
+  } else {
+    sum += x;
+  }
 }
 
 // Stores the sums of the first part of a tile for the next cluster.
 template <class C, int kCount>
 __device__ void StorePartial(const typename C::Sum (&d)[kCount], const TensorWork& work,
                              int consumer, int thread) {
-  uint4* to = PartialOf<C>(work, static_cast<int>(blockIdx.x), consumer, thread);
+  FourSums<C>* to = PartialOf<C>(work, static_cast<int>(blockIdx.x), consumer, thread);
 #pragma unroll
   for (int i = 0; i < kCount; i += 4, to += C::kWarpgroup)
-    __stcg(to, {BitsOf(d[i]), BitsOf(d[i + 1]), BitsOf(d[i + 2]), BitsOf(d[i + 3])});
+    __stcg(to, FourSums<C>{d[i], d[i + 1], d[i + 2], d[i + 3]});
   NamedBarrierArrive(BarrierOf<C>(Meeting::kSumsStored, consumer), kMessageThreads<C>);
 }
 
@@ -65,13 +66,13 @@ template <class C, int kCount>
 __device__ void AddPartial(typename C::Sum (&d)[kCount], const TensorWork& work, int consumer,
                            int thread) {
   NamedBarrier(BarrierOf<C>(Meeting::kMayLoad, consumer), kMessageThreads<C>);
-  const uint4* from =
+  const FourSums<C>* from =
       PartialOf<C>(work, static_cast<int>(blockIdx.x) - C::kCluster, consumer, thread);
 #pragma unroll
   for (int i = 0; i < kCount; i += 4, from += C::kWarpgroup) {
-    const uint4 pack = __ldcg(from);
-    AddBits(pack.x, d[i]), AddBits(pack.y, d[i + 1]);
-    AddBits(pack.z, d[i + 2]), AddBits(pack.w, d[i + 3]);
+    const FourSums<C> pack = __ldcg(from);
+    AddSum(pack.x, d[i]), AddSum(pack.y, d[i + 1]);
+    AddSum(pack.z, d[i + 2]), AddSum(pack.w, d[i + 3]);
   }
 }
 
