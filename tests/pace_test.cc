@@ -554,9 +554,9 @@ TEST(WarmUpTest, MeasuresEveryRowTypeAndOperation) {
     if constexpr (requires(Problem p) { p.op; }) ops = static_cast<int>(std::size(kAllReduceOps));
     const int kinds = kProduct || std::is_same_v<Problem, ReduceAxesProblem> ? 2 : 1;
     for (const Strategy<Problem>* strategy : Strategies<Problem>())
-      for (DType dtype : kAllDTypes)
+      for (DType dtype : kArrayDTypes)
         if (strategy->backend == Backend::kCpu && strategy->dtypes.Contains(dtype) &&
-            (!kProduct || IsMatmulPair(dtype, dtype)))
+            (kProduct || IsComputed(dtype)))
           rates += ops * kinds;
   });
   // A measured rate never exactly equals the assumed one. Products of this size are compute-bound.
