@@ -364,7 +364,7 @@ def bytes_rows(options):
         for stored in (" b^T", ""):
             size = (str(m) if m == n == k else f"{m}x{n}x{k}") + stored
             ways = {"tensor_i8": functools.partial(by_bench, options.bench,
-                                                   f"matmul/tensor_i8/i8/{size}"),
+                                                   f"matmul_bytes/tensor_i8/i8/{size}"),
                     "torch": functools.partial(bytes_by_torch, shape, stored != "")}
             rows.append(interleaved(options, ways, size=size))
     return rows

@@ -262,9 +262,12 @@ Case Problems::Matmul(const MatmulProblem& p, std::int64_t a_off, std::int64_t b
   if (p.ldb != (p.transpose_b ? p.k : p.n)) absl::StrAppend(&size, " ldb ", p.ldb);
   absl::StrAppend(&size, Off(a_off, p.dtype), Off(b_off, p.dtype));
   const std::size_t out_bytes = Bytes(p.out_dtype, p.stack * p.m * p.n);
-  Case out = Make(p.stack > 1 ? "matmul_stack" : "matmul", p.dtype, std::move(size),
-                  Bytes(p.dtype, p.stack * (p.m * p.k + p.k * p.n)), out_bytes,
-                  2.0 * static_cast<double>(p.stack * p.m * p.n) * static_cast<double>(p.k));
+  const char* name = p.stack > 1              ? "matmul_stack"
+                     : IsByteInteger(p.dtype) ? "matmul_bytes"
+                                              : "matmul";
+  Case out =
+      Make(name, p.dtype, std::move(size), Bytes(p.dtype, p.stack * (p.m * p.k + p.k * p.n)),
+           out_bytes, 2.0 * static_cast<double>(p.stack * p.m * p.n) * static_cast<double>(p.k));
   const auto last = std::make_shared<MatmulProblem>();
   const auto place = [this, a_off, b_off, out_bytes, last](MatmulProblem& q) {
     q.a = Place(q.dtype, q.stack * (q.transpose_a ? q.k : q.m) * q.lda, a_off);

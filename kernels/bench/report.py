@@ -58,7 +58,7 @@ MEASURED = ROOT / "docs" / "measured"
 PAGES = [ROOT / "docs" / "scaling.md", ROOT / "docs" / "performance.md", *MEASURED.glob("*.md")]
 PAGES += (ROOT / "kernels" / "cuda").glob("*/README.md")
 
-DTYPES = ["f32", "f64", "f16", "bf16", "i32", "i64"]  # the order of columns
+DTYPES = ["f32", "f64", "f16", "bf16", "i32", "i64", "i8"]  # the order of columns
 LIBRARY = {"dot": "cublas", "reduce": "library", "matmul": "cublas"}
 # Another call of the vendor that appears in the tables of products.
 TF32 = "cublaslt_tf32"
@@ -417,10 +417,14 @@ def ladder(name, operation, dtype, size, table):
         for word in extra.strip("()").split(", ") if extra else []:
             what["dtype" if word in DTYPES else "size"] = size_name(word)
         name = f"{strategy}/{what['dtype']}/{what['size']}"
-        row = data.by_name.get(f"{operation}/{name}", data.by_name.get(f"{operation}_stack/{name}"))
+        names = (f"{operation}{kind}/{name}" for kind in ("", "_stack", "_bytes"))
+        row = next((data.by_name[n] for n in names if n in data.by_name), None)
         # Products that are not square are limited by memory.
         of = operation if what["size"].isdigit() else "memory"
-        rate = f"{data.rate(of, row)} {data.unit(of)[0]}" if row else "unmeasured"
+        unit = data.unit(of)[0]
+        if what["dtype"] == "i8":
+            unit = unit.replace("FLOP", "OP")
+        rate = f"{data.rate(of, row)} {unit}" if row else "unmeasured"
         return f"{line}| {rate}{' ' + extra if extra else ''} |"
 
     return re.sub(r"(?m)^(\| \[`(\w+)`\].*)\|[^|]*?(\([^()|]*\))? \|$", fill, table)
