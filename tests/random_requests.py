@@ -744,7 +744,7 @@ class Requests:
 
     def matmul(self):
         rng, fault, reasons = self.rng, self.fault(), ()
-        dtype = self.dtype()
+        dtype = self.dtype(*BYTES)
         m, n, k = self.extent(), self.extent(), self.extent()
         ta, tb = rng.random() < 0.3, rng.random() < 0.3
         out = rng.choice((0, 0, 0, dtype, *DTYPES))
@@ -771,9 +771,12 @@ class Requests:
         elif fault == "shape":
             array = self.array(dtype, rng.choice(((k + 1, k + 1), (k + 1,), (1, k + 1, k + 1), ())))
             b, reasons = self.seen(array, shape=array.shape), ("BAD_SHAPE",)
-        result = out or dtype
+        result = out or (I32 if dtype in (U8, I8) else dtype)
         if dtype == I64:
             reasons = (*reasons, "BAD_DTYPE", "STRATEGY_UNSUPPORTED")
+        elif dtype in BYTES:
+            if dtype == BOOL or result != I32:
+                reasons = (*reasons, "BAD_DTYPE")
         elif result not in (dtype, {F16: F32, BF16: F32, I32: I64}.get(dtype)):
             reasons = (*reasons, "BAD_DTYPE")
         fields = dict(a=a.message, b=b.message, transpose_a=ta, transpose_b=tb, out_dtype=out)
