@@ -60,8 +60,8 @@ std::vector<std::size_t> LastReaders(const ProgramPlan& program) {
   return last;
 }
 
-// Places each scratch array in the first gap behind *end that is large enough. An array may take the
-// place of those whose last readers are earlier steps, because the steps that write arrays run one
+// Places each scratch array in the first gap behind *end that is large enough. It may take the
+// place of arrays whose last readers are earlier steps, because the steps that write arrays run one
 // after another.
 void PlaceScratchArrays(ProgramPlan& program, std::uint64_t* end) {
   struct Place {
