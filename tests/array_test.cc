@@ -1,5 +1,9 @@
-// Shapes and views as a hostile client would send them.
+// Shapes and views as a hostile client would send them, and conversions of halves.
 #include "tests/kernel_fixture.h"
+
+#ifdef __SSE2__
+#include <xmmintrin.h>
+#endif
 
 namespace tessera::test {
 namespace {
@@ -84,6 +88,36 @@ TEST(ViewTest, RefusesEveryWindowOutside) {
     EXPECT_EQ(ErrorReason(view.status()), "BAD_VIEW");
     EXPECT_EQ(ErrorMetadata(view.status())["field"], c.field) << view.status();
     EXPECT_NE(ErrorMetadata(view.status())["limit"], "");
+  }
+}
+
+// The value that IEEE 754 gives a half without its sign.
+float MagnitudeOf(unsigned bits) {
+  const int exponent = static_cast<int>(bits >> 10 & 31u);
+  const auto fraction = static_cast<float>(bits & 1023u);
+  if (exponent == 0) return std::ldexp(fraction, -24);
+  if (exponent < 31) return std::ldexp(1024 + fraction, exponent - 25);
+  return std::bit_cast<float>(0x7f800000u | (bits & 1023u) << 13);  // NaNs keep their fraction
+}
+
+TEST(HalfTest, AllValuesBecomeFloatsWithoutSlowArithmeticOnSubnormalNumbers) {
+  std::vector<Half> halves(65536);
+  for (std::size_t i = 0; i < halves.size(); ++i) halves[i].bits = static_cast<std::uint16_t>(i);
+  std::vector<float> floats(halves.size());
+#ifdef __SSE2__
+  _mm_setcsr(_mm_getcsr() & ~static_cast<unsigned>(_MM_EXCEPT_DENORM));
+#endif
+  asm volatile("" ::: "memory");
+  std::transform(halves.begin(), halves.end(), floats.begin(),
+                 [](Half half) { return static_cast<float>(half); });
+  asm volatile("" ::: "memory");
+#ifdef __SSE2__  // Any operation on a subnormal number sets the flag.
+  EXPECT_EQ(_mm_getcsr() & _MM_EXCEPT_DENORM, 0u) << "an operand was a subnormal float";
+#endif
+  for (unsigned i = 0; i < 65536; ++i) {
+    const std::uint32_t want =
+        std::bit_cast<std::uint32_t>(MagnitudeOf(i & 0x7fffu)) | (i & 0x8000u) << 16;
+    ASSERT_EQ(std::bit_cast<std::uint32_t>(floats[i]), want) << i;
   }
 }
 

@@ -13,6 +13,9 @@
 #include <vector>
 
 #include "kernels/compute.h"
+#include "kernels/cpu/runtime/host_threads.h"
+
+extern "C" int openblas_get_num_threads();
 
 namespace tessera {
 namespace {
@@ -31,6 +34,7 @@ class Root {
   }
   HostMemory Read() const { return ReadHostMemory(path_); }
   int Quota() const { return ReadCpuQuota(path_); }
+  const std::string& path() const { return path_; }
 
  private:
   std::string path_;
@@ -106,6 +110,14 @@ TEST(HostMemoryTest, AQuotaOfVersion1) {
   root.Write("/sys/fs/cgroup/cpu/pod:cri:y/cpu.cfs_quota_us", "50000\n");
   root.Write("/sys/fs/cgroup/cpu/pod:cri:y/cpu.cfs_period_us", "100000\n");
   EXPECT_EQ(root.Quota(), 1);
+}
+
+TEST(HostMemoryTest, LoopsAndOpenBlasObeyTheQuota) {
+  Root root;
+  root.Write("/proc/self/cgroup", "0::/\n");
+  root.Write("/sys/fs/cgroup/cpu.max", "50000 100000\n");
+  EXPECT_EQ(LimitThreads(root.path()), 1);
+  EXPECT_EQ(openblas_get_num_threads(), 1);
 }
 
 TEST(HostMemoryTest, AllocationsAreThereAtOnceAndAligned) {

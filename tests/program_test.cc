@@ -129,11 +129,49 @@ TEST_F(ProgramTest, EverythingHasItsPlace) {
   EXPECT_EQ(layout.end, layout.inline_begin + 512 + 256);
 }
 
+TEST_F(ProgramTest, AnArrayTakesThePlaceOfThoseThatAreNotReadAgain) {
+  Add(Array(300), Array(300));   // 0: 1280 bytes
+  Add(ResultOf(0), Array(300));  // 1
+  Add(ResultOf(1), Array(300));  // 2: takes the place of 0
+  Add(Array(10), Array(10));     // 3: takes the place of 1, which 2 has read
+  Add(ResultOf(3), Array(10));   // 4
+  Sum(ResultOf(2));              // 5
+  Add(Array(300), Array(300));   // 6: takes the places of 2 and 3
+  Add(ResultOf(6), Array(300));  // 7: the gap between 6 and 4 is too small
+  Sum(ResultOf(4));              // 8
+  Sum(ResultOf(7));              // 9
+  RunAll();
+  std::vector<std::uint64_t> offsets;
+  for (const std::uint32_t i : {0, 1, 2, 3, 4, 6, 7})
+    offsets.push_back(program_.steps[i].offsets[0]);
+  EXPECT_EQ(offsets, (std::vector<std::uint64_t>{0, 1280, 0, 1280, 1536, 0, 1792}));
+  EXPECT_EQ(layout_.end, 1792u + 1280u);
+  const double sum = 300 * 301 / 2;
+  EXPECT_EQ(Value(5), 4 * sum);
+  EXPECT_EQ(Value(8), 3 * 55);
+  EXPECT_EQ(Value(9), 3 * sum);
+}
+
+TEST_F(ProgramTest, WhatAFusedStepReadsStaysUntilItRuns) {
+  Add(Array(10), Array(10));
+  Add(ResultOf(0), Array(10));
+  Add(Array(10), Array(10));
+  Add(ResultOf(1), Array(10), Destination::kBuffer);
+  FindTypes(program_);
+  const ProductTopKStrategy strategy{};
+  program_.steps[1].folded = true;
+  program_.steps[3].selection = &strategy;
+  program_.steps[3].product = program_.steps[3].scores = 1;
+  LayOut(program_);
+  EXPECT_EQ(program_.steps[2].offsets[0], program_.steps[0].offsets[0] + kBlockAlignment);
+}
+
 TEST_F(ProgramTest, SizesDoNotOverflow) {
   for (int i = 0; i < 5; ++i) {
     Add(Array(0), Array(0)).operands[0].type.shape = MakeShape({std::int64_t{1} << 60});
     program_.steps.back().operands[1].type.shape = MakeShape({std::int64_t{1} << 60});
   }
+  for (std::uint32_t i = 0; i < 5; ++i) Sum(ResultOf(i));
   FindTypes(program_);
   EXPECT_TRUE(program_.steps[4].status.ok());
   EXPECT_EQ(LayOut(program_).end, std::uint64_t{1} << 62);

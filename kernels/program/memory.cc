@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <unordered_map>
+#include <vector>
 
 #include "kernels/device/budget.h"
 #include "kernels/program/program.h"
@@ -23,15 +25,13 @@ std::uint64_t AddTo(std::uint64_t* end, std::uint64_t bytes) {
   return offset;
 }
 
-// Calls f(type, offset) for each array with that destination that a step computes. Steps that do
-// not run are skipped.
+// Calls f(type, offset) for each array with that destination that the step computes. A step that
+// does not run is skipped.
 template <class F>
-void ForArrays(ProgramPlan& program, Destination destination, const F& f) {
-  for (PlannedStep& step : program.steps) {
-    if (!step.status.ok() || step.folded) continue;
-    for (std::size_t a = 0; a < step.destinations.size() && !step.result.scalar; ++a)
-      if (step.destinations[a] == destination) f(step.result.arrays[a], step.offsets[a]);
-  }
+void ForArrays(PlannedStep& step, Destination destination, const F& f) {
+  if (!step.status.ok() || step.folded) return;
+  for (std::size_t a = 0; a < step.destinations.size() && !step.result.scalar; ++a)
+    if (step.destinations[a] == destination) f(step.result.arrays[a], step.offsets[a]);
 }
 
 // Calls f(operand) for each operand of that kind.
@@ -42,18 +42,62 @@ void ForOperands(ProgramPlan& program, Kind kind, const F& f) {
       if (step.status.ok() && operand.kind == kind) f(operand);
 }
 
+// Returns for each step the last step that reads its results, or the step itself if none does.
+std::vector<std::size_t> LastReaders(const ProgramPlan& program) {
+  std::vector<std::size_t> last(program.steps.size());
+  std::iota(last.begin(), last.end(), std::size_t{0});
+  const auto reads = [&](const PlannedStep& step, std::size_t reader) {
+    for (const PlannedOperand& operand : step.operands)
+      if (operand.kind == Kind::kResult) last[operand.step] = std::max(last[operand.step], reader);
+  };
+  for (std::size_t i = 0; i < program.steps.size(); ++i) {
+    const PlannedStep& step = program.steps[i];
+    reads(step, i);
+    if (step.selection == nullptr) continue;
+    reads(program.steps[step.product], i);
+    reads(program.steps[step.scores], i);
+  }
+  return last;
+}
+
+// Places each scratch array in the first gap behind *end that is large enough. It may take the
+// place of arrays whose last readers are earlier steps, because the steps that write arrays run one
+// after another.
+void PlaceScratchArrays(ProgramPlan& program, std::uint64_t* end) {
+  struct Place {
+    std::uint64_t begin, end;
+    std::size_t last;
+  };
+  const std::uint64_t begin = *end;
+  const std::vector<std::size_t> last = LastReaders(program);
+  std::vector<Place> taken;  // in the order of their addresses
+  for (std::size_t i = 0; i < program.steps.size(); ++i) {
+    std::erase_if(taken, [i](const Place& place) { return place.last < i; });
+    ForArrays(program.steps[i], Destination::kScratch,
+              [&](const ArrayType& type, std::uint64_t& offset) {
+                std::uint64_t size = 0, next = begin;
+                AddTo(&size, type.bytes());
+                auto place = taken.begin();
+                while (place != taken.end() && place->begin - next < size) next = (place++)->end;
+                offset = AddTo(&next, type.bytes());
+                taken.insert(place, {offset, next, last[i]});
+                *end = std::max(*end, next);
+              });
+  }
+}
+
 }  // namespace
 
 BlockLayout LayOut(ProgramPlan& program) {
   BlockLayout layout;
-  ForArrays(program, Destination::kResponse, [&](const ArrayType& type, std::uint64_t& offset) {
-    offset = AddTo(&layout.end, type.bytes());
-    ++layout.response_arrays;
-  });
+  for (PlannedStep& step : program.steps) {
+    ForArrays(step, Destination::kResponse, [&](const ArrayType& type, std::uint64_t& offset) {
+      offset = AddTo(&layout.end, type.bytes());
+      ++layout.response_arrays;
+    });
+  }
   layout.response_end = layout.end;
-  ForArrays(program, Destination::kScratch, [&](const ArrayType& type, std::uint64_t& offset) {
-    offset = AddTo(&layout.end, type.bytes());
-  });
+  PlaceScratchArrays(program, &layout.end);
   for (PlannedStep& step : program.steps)
     if (step.status.ok() && step.result.scalar && step.readers > 0)
       step.offsets[0] = AddTo(&layout.end, kScalarBytes);

@@ -12,18 +12,20 @@
 
 namespace tessera {
 
-int HostThreads() {
-  static const int threads = [] {
+int LimitThreads(const std::string& root) {
 #ifdef _OPENMP
-    int cores = omp_get_max_threads();
+  int cores = omp_get_max_threads();
 #else
-    int cores = 1;
+  int cores = 1;
 #endif
-    if (const int quota = ReadCpuQuota(); quota > 0) cores = std::min(cores, quota);
-    // OpenBLAS creates its threads when it is loaded; this limits how many of them work.
-    if (openblas_get_num_threads() > cores) openblas_set_num_threads(cores);
-    return cores;
-  }();
+  if (const int quota = ReadCpuQuota(root); quota > 0) cores = std::min(cores, quota);
+  // OpenBLAS creates its threads when it is loaded; this limits how many of them work.
+  if (openblas_get_num_threads() > cores) openblas_set_num_threads(cores);
+  return cores;
+}
+
+int HostThreads() {
+  static const int threads = LimitThreads("");
   return threads;
 }
 
