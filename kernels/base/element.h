@@ -50,13 +50,6 @@ struct Half {
 #ifdef __CUDA_ARCH__
     return __half2float(__ushort_as_half(bits));
 #else
-<<<<<<< HEAD
-    // This code has no branches, so the compiler can vectorise loops over halves. The product
-    // changes the exponent's bias from 15 to 127 exactly, and normalises subnormal numbers.
-    const std::uint32_t magnitude = static_cast<std::uint32_t>(bits & 0x7fffu) << 13;
-    const auto number = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112f);
-    const std::uint32_t infinite = magnitude >= 0x0f800000u ? 0x7f800000u : 0u;
-=======
     // This has no branches, so the compiler can vectorise loops over halves, and no float in it is
     // subnormal, because processors may be dozens of times slower with those. `normal` changes the
     // exponent's bias from 15 to 127, and is the value of a normal half. `subnormal` doubles it and
@@ -67,7 +60,6 @@ struct Half {
     const float subnormal = std::bit_cast<float>(magnitude + 0x38800000) - 0x1p-14f;
     const auto number = std::bit_cast<std::uint32_t>(subnormal < normal ? subnormal : normal);
     const std::uint32_t infinite = magnitude >= 0x0f800000 ? 0x7f800000u : 0u;
->>>>>>> h1
     return std::bit_cast<float>(number | infinite |
                                 static_cast<std::uint32_t>(bits & 0x8000u) << 16);
 #endif
