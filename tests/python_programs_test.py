@@ -317,6 +317,20 @@ class ProgramsTest(python_outsider.Case):
             with self.subTest(seed=seed):
                 Program(self.t, seed).run()
 
+    def test_products_of_bytes_need_no_conversion(self):
+        for dtype in ("i1", "u1"):
+            numbers = np.random.default_rng(5).integers(0, 256, (3, 40, 70)).astype(dtype)
+            x = self.t.put(numbers)
+            product = x @ x.transpose(0, 2, 1)
+            self.assertTrue(product.explain().startswith("one Matmul of 1 step"), product.explain())
+            wide = numbers.astype("i4")
+            want = wide @ wide.transpose(0, 2, 1)
+            self.assertEqual(product.numpy().dtype, np.int32)
+            np.testing.assert_array_equal(product.numpy(), want)
+            np.testing.assert_array_equal((x[0] @ x[1, 0]).numpy(), wide[0] @ wide[1, 0])
+            np.testing.assert_array_equal(
+                ts.matmul(x, x.transpose(0, 2, 1), dtype="i8").numpy(), want)
+
     def test_products_that_are_read_transposed(self):
         a = np.arange(9.0).reshape(3, 3)
         x = self.t.put(a)
