@@ -230,22 +230,23 @@ void GatherColumnMajor(const char* data, absl::Span<const std::int64_t> shape, s
   }
 }
 
-// The point at which a thread resumes after SIGBUS, which the kernel sends when a thread reads a
-// mapping beyond the end of the file. It is nullptr while the thread is not reading a mapping.
-thread_local sigjmp_buf* volatile map_reader = nullptr;
+// The point at which a thread resumes after SIGBUS, which the kernel sends when a thread accesses a
+// mapping beyond the end of the file, or when the disk has no room for a page that a thread writes.
+// It is nullptr while the thread does not use a mapping.
+thread_local sigjmp_buf* volatile map_user = nullptr;
 struct sigaction other_bus_action {};  // the process's previous action for SIGBUS
 
 void OnBusError(int, siginfo_t*, void*) {
-  if (map_reader != nullptr) ::siglongjmp(*map_reader, 1);
+  if (map_user != nullptr) ::siglongjmp(*map_user, 1);
   // The signal does not come from a mapping. The access is repeated on return, and the previous
   // action then handles the signal.
   ::sigaction(SIGBUS, &other_bus_action, nullptr);
 }
 
-// Runs read(), which must do nothing but copy from a mapping. Returns false if the file has been
-// truncated.
+// Runs copy(), which must do nothing but copy from or to a mapping. Returns false if the file has
+// been truncated or the disk is full.
 template <class F>
-bool ReadMap(const F& read) {
+bool UseMap(const F& copy) {
   static std::once_flag installed;
   std::call_once(installed, [] {
     struct sigaction action {};
@@ -253,16 +254,16 @@ bool ReadMap(const F& read) {
     action.sa_flags = static_cast<int>(SA_SIGINFO | SA_NODEFER);
     ::sigaction(SIGBUS, &action, &other_bus_action);
   });
-  sigjmp_buf reader;
-  if (sigsetjmp(reader, 0) != 0) {
-    map_reader = nullptr;
+  sigjmp_buf user;
+  if (sigsetjmp(user, 0) != 0) {
+    map_user = nullptr;
     return false;
   }
-  map_reader = &reader;
+  map_user = &user;
   std::atomic_signal_fence(std::memory_order_seq_cst);  // keeps the accesses between the two fences
-  read();
+  copy();
   std::atomic_signal_fence(std::memory_order_seq_cst);
-  map_reader = nullptr;
+  map_user = nullptr;
   return true;
 }
 
@@ -410,7 +411,7 @@ absl::Status NpyFile::Read(std::uint64_t offset, absl::Span<char> out) const {
   const std::size_t element = SizeOf(header_.dtype);
   const std::uint64_t first = offset / element;
   const std::uint64_t count = out.size() / element;
-  const bool read = ReadMap([&] {
+  const bool read = UseMap([&] {
     const auto gather = [&]<class T>(T) {
       GatherColumnMajor<T>(data, header_.shape, first, count, out.data());
     };
@@ -505,11 +506,7 @@ absl::Status NpyWriter::Append(std::string_view bytes) {
 
 absl::Status NpyWriter::Reserve(std::uint64_t bytes) {
   map_bytes_ = data_offset_ + bytes;
-  int failed = 0;
-  do {
-    failed = ::fallocate(fd_, 0, 0, static_cast<off_t>(map_bytes_));
-  } while (failed != 0 && errno == EINTR);
-  if (failed != 0) return errno == EOPNOTSUPP ? absl::OkStatus() : FileError(path_, "write");
+  if (::ftruncate(fd_, static_cast<off_t>(map_bytes_)) != 0) return FileError(path_, "write");
   void* map = ::mmap(nullptr, map_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
   if (map != MAP_FAILED) map_ = static_cast<char*>(map);
   return absl::OkStatus();
@@ -518,8 +515,10 @@ absl::Status NpyWriter::Reserve(std::uint64_t bytes) {
 absl::Status NpyWriter::WriteAt(std::uint64_t offset, std::string_view bytes) const {
   const std::uint64_t reserved = map_bytes_ - data_offset_;
   if (map_ != nullptr && offset <= reserved && bytes.size() <= reserved - offset) {
-    std::memcpy(map_ + data_offset_ + offset, bytes.data(), bytes.size());
-    return absl::OkStatus();
+    char* const to = map_ + data_offset_ + offset;
+    if (UseMap([&] { std::memcpy(to, bytes.data(), bytes.size()); })) return absl::OkStatus();
+    errno = ENOSPC;
+    return FileError(path_, "write");
   }
   return WriteAll(path_, bytes, [&](const char* data, std::size_t size) {
     const std::uint64_t at =

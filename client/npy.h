@@ -95,10 +95,9 @@ class NpyWriter {
 
   // Writes the next bytes of the array in row-major order.
   absl::Status Append(std::string_view bytes);
-  // Allocates the file's blocks for this many bytes of elements, and maps them into memory. Threads
-  // that call WriteAt then do not wait for each other, as they do in pwrite. Returns FILE_ERROR if
-  // the disk is full. Does nothing if the file system cannot allocate blocks in advance. REQUIRES:
-  // MakesFile(path), and the bytes are later written by WriteAt.
+  // Extends the file to this many bytes of elements and maps it into memory, so that threads that
+  // call WriteAt do not wait for each other, as they do in pwrite. Returns FILE_ERROR if the file
+  // cannot become so large. REQUIRES: MakesFile(path), and WriteAt later writes all of these bytes.
   absl::Status Reserve(std::uint64_t bytes);
   // Writes the bytes at this offset of the array. Thread safe. REQUIRES: MakesFile(path), and
   // Append is never called.

@@ -492,8 +492,8 @@ TESSERA_OPERATIONS(DEFINE)
 
 template <>
 const Strategy<MatmulProblem>* ChooseInPlace(const MatmulProblem& problem, const Device& device) {
-  return FirstOf({"cublas", "tensor_f64", "tensor_mma", "warp_tiled", "shared_tiled"}, problem,
-                 device);
+  return FirstOf({"cublas", "tensor_f64", "tensor_mma", "warp_tiled", "shared_tiled", "naive"},
+                 problem, device);
 }
 
 const Strategy<MatmulProblem>* ChooseShared(const MatmulProblem& problem,
@@ -507,8 +507,9 @@ const Strategy<MatmulProblem>* ChooseShared(const MatmulProblem& problem,
 
 const Strategy<MatmulProblem>* ChooseSharedInPlace(const MatmulProblem& problem,
                                                    const Device& device) {
-  return FirstOf({"tensor_f64", "tensor_mma", "warp_tiled", "shared_tiled", "cpu_cache_tiled"},
-                 problem, device);
+  return FirstOf(
+      {"tensor_f64", "tensor_mma", "warp_tiled", "shared_tiled", "naive", "cpu_cache_tiled"},
+      problem, device);
 }
 
 namespace {

@@ -594,6 +594,42 @@ TESSERA_PRODUCT_TEST(MatmulOfBytesTest, SumsWrap) {
   }
 }
 
+// a and b have different 8-bit types.
+TESSERA_PRODUCT_TEST(MatmulOfBytesTest, MixedTypes) {
+  if constexpr (sizeof(T) == 1) {
+    using U = std::conditional_t<std::is_signed_v<T>, std::uint8_t, std::int8_t>;
+    for (const auto& [m, n, k] : {MatmulShape{3, 5, 7}, {130, 70, 200}, {65, 257, 300}}) {
+      const std::vector<T> a = NormalVector<T>(m * k, 1);
+      const std::vector<U> b = NormalVector<U>(k * n, 2);
+      for (int transposes = 0; transposes < 4; ++transposes) {
+        const Transposes t = transposes;
+        const std::size_t offset = transposes == 1 ? 1 : 0;
+        DeviceArray<T> da(stream(), a, offset);
+        DeviceArray<U> db(stream(), b, offset);
+        for (const std::string_view strategy : {row().name, std::string_view()}) {
+          DeviceArray<O> c(stream(), m * n);
+          const auto stats = RunMatmul(stream(), MatrixView(da.data(), m, k, t.a),
+                                       MatrixView(db.data(), k, n, t.b), t.a, t.b, DType::kI32,
+                                       c.data(), {.strategy = strategy});
+          if (!row().mixed && !strategy.empty()) {
+            EXPECT_EQ(ErrorReason(stats.status()), "STRATEGY_UNSUPPORTED");
+            continue;
+          }
+          ASSERT_TRUE(stats.ok()) << stats.status();
+          const std::vector<O> got = c.Values();
+          for (std::int64_t e = 0; e < m * n; ++e) {
+            const std::int64_t i = e / n, j = e % n;
+            O want = 0;
+            for (std::int64_t l = 0; l < k; ++l)
+              want += At(a, t.a ? l * m + i : i * k + l) * At(b, t.b ? j * k + l : l * n + j);
+            ASSERT_EQ(At(got, e), want) << m << " x " << n << " x " << k << ", element " << e;
+          }
+        }
+      }
+    }
+  }
+}
+
 TESSERA_PRODUCTS(MatmulTest, kAny);
 TESSERA_PRODUCTS(MatmulRoundedTest, {"tensor_bf16"}, DType::kF32);
 TESSERA_PRODUCTS(MatmulOfBytesTest, kOf<DType::kU8, DType::kI8>);
@@ -1065,6 +1101,11 @@ TEST(MatmulErrors, OperandsThatDoNotFit) {
           << Name(dtype) << " to " << Name(out_dtype);
     }
   }
+  const View u8 = WholeView({DType::kU8, MakeShape({4, 4})}, nullptr);
+  const View i8 = WholeView({DType::kI8, MakeShape({4, 4})}, nullptr);
+  const View i32 = WholeView({DType::kI32, MakeShape({4, 4})}, nullptr);
+  EXPECT_TRUE(MatmulType(u8, i8, false, false, DType::kI32).ok());
+  EXPECT_EQ(ErrorReason(MatmulType(i8, i32, false, false, DType::kI32).status()), "BAD_DTYPE");
   const View wide = WholeView({DType::kF32, MakeShape({std::int64_t{1} << 40, 0})}, nullptr);
   EXPECT_EQ(ErrorReason(MatmulType(wide, wide, false, true, DType::kF32).status()), "BAD_SHAPE");
 }

@@ -254,6 +254,19 @@ TEST(NpyWriter, WritesReservedBytesInAnyOrder) {
   ASSERT_TRUE(writer->Finish().ok());
   EXPECT_EQ(file.Content(), MakeNpyHeader(DType::kU8, {10}) + "1234567890");
 
+  // A file that becomes shorter is like a disk that becomes full.
+  const std::filesystem::path folder = file.path() + ".d";
+  std::filesystem::create_directory(folder);
+  {
+    auto full = NpyWriter::Create(folder / "x.npy", DType::kU8, {10'000});
+    ASSERT_TRUE(full.ok());
+    ASSERT_TRUE(full->Reserve(10'000).ok());
+    for (const auto& entry : std::filesystem::directory_iterator(folder))
+      std::filesystem::resize_file(entry.path(), 0);
+    EXPECT_EQ(ErrorReason(full->WriteAt(5000, "1234")), "FILE_ERROR");
+  }
+  std::filesystem::remove_all(folder);
+
   auto large = NpyWriter::Create(file.path(), DType::kU8, {10});
   ASSERT_TRUE(large.ok());
   EXPECT_EQ(ErrorReason(large->Reserve(std::uint64_t{1} << 62)), "FILE_ERROR");

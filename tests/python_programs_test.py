@@ -330,6 +330,9 @@ class ProgramsTest(python_outsider.Case):
             np.testing.assert_array_equal((x[0] @ x[1, 0]).numpy(), wide[0] @ wide[1, 0])
             np.testing.assert_array_equal(
                 ts.matmul(x, x.transpose(0, 2, 1), dtype="i8").numpy(), want)
+            other = numbers[0].astype("u1" if dtype == "i1" else "i1")
+            np.testing.assert_array_equal(
+                (x @ self.t.put(other).T).numpy(), wide @ other.T.astype("i4"))
 
     def test_products_that_are_read_transposed(self):
         a = np.arange(9.0).reshape(3, 3)

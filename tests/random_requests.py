@@ -39,6 +39,7 @@ REASONS = {
     "UNAUTHENTICATED": "BAD_TOKEN"}
 CODES = {reason: code for code, reasons in REASONS.items() for reason in reasons.split()}
 EXTREMES = (-(2**63), -(2**62), -(2**31), -1, 2**31 - 1, 2**31, 2**32, 2**53, 2**62, 2**63 - 1)
+MULTIPLY_MIXED = ("cpu_naive", "cpu_cache_tiled", "naive", "tensor_i8")
 BAD_NAMES = ["", "white space", "x" * 129, "\u00e4", "x\n", "x\0", "*", "\u2028"]
 
 
@@ -401,6 +402,7 @@ class Case:
         self.may_succeed = not reasons
         self.target = None  # Name, replace and ttl, if the result goes to a buffer.
         self.is_exact = True  # Whether no library function is used.
+        self.is_mixed = False  # Whether the operands of a product have different types.
 
     def __repr__(self):
         return f"{self.rpc} {str(self.request())[:1000]}"
@@ -761,7 +763,8 @@ class Requests:
         rows, columns = (m,) * (len(shape_a) > 1), (n,) * (len(shape_b) > 1)
         shape = (*np.broadcast_shapes(shape_a[:-2], shape_b[:-2]), *rows, *columns)
         a = self.operand(dtype, shape=shape_a, special=False)
-        b = self.operand(dtype, shape=shape_b, special=False)
+        mixed = dtype in (U8, I8) and rng.random() < 0.5
+        b = self.operand(U8 + I8 - dtype if mixed else dtype, shape=shape_b, special=False)
         if fault == "view":
             a = self.bad_operand(dtype)
             reasons = (*a.reasons, "BAD_SHAPE", "BAD_DTYPE")
@@ -802,7 +805,9 @@ class Requests:
             rounded = 0 if bias is None else product
             check_near(stored, expected, sizes, result, response.stats.roundoff, rounded, k)
 
-        return Case("matmul", "Matmul", fields, dtype, reasons, operands, (result, shape), judge)
+        case = Case("matmul", "Matmul", fields, dtype, reasons, operands, (result, shape), judge)
+        case.is_mixed = mixed
+        return case
 
     def window_sum(self):
         rng, fault, reasons = self.rng, self.fault(), ()
@@ -1225,7 +1230,8 @@ class Requests:
             return case
         strategy = rng.choice(strategies)
         case.fields["strategy"] = strategy.name
-        if not strategy.available or case.dtype not in strategy.dtypes:
+        refused = case.is_mixed and strategy.name not in MULTIPLY_MIXED
+        if refused or not strategy.available or case.dtype not in strategy.dtypes:
             case.reasons = ("STRATEGY_UNSUPPORTED",)
             return case
         launch, knobs = {}, ("block_size", "grid_size", "items_per_thread")

@@ -31,6 +31,16 @@ constexpr bool IsMatmulPair(DType dtype, DType out_dtype) {
   }
 }
 
+// The type of b.
+constexpr DType TypeOfB(const MatmulProblem& p) {
+  return !p.mixed ? p.dtype : p.dtype == DType::kU8 ? DType::kI8 : DType::kU8;
+}
+
+// Whether a product's operands may have these types: the same type, or two 8-bit types.
+constexpr bool MayMultiply(DType a, DType b) {
+  return a == b || (IsByteInteger(a) && IsByteInteger(b));
+}
+
 // The type of a product whose request names none.
 constexpr DType MatmulDefaultType(DType dtype) {
   return IsByteInteger(dtype) ? DType::kI32 : dtype;
@@ -40,7 +50,7 @@ inline constexpr DTypes kMatmulDTypes = DTypesOf(DType::kF32, DType::kF64, DType
                                                  DType::kBF16, DType::kI32, DType::kU8, DType::kI8);
 
 // Calls f(T{}, O{}), where T and O are the C++ types of the operands and of the result. REQUIRES:
-// IsMatmulPair.
+// IsMatmulPair, and the operands have the same type.
 template <class F>
 decltype(auto) DispatchMatmul(const MatmulProblem& p, F&& f) {
   switch (p.dtype) {
@@ -62,6 +72,14 @@ decltype(auto) DispatchMatmul(const MatmulProblem& p, F&& f) {
       if (p.out_dtype == DType::kI64) return f(std::int32_t{}, std::int64_t{});
       return f(std::int32_t{}, std::int32_t{});
   }
+}
+
+// Calls f(A{}, B{}, O{}), where A and B are the C++ types of a and b. REQUIRES: IsMatmulPair.
+template <class F>
+decltype(auto) DispatchMixedMatmul(const MatmulProblem& p, F&& f) {
+  if (!p.mixed) return DispatchMatmul(p, [&](auto t, auto o) { return f(t, t, o); });
+  if (p.dtype == DType::kU8) return f(std::uint8_t{}, std::int8_t{}, std::int32_t{});
+  return f(std::int8_t{}, std::uint8_t{}, std::int32_t{});
 }
 
 // The type in which an element of the result is accumulated. It is f32 for 16-bit types. For

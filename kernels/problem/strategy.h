@@ -137,6 +137,7 @@ struct MatmulProblem {
   static constexpr std::string_view kOperation = "matmul";
   DType dtype = DType::kF32;
   DType out_dtype = DType::kF32;
+  bool mixed = false;  // whether b has the other 8-bit type: i8 if a is u8, and u8 if a is i8
   std::int64_t m = 0, n = 0, k = 0;
   const void* a = nullptr;
   std::int64_t lda = 0;
@@ -454,6 +455,8 @@ struct Strategy {
   // stack. Otherwise all functions are called for one product at a time. roundoff and cost always
   // describe one product.
   bool stacks = false;
+  // For Matmul: whether the strategy multiplies operands of different types.
+  bool mixed = false;
 };
 
 // Returns one product that stands for every product of a stack. Each of its addresses is the least
@@ -484,6 +487,8 @@ inline MatmulProblem LeastAlignedProduct(const MatmulProblem& p) {
 // Returns why the strategy does not accept the problem, or an empty string if it does.
 template <class Problem>
 std::string Refusal(const Strategy<Problem>& strategy, const Problem& problem) {
+  if constexpr (std::is_same_v<Problem, MatmulProblem>)
+    if (problem.mixed && !strategy.mixed) return "operands of the same type";
   if (strategy.refuses == nullptr) return "";
   if constexpr (std::is_same_v<Problem, MatmulProblem>) {
     if (problem.stack != 1 && !strategy.stacks)

@@ -82,7 +82,7 @@ struct Extents {
 
 absl::StatusOr<ArrayType> ProductType(const View& a, const View& b, bool transpose_a,
                                       bool transpose_b, DType out_dtype) {
-  if (a.dtype != b.dtype) return DtypesDiffer(a, b);
+  if (!MayMultiply(a.dtype, b.dtype)) return DtypesDiffer(a, b);
   if (a.shape.rank == 0 || b.shape.rank == 0)
     return ShapesDiffer("both must have rank 1 or more", a, b);
   const Extents extents(a, b, transpose_a, transpose_b);
@@ -240,6 +240,7 @@ absl::StatusOr<Stats> RunMatmul(Stream& stream, const View& a, const View& b, bo
   const StackOperand right(b, transpose_b, /*is_a=*/false);
   MatmulProblem problem{.dtype = a.dtype,
                         .out_dtype = out_dtype,
+                        .mixed = a.dtype != b.dtype,
                         .m = extents.m,
                         .n = extents.n,
                         .k = extents.k,

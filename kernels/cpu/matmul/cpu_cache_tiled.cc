@@ -175,19 +175,19 @@ constexpr std::int64_t kPanelsB = kBlockColumns * kDepth;
 constexpr std::int64_t kSums = kBlockRows * kBlockColumns;
 constexpr std::int64_t kWorkspace = kPanelsA + kPanelsB + kSums;
 
-template <class T, class O>
+template <class TA, class TB, class O>
 void Run(const MatmulProblem& p, Stream& stream) {
-  using Acc = MatmulAcc<T, O>;
+  using Acc = MatmulAcc<TA, O>;
   using A = typename ArithmeticOf<Acc>::type;
   static const Tile<A> tile = BestTile<A>();
 
   const auto compute_block = [&](std::int64_t product, std::int64_t row, std::int64_t column,
                                  A* workspace) {
     const StackOffsets at = ProductOffsets(p, product);
-    const Operand<T> a = {static_cast<const T*>(p.a) + at.a, p.transpose_a ? 1 : p.lda,
-                          p.transpose_a ? p.lda : 1};
-    const Operand<T> b = {static_cast<const T*>(p.b) + at.b, p.transpose_b ? p.ldb : 1,
-                          p.transpose_b ? 1 : p.ldb};
+    const Operand<TA> a = {static_cast<const TA*>(p.a) + at.a, p.transpose_a ? 1 : p.lda,
+                           p.transpose_a ? p.lda : 1};
+    const Operand<TB> b = {static_cast<const TB*>(p.b) + at.b, p.transpose_b ? p.ldb : 1,
+                           p.transpose_b ? 1 : p.ldb};
     auto* c = static_cast<O*>(p.c) + product * p.m * p.n;
     A* a_panels = workspace;
     A* b_panels = a_panels + kPanelsA;
@@ -256,10 +256,13 @@ extern constexpr Strategy<MatmulProblem> kMatmulCpuCacheTiled = {
         },
     .launch =
         [](const MatmulProblem& p, Stream& stream) {
-          DispatchMatmul(p, [&](auto t, auto o) { Run<decltype(t), decltype(o)>(p, stream); });
+          DispatchMixedMatmul(p, [&](auto a, auto b, auto o) {
+            Run<decltype(a), decltype(b), decltype(o)>(p, stream);
+          });
         },
     .shared = {.launch = LaunchRows<kMatmulCpuCacheTiled>},
     .stacks = true,
+    .mixed = true,
 };
 
 }  // namespace tessera

@@ -18,10 +18,10 @@ namespace {
 // Number of products between two checks of Stream::stopped().
 constexpr std::int64_t kPiece = std::int64_t{1} << 16;
 
-template <class T, class O>
+template <class A, class B, class O>
 void Run(const MatmulProblem& p, const Stream& stream) {
-  const auto* a = static_cast<const T*>(p.a);
-  const auto* b = static_cast<const T*>(p.b);
+  const auto* a = static_cast<const A*>(p.a);
+  const auto* b = static_cast<const B*>(p.b);
   auto* c = static_cast<O*>(p.c);
   const std::int64_t a_row = p.transpose_a ? 1 : p.lda;
   const std::int64_t a_column = p.transpose_a ? p.lda : 1;
@@ -29,12 +29,13 @@ void Run(const MatmulProblem& p, const Stream& stream) {
   const std::int64_t b_column = p.transpose_b ? p.ldb : 1;
   for (std::int64_t i = 0; i < p.m; ++i) {
     for (std::int64_t j = 0; j < p.n; ++j) {
-      WideOf<T> sum = 0;
+      WideOf<A> sum = 0;
       for (std::int64_t piece = 0; piece < p.k; piece += kPiece) {
         if (stream.stopped()) return;
         const std::int64_t end = std::min(p.k, piece + kPiece);
         for (std::int64_t l = piece; l < end; ++l)
-          sum = WrapAdd(sum, Product(a[i * a_row + l * a_column], b[l * b_row + j * b_column]));
+          sum = WrapAdd(sum, Product(static_cast<ValueOf<A>>(a[i * a_row + l * a_column]),
+                                     static_cast<ValueOf<B>>(b[l * b_row + j * b_column])));
       }
       if constexpr (std::is_integral_v<O>) {
         c[i * p.n + j] = static_cast<O>(sum);
@@ -75,9 +76,12 @@ extern constexpr Strategy<MatmulProblem> kMatmulCpuNaive = {
         },
     .launch =
         [](const MatmulProblem& p, Stream& stream) {
-          DispatchMatmul(p, [&](auto t, auto o) { Run<decltype(t), decltype(o)>(p, stream); });
+          DispatchMixedMatmul(p, [&](auto a, auto b, auto o) {
+            Run<decltype(a), decltype(b), decltype(o)>(p, stream);
+          });
         },
     .shared = {.launch = LaunchRows<kMatmulCpuNaive>},
+    .mixed = true,
 };
 
 }  // namespace tessera

@@ -25,14 +25,14 @@ namespace {
 
 constexpr std::uint32_t kBlock = 256;
 
-template <class T, class O>
+template <class A, class B, class O>
 __global__ void __launch_bounds__(kAnyBlockSize.max)
-    MatmulNaive(Operand<T> a, Operand<T> b, std::int64_t k, O* c) {
-  using Value = ValueOf<T>;
+    MatmulNaive(Operand<A> a, Operand<B> b, std::int64_t k, O* c) {
+  using Value = ValueOf<A>;
   for (std::int64_t e = GridThread(); e < a.extent * b.extent; e += GridThreads()) {
     const std::int64_t row = e / b.extent * a.stride;
     const std::int64_t column = e % b.extent * b.stride;
-    MatmulAcc<T, O> sum = 0;
+    MatmulAcc<A, O> sum = 0;
     for (std::int64_t l = 0; l < k; ++l) {
       sum = MultiplyAdd(static_cast<Value>(a.data[row + l * a.k_stride]),
                         static_cast<Value>(b.data[column + l * b.k_stride]), sum);
@@ -41,10 +41,10 @@ __global__ void __launch_bounds__(kAnyBlockSize.max)
   }
 }
 
-template <class T, class O>
+template <class A, class B, class O>
 void Run(const MatmulProblem& p, CudaStream& stream) {
   const Grid grid = MakeGrid(p.m * p.n, p.launch, kBlock, 1);
-  MatmulNaive<<<grid.blocks, grid.block_size, 0, stream.handle()>>>(OperandA<T>(p), OperandB<T>(p),
+  MatmulNaive<<<grid.blocks, grid.block_size, 0, stream.handle()>>>(OperandA<A>(p), OperandB<B>(p),
                                                                     p.k, static_cast<O*>(p.c));
   CUDA_CHECK_LAUNCH(MatmulNaive);
 }
@@ -52,7 +52,9 @@ void Run(const MatmulProblem& p, CudaStream& stream) {
 Cost CostOf(const MatmulProblem& p) { return MatmulCost(p, MatmulTileLoads(p, 1, 1)); }
 
 void Enqueue(const MatmulProblem& p, Stream& stream) {
-  DispatchMatmul(p, [&](auto t, auto o) { Run<decltype(t), decltype(o)>(p, Cuda(stream)); });
+  DispatchMixedMatmul(p, [&](auto a, auto b, auto o) {
+    Run<decltype(a), decltype(b), decltype(o)>(p, Cuda(stream));
+  });
 }
 
 }  // namespace
@@ -69,6 +71,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulNaive = {
     .cost = CostOf,
     .launch = Enqueue,
     .shared = {.launch = LaunchGathered<kMatmulNaive>},
+    .mixed = true,
 };
 
 }  // namespace tessera

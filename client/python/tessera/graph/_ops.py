@@ -87,7 +87,7 @@ def dot(a: Term, b: Term) -> Term:
 
 def matmul(a: Term, b: Term, out_dtype: "Optional[np.dtype[Any]]" = None) -> Term:
     """Returns the product of vectors, matrices or stacks of matrices. With out_dtype, f16 and bf16
-    are computed in f32, and i32 in i64. The product of 8-bit integers of one type is i32."""
+    are computed in f32, and i32 in i64. The product of 8-bit integers is i32."""
     shape_a, shape_b = a[1].shape, b[1].shape
     ranks = len(shape_a), len(shape_b)
     if 0 in ranks:
@@ -95,8 +95,8 @@ def matmul(a: Term, b: Term, out_dtype: "Optional[np.dtype[Any]]" = None) -> Ter
     if ranks == (1, 1) and out_dtype is None:
         return dot(a, b)
     truth = out_dtype is None and _are_truth(a, b)
-    bytes_alike = a[0].dtype == b[0].dtype and a[0].dtype in _BYTES and out_dtype in (None, _I32)
-    a, b = (array(a), array(b)) if bytes_alike else _numbers(a, b)
+    of_bytes = {a[0].dtype, b[0].dtype} <= _BYTES and out_dtype in (None, _I32)
+    a, b = (array(a), array(b)) if of_bytes else _numbers(a, b)
     if a[0].dtype == _I64 and out_dtype not in (None, _I64):
         raise Unsupported(f"a product of i64 cannot be {out_dtype}: convert with .astype()")
     k, k2 = shape_a[-1], shape_b[-2 if ranks[1] > 1 else 0]
@@ -107,7 +107,7 @@ def matmul(a: Term, b: Term, out_dtype: "Optional[np.dtype[Any]]" = None) -> Ter
     if a[0].dtype == _I64:  # Matmul lacks i64. Sums of products wrap as in NumPy.
         return reshaped(_products(a, b), shape)
     params = {} if out_dtype is None else {"out_dtype": _dtypes.to_wire(out_dtype)}
-    dtype = out_dtype or (_I32 if bytes_alike else a[0].dtype)
+    dtype = out_dtype or (_I32 if of_bytes else a[0].dtype)
     product = _term(Node("matmul", (a, b), shape, dtype, params))
     return cast(product, _BOOL) if truth else product
 

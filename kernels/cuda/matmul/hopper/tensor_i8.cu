@@ -21,6 +21,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/matmul/hopper/strategy.cuh"
+#include "kernels/cuda/team/shares.h"
 
 namespace tessera {
 namespace {
@@ -94,8 +95,8 @@ __global__ void __launch_bounds__(kTransposeThreads)
   }
 }
 
-// Returns the operand with k along its `rows` rows. `along_k`: whether it is stored in this way.
-// `others`: see PrepareMatrix.
+// Returns the operand, of type `dtype`, with k along its `rows` rows. `along_k`: whether it is
+// stored in this way. `others`: see PrepareMatrix.
 template <class T>
 TensorOperand<T> Prepared(const void* data, DType dtype, std::int64_t rows, std::int64_t k,
                           std::int64_t pitch, bool along_k, std::int64_t others,
@@ -103,8 +104,10 @@ TensorOperand<T> Prepared(const void* data, DType dtype, std::int64_t rows, std:
   const auto* elements = static_cast<const T*>(data);
   if (along_k) {
     if (IsBoxAligned(data, rows, pitch)) return {elements, rows, k, pitch, false};
-    return CopiedTo<T>(PrepareMatrix<T>("aligned", data, dtype, rows, k, pitch, 1, others, stream),
-                       elements, rows, k, pitch, false, stream);
+    const auto copy = CopiedTo<std::uint8_t>(
+        PrepareMatrix<T>("aligned", data, dtype, rows, k, pitch, 1, others, stream),
+        static_cast<const std::uint8_t*>(data), rows, k, pitch, false, stream);
+    return {reinterpret_cast<const T*>(copy.data), rows, k, copy.pitch, false};
   }
   // The size of the copy depends on which extent is padded.
   const std::int64_t out_pitch = PaddedPitch<T>(k);
@@ -128,7 +131,7 @@ TensorOperand<T> Prepared(const void* data, DType dtype, std::int64_t rows, std:
 template <class T>
 void Run(const MatmulProblem& p, CudaStream& stream) {
   const auto a = Prepared<T>(p.a, p.dtype, p.m, p.k, p.lda, !p.transpose_a, p.n, stream);
-  const auto b = Prepared<T>(p.b, p.dtype, p.n, p.k, p.ldb, p.transpose_b, p.m, stream);
+  const auto b = Prepared<T>(p.b, TypeOfB(p), p.n, p.k, p.ldb, p.transpose_b, p.m, stream);
   RunBestPlan(ProductOf(p.m, p.n, p.k, a, b, stream), tuning::kTiles8<T>,
               [&](auto tile, const TensorPlan& plan) {
                 RunPlan<decltype(tile), false, false>(p, a, b, plan, nullptr, stream, p.n);
@@ -137,7 +140,11 @@ void Run(const MatmulProblem& p, CudaStream& stream) {
 
 void Enqueue(const MatmulProblem& p, Stream& any_stream) {
   CudaStream& stream = Cuda(any_stream);
-  p.dtype == DType::kI8 ? Run<std::int8_t>(p, stream) : Run<std::uint8_t>(p, stream);
+  if (p.mixed) {
+    p.dtype == DType::kI8 ? Run<I8ByU8>(p, stream) : Run<U8ByI8>(p, stream);
+  } else {
+    p.dtype == DType::kI8 ? Run<std::int8_t>(p, stream) : Run<std::uint8_t>(p, stream);
+  }
 }
 
 bool IsCopied(const void* data, std::int64_t rows, std::int64_t pitch, bool along_k) {
@@ -166,9 +173,11 @@ extern constexpr Strategy<MatmulProblem> kMatmulTensorI8 = {
     .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
+    .shared = {.launch = LaunchGathered<kMatmulTensorI8>},
     .missing = TensorMissing,
     .refuses = TensorRefusal,
     .scratch = ScratchOf,
+    .mixed = true,
 };
 
 }  // namespace tessera

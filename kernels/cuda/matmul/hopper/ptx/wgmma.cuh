@@ -138,12 +138,25 @@ __device__ void Product(float (&d)[kCount], std::uint64_t a, std::uint64_t b, bo
                "}, %" #A ", %" #B ", p;\n}"                                                   \
                : TESSERA_SUMS_##R("+r")                                                       \
                : "l"(a), "l"(b), "r"(static_cast<int>(add)))
-#define TESSERA_PRODUCT_ANY_BYTES(N, R, A, B, P)   \
-  if constexpr (std::is_signed_v<T>) {             \
-    TESSERA_PRODUCT_BYTES(N, R, "s8.s8", A, B, P); \
-  } else {                                         \
-    TESSERA_PRODUCT_BYTES(N, R, "u8.u8", A, B, P); \
+#define TESSERA_PRODUCT_ANY_BYTES(N, R, A, B, P)          \
+  if constexpr (std::is_same_v<T, std::int8_t>) {         \
+    TESSERA_PRODUCT_BYTES(N, R, "s8.s8", A, B, P);        \
+  } else if constexpr (std::is_same_v<T, std::uint8_t>) { \
+    TESSERA_PRODUCT_BYTES(N, R, "u8.u8", A, B, P);        \
+  } else if constexpr (std::is_same_v<T, I8ByU8>) {       \
+    TESSERA_PRODUCT_BYTES(N, R, "s8.u8", A, B, P);        \
+  } else {                                                \
+    static_assert(std::is_same_v<T, U8ByI8>);             \
+    TESSERA_PRODUCT_BYTES(N, R, "u8.s8", A, B, P);        \
   }
+
+// A byte of either operand if one of them is signed and the other is not.
+struct I8ByU8 {
+  std::uint8_t bits;
+};
+struct U8ByI8 {
+  std::uint8_t bits;
+};
 
 // Like the first Product, but for bytes, signed or not. Sums wrap at 32 bits.
 template <class T, bool kMnA, bool kMnB, int kCount>
