@@ -242,6 +242,11 @@ class ElementwiseTest(python_outsider.Case):
         np.testing.assert_array_equal(np.asarray((x * 2).numpy(), "f4"), rounded * 2)
         for function in (np.isinf, np.isfinite, np.isnan):
             np.testing.assert_array_equal(function(x).numpy(), function(rounded))
+        self.assertEqual(np.concatenate([x, a], dtype="f8").dtype, np.dtype("f8"))
+        for to, casting in (("f4", "safe"), ("f2", "same_kind")):
+            self.assertEqual(x.astype(to, casting=casting).dtype, np.dtype(to))
+        for to, casting in (("f2", "safe"), ("i4", "same_kind"), ("f4", "no")):
+            self.assertRaises(TypeError, x.astype, to, casting=casting)
         for got in (abs(x) ** 0.5, x**-1, np.power(x, 2), np.exp(x), 1 / x, np.where(x > 1, x, 0),
                     np.degrees(x), np.hypot(x, 1), np.cbrt(x), np.fmod(x, 2), np.pad(x, 1),
                     np.concatenate([x, x]), np.einsum("i->", x), np.convolve(x, x), np.diag(x)):

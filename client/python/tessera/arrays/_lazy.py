@@ -270,8 +270,7 @@ class Lazy(Operators):
         true for every nonzero element. casting is as in NumPy; if it forbids the conversion,
         TypeError is raised. order, subok and copy have no effect."""
         to = _dtypes.dtype_of(dtype)
-        if casting != "unsafe" and not np.can_cast(self.dtype, to, casting):  # type: ignore
-            raise TypeError(f"casting={casting!r} does not allow a cast from {self.dtype} to {to}")
+        _dtypes.check_cast(self.dtype, to, casting)
         return self._make(cast(self._term(), to))
 
     def clip(self: Self, min: Any = None, max: Any = None, out: None = None) -> Self:

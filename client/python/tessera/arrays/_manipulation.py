@@ -386,9 +386,9 @@ def concatenate(arrays: Any, axis: Any = 0, dtype: Any = None, casting: str = "s
     parts = [one._lifted(array, "np.concatenate") for array in arrays]
     common = e.common_dtype([part._term() for part in parts])
     if dtype is not None:
-        if not np.can_cast(common, dtype, casting):  # type: ignore[arg-type]
-            raise TypeError(f"casting={casting!r} does not allow a cast from {common} to {dtype}")
         common = _dtypes.dtype_of(dtype)
+    for part in parts:
+        _dtypes.check_cast(part.dtype, common, casting)
     parts = [(flat(part) if axis is None else part)._typed(common) for part in parts]
     axis = normalize_axis(0 if axis is None else axis, parts[0].ndim)
     if len({(part.ndim, part.shape[:axis], part.shape[axis + 1 :]) for part in parts}) != 1:
