@@ -337,6 +337,8 @@ class ArraysTest(python_outsider.Case):
             lambda a: np.squeeze(a[0, 0, 0, 0, 0, 1], 0), lambda a: a.sum(axis=()),
             lambda a: a.var(axis=()), lambda a: (a > 2).sum(axis=()), lambda a: a.max(axis=()),
             lambda a: np.linalg.matrix_power(a[0, 0, 0, :, 0, :2], 0),
+            *(lambda a, n=n: np.linalg.matrix_power(np.stack([a[0, 0, 0, :, 0, :2]] * 3), n)
+              for n in (0, 1, 5)),
             lambda a: np.atleast_1d(2, a[0, 0, 0, 0, 0, 1])[1], lambda a: np.atleast_2d([1], a)[1],
             *(lambda a, i=i: np.atleast_3d(3, a[0, 0, 0, :, 0][i])[1] for i in ((0, 0), 0, ...)),
         ):

@@ -928,11 +928,12 @@ def _multi_dot(arrays: Any) -> Any:
 
 
 def _matrix_power(a: Any, n: int) -> Any:
-    if a.ndim != 2 or a.shape[0] != a.shape[1]:
-        raise BadShape(f"matrix_power needs a square matrix, not shape {a.shape}")
+    if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
+        raise BadShape(f"matrix_power needs square matrices, not shape {a.shape}")
     if index_of(n, "the exponent of a matrix") < 0:
         raise Unsupported("the exponent must be 0 or more: the server does not invert matrices")
-    found: Any = None if n else a._like(np.eye(len(a), dtype="i1")).astype(a.dtype)
+    one = a._like(np.eye(a.shape[-1], dtype="i1")).astype(a.dtype)
+    found: Any = None if n else one.broadcast_to(a.shape)
     square = a
     while n:
         if n % 2:
