@@ -217,6 +217,7 @@ def _insert(arr: Any, obj: Any, values: Any, axis: Any = None) -> Any:
         raise ValueError(f"the positions must be a number or a vector, not of shape {places.shape}")
     if places.size and not (-extent <= places.min() and places.max() <= extent):
         raise BadIndex(f"{places.tolist()} is out of range for axis {axis} of extent {extent}")
+    e.check_fits(values, arr.dtype)
     values = arr._lifted(values, "np.insert")._typed(arr.dtype)
     values = values[(None,) * (arr.ndim - values.ndim)]
     if not places.ndim:

@@ -452,6 +452,8 @@ def _pad(array: Any, pad_width: Any, mode: str = "constant", constant_values: An
         raise Unsupported(f"mode={mode!r} is not supported: use .numpy(), or np.concatenate")
     pairs = np.broadcast_to(pad_width, (array.ndim, 2))
     own_type = "f4" if array.dtype == _dtypes.bfloat16 else array.dtype
+    for value in np.ravel(constant_values).tolist():
+        e.check_fits(value, array.dtype)
     values = np.broadcast_to(constant_values, pairs.shape).astype(own_type).tolist()
     for axis, (before, after) in enumerate(pairs.tolist()):
         extent, own = index_of(before) + index_of(after) + array.shape[axis], array.shape[axis]
@@ -541,6 +543,7 @@ def _broadcast_arrays(*args: Any) -> List[Any]:
 def _full_like(a: Any, fill_value: Any, dtype: Any = None, shape: Any = None) -> Any:
     kind = a.dtype if dtype is None else _dtypes.dtype_of(dtype)
     shape = a.shape if shape is None else extents(shape)
+    e.check_fits(fill_value, kind)
     if hasattr(fill_value, "_session"):
         source, view = e.converted(a._operand(fill_value, "np.full_like"), kind)
         return a._make((source, view.broadcast_to(shape)))

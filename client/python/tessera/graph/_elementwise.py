@@ -108,6 +108,12 @@ def _typed(value: Any, dtype: "np.dtype[Any]") -> Constant:
     return Constant(float(value), dtype)
 
 
+def check_fits(value: Any, dtype: "np.dtype[Any]") -> None:
+    """Raises OverflowError, as NumPy 2 does, for a Python integer that does not fit the type."""
+    if isinstance(value, int):
+        _typed(value, dtype)
+
+
 def _rounded(value: Any, dtype: "np.dtype[Any]") -> Any:
     """Returns the number that a constant of the type stands for."""
     if not _dtypes.is_float(dtype):
