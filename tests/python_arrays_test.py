@@ -102,6 +102,7 @@ MOVING = {
     "ediff1d": lambda x, v, b: np.ediff1d(v, to_end=[1, 2], to_begin=0),
     "pad edge": lambda x, v, b: np.pad(x, ((2, 0), (30, 1)), "edge"),
     "pad reflect": lambda x, v, b: np.pad(x, ((11, 1), (0, 8)), "reflect"),
+    "pad even": lambda x, v, b: np.pad(v, 3, "reflect", reflect_type="even"),
     "pad symmetric": lambda x, v, b: np.pad(b, 7, "symmetric"),
     "signbit": lambda x, v, b: np.signbit(np.nan_to_num(0 * x)),
     "copysign": lambda x, v, b: np.copysign(3, v * 0),
@@ -278,6 +279,7 @@ class ArraysTest(python_outsider.Case):
         self.check(ts.sum_squares(x, axis=1), (a * a).sum(axis=1))
         self.check(ts.norm(x, 1, axis=0), np.linalg.norm(a, 1, axis=0))
         self.assertRaises(ValueError, np.diff, x, -1)
+        self.assertRaisesRegex(ValueError, "min", np.clip, x, 0, 1, min=2)  # As in NumPy 2.
         parts = np.split(x[:, :0], 3, axis=1)
         self.assertEqual([part.shape for part in parts], 3 * [(a.shape[0], 0)])
         self.assertEqual(np.result_type(x, 1.0, np.float64), np.float64)
@@ -318,6 +320,9 @@ class ArraysTest(python_outsider.Case):
             (lambda: np.histogram(x, "auto", (0, 1)), "pass it"),
             (lambda: np.unique(x, axis=0), r"x\.numpy"),
             (lambda: np.pad(x, 1, "mean"), "np.concatenate"),
+            (lambda: np.pad(x, 1, "mean", stat_length=2), "np.concatenate"),
+            (lambda: np.pad(x, 1, "reflect", reflect_type="odd"), "np.concatenate"),
+            (lambda: np.pad(x, 1, lambda vector, *_: None), "np.concatenate"),
             (lambda: np.linalg.svd(x), r"np\.linalg\.svd"),
             (lambda: x + ts.connect(self.server.address).put(self.a), "import_from"),
         ):
@@ -1243,6 +1248,13 @@ class ComposedTest(python_outsider.Case):
             lambda x, v: np.stack([v, v.astype("f4")], casting="no"),
             lambda x, v: np.vstack([v, v], casting="foo"),
             lambda x, v: np.pad(x, -1), lambda x, v: np.pad(x[:0], 1, "wrap"),
+            *(lambda x, v, mode=mode, key=key: np.pad(x, 1, mode, **{key: 2})
+              for mode in ("constant", "edge", "empty", "linear_ramp", "maximum", "mean", "median",
+                           "minimum", "reflect", "symmetric", "wrap", "no mode")
+              for key, own in (("constant_values", "constant"), ("end_values", "linear_ramp"),
+                               ("reflect_type", "reflect symmetric"),
+                               ("stat_length", "maximum mean median minimum"))
+              if mode not in own.split()),
             lambda x, v: np.tril(v[0]), lambda x, v: np.convolve(x, v),
             lambda x, v: np.convolve(v, v[:0]), lambda x, v: np.correlate(v, v, "half"),
             lambda x, v: windows(x, 2), lambda x, v: windows(v, 9), lambda x, v: windows(v, -1),

@@ -495,7 +495,7 @@ class Lazy(Operators):
         """Returns the sum of the squared deviations from the mean, divided by n - ddof. correction
         is another name for ddof. `where` is a mask that selects the elements. dtype is as for
         mean(). The variance of no elements is NaN."""
-        x, less = self._real_of(dtype, out), ddof if correction is None else correction
+        x, less = self._real_of(dtype, out), _less(ddof, correction)
         if where is None or where is True:
             return x._moment("variance", axis, keepdims, less)
         apart = x._apart(axis, where)
@@ -514,7 +514,7 @@ class Lazy(Operators):
         correction: Optional[float] = None,
     ) -> Self:
         """Returns the square root of var(), even if var() itself exceeds the range of the type."""
-        x, less = self._real_of(dtype, out), ddof if correction is None else correction
+        x, less = self._real_of(dtype, out), _less(ddof, correction)
         if where is None or where is True:
             return x._moment("std", axis, keepdims, less)
         apart = x._apart(axis, where)
@@ -665,6 +665,13 @@ def _number(value: Any, dtype: "np.dtype[Any]") -> Tuple[Constant, View]:
     source, view = cast(constant(value), dtype)
     assert isinstance(source, Constant)
     return source, view
+
+
+def _less(ddof: float, correction: Optional[float]) -> float:
+    """Returns the number that var() and std() subtract from the number of elements."""
+    if ddof and correction is not None:
+        raise ValueError("ddof and correction can't be provided simultaneously.")
+    return ddof if correction is None else correction
 
 
 def _no_out(out: Any) -> None:

@@ -447,9 +447,28 @@ def _mirrored(place: Any, extent: int, mode: str) -> Any:
     return np.minimum(place, whole - (mode == "symmetric") - place)
 
 
-def _pad(array: Any, pad_width: Any, mode: str = "constant", constant_values: Any = 0) -> Any:
-    if mode not in ("constant", "wrap", "edge", "reflect", "symmetric"):
-        raise Unsupported(f"mode={mode!r} is not supported: use .numpy(), or np.concatenate")
+# The option of each mode of np.pad.
+_PADDING = {
+    "constant": "constant_values",
+    "linear_ramp": "end_values",
+    **dict.fromkeys(("maximum", "mean", "median", "minimum"), "stat_length"),
+    **dict.fromkeys(("reflect", "symmetric"), "reflect_type"),
+    **dict.fromkeys(("edge", "wrap", "empty"), ""),
+}
+
+
+def _pad(array: Any, pad_width: Any, mode: Any = "constant", **options: Any) -> Any:
+    if not callable(mode):
+        if mode not in _PADDING:
+            raise ValueError(f"mode '{mode}' is not supported")
+        wrong = {*options} - {_PADDING[mode]}
+        if wrong:
+            raise ValueError(f"unsupported keyword arguments for mode '{mode}': {wrong}")
+    odd = options.get("reflect_type") == "odd"
+    if odd or mode not in ("constant", "wrap", "edge", "reflect", "symmetric"):
+        what = "reflect_type='odd'" if odd else f"mode={mode!r}"
+        raise Unsupported(f"{what} is not supported: use .numpy(), or np.concatenate")
+    constant_values = options.get("constant_values", 0)
     pairs = np.broadcast_to(pad_width, (array.ndim, 2))
     own_type = "f4" if array.dtype == _dtypes.bfloat16 else array.dtype
     for value in np.ravel(constant_values).tolist():
@@ -470,6 +489,12 @@ def _pad(array: Any, pad_width: Any, mode: str = "constant", constant_values: An
             array = _where(place < before, values[axis][0], array)
             array = _where(place >= before + own, values[axis][1], array)
     return array
+
+
+_pad.names = (  # type: ignore[attr-defined]
+    *("array", "pad_width", "mode"),
+    *("constant_values", "end_values", "reflect_type", "stat_length"),
+)
 
 
 def _triangle(m: Any, k: int, lower: bool) -> Any:
