@@ -273,6 +273,14 @@ class ArraysTest(python_outsider.Case):
         )):
             with self.subTest(number=i):
                 self.check(call(self.x), call(self.a), 1e-4)
+        a = np.arange(24.0).reshape(2, 3, 4)
+        x, w = self.t.put(a), a[0] + 1
+        for axis, weights, wide in (((1, 2), w, w), ((2, -2), w.T, w), ((2,), w[0], w[0]),
+                                    ((0, 2), a, a), ((2, 0), a[:, 0].T, a[:, :1])):
+            wide = np.broadcast_to(wide, a.shape)
+            self.check(np.average(x, axis, weights), np.average(a, axis, wide), 1e-12)
+        for axis, error in ((None, TypeError), ((2, 1), ValueError), ((0, 1), ValueError)):
+            self.assertRaises(error, np.average, x, axis, w)
         a, x = self.a, self.x
         self.check(ts.fma(x, x, 1), a * a + 1)
         self.check(ts.window_sum(x[0], 2), np.convolve(a[0], ones, "same"))
@@ -345,6 +353,11 @@ class ArraysTest(python_outsider.Case):
             *(lambda a, n=n: np.linalg.matrix_power(np.stack([a[0, 0, 0, :, 0, :2]] * 3), n)
               for n in (0, 1, 5)),
             lambda a: np.atleast_1d(2, a[0, 0, 0, 0, 0, 1])[1], lambda a: np.atleast_2d([1], a)[1],
+            *(lambda a, name=name, axis=axis: getattr(a[0, 0, 0, 0, 0, 1], name)(axis)
+              for name in "sum prod min max argmin argmax all any ptp argsort".split()
+              for axis in (0, -1)),
+            lambda a: a[0, 0, 0, 0, 0, 1].max(0, initial=7),
+            lambda a: np.take(a[0, 0, 0, 0, 0, 1], [0, 0], 0),
             *(lambda a, i=i: np.atleast_3d(3, a[0, 0, 0, :, 0][i])[1] for i in ((0, 0), 0, ...)),
         ):
             with np.errstate(all="ignore"):
@@ -355,6 +368,8 @@ class ArraysTest(python_outsider.Case):
             lambda: x.sum(6), lambda: np.expand_dims(x, 9), lambda: x.sum((0, 0)),
             lambda: x.swapaxes(0, 6), lambda: x.transpose(7, 0, 1, 2, 3, 4), lambda: x.squeeze(-7),
             lambda: x.cumsum(6), lambda: np.roll(x, 1, 6), lambda: np.stack([x[0], x[0]], 9),
+            *(lambda name=name: getattr(x.sum(), name)(1) for name in ("argmax", "sum", "argsort")),
+            lambda: x.sum().mean(0),
         ):
             for error in (axis_error, ts.BadAxes, IndexError, ValueError):
                 self.assertRaises(error, call)
@@ -543,6 +558,9 @@ class ArraysTest(python_outsider.Case):
             self.check(np.quantile(x, [0, 1]), np.array([min(ends), max(ends)]), 0)
         largest = np.array([60000, 60000], "f2")
         self.check(np.median(self.t.put(largest)), np.median(largest), 0)
+        for q in ([], [[0.1, 0.3, 1]], [[0.5], [0.2]], np.zeros((0, 2))):
+            self.check(np.quantile(self.x, q, 1), np.quantile(self.a, q, 1), 1e-5)
+            self.check(np.nanquantile(self.x, q), np.quantile(self.a, q), 1e-5)
         self.assertRaises(ValueError, lambda: np.quantile(self.x, 1.5))
         truths = self.x > 0
         for method in ("lower", "higher", "nearest"):
@@ -595,6 +613,9 @@ class ArraysTest(python_outsider.Case):
         self.check((x * 2)[resident].sum(0), (a * 2)[places].sum(0))
         self.check((x > 0)[resident], (a > 0)[places], 0)
         self.check((x > 0).any(0)[[1, 0]], (a > 0).any(0)[[1, 0]], 0)
+        for some in (np.array([1, 3], "u8"), np.array([[0]], "u8")):
+            self.check(x[some], a[some], 0)
+            self.check(x[:, some], a[:, some], 0)
         for dtype in ("f2", "f8", "i4", "i8", "u1", "i1", "?"):
             typed = (a * 40).astype("i4").astype(dtype)
             self.check(self.t.put(typed)[resident], typed[places], 0)
@@ -750,7 +771,9 @@ class ArraysTest(python_outsider.Case):
                 self.check(x.compress(mine), a.compress(condition), 0)
                 self.check(np.extract(mine, x), np.extract(condition, a), 0)
         self.assertRaises(ValueError, lambda: x.compress(x > 0))
-        for call in (np.nonzero, np.where, np.argwhere):
+        for number in (0, 7):
+            self.check(np.argwhere(x[0, 0] * 0 + number), np.argwhere(number), 0)
+        for call in (np.nonzero, np.where):
             self.assertRaisesRegex(ValueError, "flatnonzero", call, x[0, 0])
         self.assertRaises(IndexError, lambda: np.compress([False] * 9 + [True], x, 1))
 
@@ -867,6 +890,9 @@ class ArraysTest(python_outsider.Case):
                 (ValueError, lambda: ts.sum_by_label(x, [0, 1, 0], 2, "error")),
                 (TypeError, lambda: ts.sum_by_label(a, [0, 1, 0], 2))):
             self.assertRaises(error, call)
+        for labels in ([True] * 3, x[:, 0] > 1, [0.5, 1, 0], [0, 7, 0]):
+            self.assertRaisesRegex(ts.Error, "^labels? (cannot|must|7)",
+                                   ts.sum_by_label, x, labels, 3)
 
     def test_positions_in_sorted_arrays(self):
         for dtype, n in itertools.product(self.TYPES, (0, 1, 40, 3000)):

@@ -409,10 +409,11 @@ class Lazy(Operators):
                 raise ValueError(f"{op} with where= needs an initial value")
             return self._reduce(op, axis, keepdims)
         picked = self._where(where, initial)
-        shape = _ops.folded(self.shape, _ops.axes_of(axis, self.ndim), keepdims)
-        if self.size == 0 and size_of(shape):
-            source, _ = _number(initial, self.dtype)
-            return self._make(_ops.full(source.value, shape, self.dtype))
+        if self.size == 0:
+            shape = _ops.folded(self.shape, _ops.axes_of(axis, self.ndim), keepdims)
+            if size_of(shape):
+                source, _ = _number(initial, self.dtype)
+                return self._make(_ops.full(source.value, shape, self.dtype))
         return picked._reduce(op, axis, keepdims)._from(function, initial)
 
     def min(

@@ -37,11 +37,12 @@ def indices_of(a: Any, value: Any) -> Any:
         if isinstance(given, (list, tuple)) and not value.size:
             value = value.astype("<i8")
         elif value.dtype.kind in "iu":
-            value = value.astype("<i8", casting="safe", copy=False)
+            value = value.astype("<i8", copy=False)
     return a._operand(value, "an index")
 
 
 def take(a: Any, indices: Any, axis: Optional[int] = None, mode: str = "raise") -> Any:
+    a = a if a.ndim else flat(a)
     return a._make(_ops.take(a._term(), indices_of(a, indices), axis, mode))
 
 
@@ -150,6 +151,10 @@ def nonzero(a: Any) -> Tuple[Any, ...]:
         at = positions if inner <= 1 else positions // inner
         found.append(at % extent if axis and extent else at)
     return tuple(found)
+
+
+def _argwhere(a: Any) -> Any:
+    return stack(nonzero(a), -1) if a.ndim else stack(nonzero(flat(a)), -1)[:, :0]
 
 
 def indexed(a: Any, key: Any) -> Any:
@@ -636,7 +641,7 @@ add(
         "extract": _extract,
         "nonzero": nonzero,
         "flatnonzero": lambda a: _positions(a, a),
-        "argwhere": lambda a: stack(nonzero(a), -1),
+        "argwhere": _argwhere,
         "take_along_axis": _take_along_axis,
         "roll": _roll,
         "concatenate": concatenate,
