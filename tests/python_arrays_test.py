@@ -616,6 +616,7 @@ class ArraysTest(python_outsider.Case):
         for some in (np.array([1, 3], "u8"), np.array([[0]], "u8")):
             self.check(x[some], a[some], 0)
             self.check(x[:, some], a[:, some], 0)
+        self.check(np.take_along_axis(x, some, 0), np.take_along_axis(a, some, 0), 0)
         for dtype in ("f2", "f8", "i4", "i8", "u1", "i1", "?"):
             typed = (a * 40).astype("i4").astype(dtype)
             self.check(self.t.put(typed)[resident], typed[places], 0)

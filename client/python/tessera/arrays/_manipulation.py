@@ -37,8 +37,13 @@ def indices_of(a: Any, value: Any) -> Any:
         if isinstance(given, (list, tuple)) and not value.size:
             value = value.astype("<i8")
         elif value.dtype.kind in "iu":
-            value = value.astype("<i8", copy=False)
+            value = value.astype("<i8", casting="safe", copy=False)
     return a._operand(value, "an index")
+
+
+def _signed(indices: Any) -> Any:
+    """Converts uint64, which np.take refuses, but NumPy allows in an index."""
+    return indices.astype("<i8") if getattr(indices, "dtype", None) == np.uint64 else indices
 
 
 def take(a: Any, indices: Any, axis: Optional[int] = None, mode: str = "raise") -> Any:
@@ -192,7 +197,7 @@ def indexed(a: Any, key: Any) -> Any:
                 " x[mask][:, 1]"
             )
         indices = _positions(a, indices)
-    made = take(seen, indices, axis)
+    made = take(seen, _signed(indices), axis)
     # As in NumPy, the new axes come first if integers are apart from the array.
     place = [i == at or not (stays[i] or dots[i]) for i in range(len(items))]
     first, last = place.index(True), len(place) - place[::-1].index(True)
@@ -203,7 +208,7 @@ def indexed(a: Any, key: Any) -> Any:
 
 
 def _take_along_axis(arr: Any, indices: Any, axis: Optional[int] = -1) -> Any:
-    indices = arr._make(_ops.array(indices_of(arr, indices)))
+    indices = arr._make(_ops.array(indices_of(arr, _signed(indices))))
     if axis is None:
         arr, axis = flat(arr), 0
     if arr.ndim != indices.ndim:
