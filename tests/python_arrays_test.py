@@ -87,6 +87,10 @@ MOVING = {
     "insert some": lambda x, v, b: np.insert(x, [4, 0, 4], [[1, 2, 3]], 1),
     "insert slice": lambda x, v, b: np.insert(v, slice(0, 9, 4), [1, 2, 3]),
     "insert none": lambda x, v, b: np.insert(x, [], 1),
+    "insert several": lambda x, v, b: np.insert(v, [1], [1, 0, 1]),
+    "insert several, slice": lambda x, v, b: np.insert(v, slice(1, 2), [1, 2, 3]),
+    "insert columns": lambda x, v, b: np.insert(x, [-1], x[:, :2], axis=1),
+    "insert into none": lambda x, v, b: np.insert(v[:0], 0, v[:2]),
     "resize": lambda x, v, b: np.resize(v, (5, 4)),
     "block": lambda x, v, b: np.block([[x, x[:, :2]], [v, 1, 2]]),
     "block vector": lambda x, v, b: np.block([v, 3, v[:2]]),
@@ -98,6 +102,7 @@ MOVING = {
     "ediff1d": lambda x, v, b: np.ediff1d(v, to_end=[1, 2], to_begin=0),
     "pad edge": lambda x, v, b: np.pad(x, ((2, 0), (30, 1)), "edge"),
     "pad reflect": lambda x, v, b: np.pad(x, ((11, 1), (0, 8)), "reflect"),
+    "pad even": lambda x, v, b: np.pad(v, 3, "reflect", reflect_type="even"),
     "pad symmetric": lambda x, v, b: np.pad(b, 7, "symmetric"),
     "signbit": lambda x, v, b: np.signbit(np.nan_to_num(0 * x)),
     "copysign": lambda x, v, b: np.copysign(3, v * 0),
@@ -268,12 +273,21 @@ class ArraysTest(python_outsider.Case):
         )):
             with self.subTest(number=i):
                 self.check(call(self.x), call(self.a), 1e-4)
+        a = np.arange(24.0).reshape(2, 3, 4)
+        x, w = self.t.put(a), a[0] + 1
+        for axis, weights, wide in (((1, 2), w, w), ((2, -2), w.T, w), ((2,), w[0], w[0]),
+                                    ((0, 2), a, a), ((2, 0), a[:, 0].T, a[:, :1])):
+            wide = np.broadcast_to(wide, a.shape)
+            self.check(np.average(x, axis, weights), np.average(a, axis, wide), 1e-12)
+        for axis, error in ((None, TypeError), ((2, 1), ValueError), ((0, 1), ValueError)):
+            self.assertRaises(error, np.average, x, axis, w)
         a, x = self.a, self.x
         self.check(ts.fma(x, x, 1), a * a + 1)
         self.check(ts.window_sum(x[0], 2), np.convolve(a[0], ones, "same"))
         self.check(ts.sum_squares(x, axis=1), (a * a).sum(axis=1))
         self.check(ts.norm(x, 1, axis=0), np.linalg.norm(a, 1, axis=0))
         self.assertRaises(ValueError, np.diff, x, -1)
+        self.assertRaisesRegex(ValueError, "min", np.clip, x, 0, 1, min=2)  # As in NumPy 2.
         parts = np.split(x[:, :0], 3, axis=1)
         self.assertEqual([part.shape for part in parts], 3 * [(a.shape[0], 0)])
         self.assertEqual(np.result_type(x, 1.0, np.float64), np.float64)
@@ -314,6 +328,9 @@ class ArraysTest(python_outsider.Case):
             (lambda: np.histogram(x, "auto", (0, 1)), "pass it"),
             (lambda: np.unique(x, axis=0), r"x\.numpy"),
             (lambda: np.pad(x, 1, "mean"), "np.concatenate"),
+            (lambda: np.pad(x, 1, "mean", stat_length=2), "np.concatenate"),
+            (lambda: np.pad(x, 1, "reflect", reflect_type="odd"), "np.concatenate"),
+            (lambda: np.pad(x, 1, lambda vector, *_: None), "np.concatenate"),
             (lambda: np.linalg.svd(x), r"np\.linalg\.svd"),
             (lambda: x + ts.connect(self.server.address).put(self.a), "import_from"),
         ):
@@ -333,7 +350,14 @@ class ArraysTest(python_outsider.Case):
             lambda a: np.squeeze(a[0, 0, 0, 0, 0, 1], 0), lambda a: a.sum(axis=()),
             lambda a: a.var(axis=()), lambda a: (a > 2).sum(axis=()), lambda a: a.max(axis=()),
             lambda a: np.linalg.matrix_power(a[0, 0, 0, :, 0, :2], 0),
+            *(lambda a, n=n: np.linalg.matrix_power(np.stack([a[0, 0, 0, :, 0, :2]] * 3), n)
+              for n in (0, 1, 5)),
             lambda a: np.atleast_1d(2, a[0, 0, 0, 0, 0, 1])[1], lambda a: np.atleast_2d([1], a)[1],
+            *(lambda a, name=name, axis=axis: getattr(a[0, 0, 0, 0, 0, 1], name)(axis)
+              for name in "sum prod min max argmin argmax all any ptp argsort".split()
+              for axis in (0, -1)),
+            lambda a: a[0, 0, 0, 0, 0, 1].max(0, initial=7),
+            lambda a: np.take(a[0, 0, 0, 0, 0, 1], [0, 0], 0),
             *(lambda a, i=i: np.atleast_3d(3, a[0, 0, 0, :, 0][i])[1] for i in ((0, 0), 0, ...)),
         ):
             with np.errstate(all="ignore"):
@@ -344,6 +368,8 @@ class ArraysTest(python_outsider.Case):
             lambda: x.sum(6), lambda: np.expand_dims(x, 9), lambda: x.sum((0, 0)),
             lambda: x.swapaxes(0, 6), lambda: x.transpose(7, 0, 1, 2, 3, 4), lambda: x.squeeze(-7),
             lambda: x.cumsum(6), lambda: np.roll(x, 1, 6), lambda: np.stack([x[0], x[0]], 9),
+            *(lambda name=name: getattr(x.sum(), name)(1) for name in ("argmax", "sum", "argsort")),
+            lambda: x.sum().mean(0),
         ):
             for error in (axis_error, ts.BadAxes, IndexError, ValueError):
                 self.assertRaises(error, call)
@@ -532,6 +558,9 @@ class ArraysTest(python_outsider.Case):
             self.check(np.quantile(x, [0, 1]), np.array([min(ends), max(ends)]), 0)
         largest = np.array([60000, 60000], "f2")
         self.check(np.median(self.t.put(largest)), np.median(largest), 0)
+        for q in ([], [[0.1, 0.3, 1]], [[0.5], [0.2]], np.zeros((0, 2))):
+            self.check(np.quantile(self.x, q, 1), np.quantile(self.a, q, 1), 1e-5)
+            self.check(np.nanquantile(self.x, q), np.quantile(self.a, q), 1e-5)
         self.assertRaises(ValueError, lambda: np.quantile(self.x, 1.5))
         truths = self.x > 0
         for method in ("lower", "higher", "nearest"):
@@ -584,6 +613,10 @@ class ArraysTest(python_outsider.Case):
         self.check((x * 2)[resident].sum(0), (a * 2)[places].sum(0))
         self.check((x > 0)[resident], (a > 0)[places], 0)
         self.check((x > 0).any(0)[[1, 0]], (a > 0).any(0)[[1, 0]], 0)
+        for some in (np.array([1, 3], "u8"), np.array([[0]], "u8")):
+            self.check(x[some], a[some], 0)
+            self.check(x[:, some], a[:, some], 0)
+        self.check(np.take_along_axis(x, some, 0), np.take_along_axis(a, some, 0), 0)
         for dtype in ("f2", "f8", "i4", "i8", "u1", "i1", "?"):
             typed = (a * 40).astype("i4").astype(dtype)
             self.check(self.t.put(typed)[resident], typed[places], 0)
@@ -739,7 +772,9 @@ class ArraysTest(python_outsider.Case):
                 self.check(x.compress(mine), a.compress(condition), 0)
                 self.check(np.extract(mine, x), np.extract(condition, a), 0)
         self.assertRaises(ValueError, lambda: x.compress(x > 0))
-        for call in (np.nonzero, np.where, np.argwhere):
+        for number in (0, 7):
+            self.check(np.argwhere(x[0, 0] * 0 + number), np.argwhere(number), 0)
+        for call in (np.nonzero, np.where):
             self.assertRaisesRegex(ValueError, "flatnonzero", call, x[0, 0])
         self.assertRaises(IndexError, lambda: np.compress([False] * 9 + [True], x, 1))
 
@@ -856,6 +891,9 @@ class ArraysTest(python_outsider.Case):
                 (ValueError, lambda: ts.sum_by_label(x, [0, 1, 0], 2, "error")),
                 (TypeError, lambda: ts.sum_by_label(a, [0, 1, 0], 2))):
             self.assertRaises(error, call)
+        for labels in ([True] * 3, x[:, 0] > 1, [0.5, 1, 0], [0, 7, 0]):
+            self.assertRaisesRegex(ts.Error, "^labels? (cannot|must|7)",
+                                   ts.sum_by_label, x, labels, 3)
 
     def test_positions_in_sorted_arrays(self):
         for dtype, n in itertools.product(self.TYPES, (0, 1, 40, 3000)):
@@ -1232,7 +1270,18 @@ class ComposedTest(python_outsider.Case):
             lambda x, v: np.concatenate([x, x[:2]], 1), lambda x, v: np.concatenate([v[0], v[0]]),
             lambda x, v: np.stack([x, v]), lambda x, v: np.concatenate([x, x], 2),
             lambda x, v: np.append(x, v, 0), lambda x, v: np.concatenate([x, x], dtype="i4"),
+            lambda x, v: np.concatenate([x, x > 0], casting="no"),
+            lambda x, v: np.concatenate([v > 0, v], None, dtype="f8", casting="equiv"),
+            lambda x, v: np.stack([v, v.astype("f4")], casting="no"),
+            lambda x, v: np.vstack([v, v], casting="foo"),
             lambda x, v: np.pad(x, -1), lambda x, v: np.pad(x[:0], 1, "wrap"),
+            *(lambda x, v, mode=mode, key=key: np.pad(x, 1, mode, **{key: 2})
+              for mode in ("constant", "edge", "empty", "linear_ramp", "maximum", "mean", "median",
+                           "minimum", "reflect", "symmetric", "wrap", "no mode")
+              for key, own in (("constant_values", "constant"), ("end_values", "linear_ramp"),
+                               ("reflect_type", "reflect symmetric"),
+                               ("stat_length", "maximum mean median minimum"))
+              if mode not in own.split()),
             lambda x, v: np.tril(v[0]), lambda x, v: np.convolve(x, v),
             lambda x, v: np.convolve(v, v[:0]), lambda x, v: np.correlate(v, v, "half"),
             lambda x, v: windows(x, 2), lambda x, v: windows(v, 9), lambda x, v: windows(v, -1),
@@ -1246,6 +1295,7 @@ class ComposedTest(python_outsider.Case):
             lambda x, v: np.gradient(v[:1]), lambda x, v: np.gradient(x, [1, 2], axis=0),
             lambda x, v: np.interp(x, [1], [1, 2]), lambda x, v: np.interp(x, [], []),
             lambda x, v: np.block([x, [x]]), lambda x, v: np.resize(x, -1),
+            lambda x, v: np.insert(v, [[1]], 2), lambda x, v: np.insert(v, [[1, 2]], 2),
             lambda x, v: np.histogram(x, weights=v), lambda x, v: v & 1, lambda x, v: v << 1,
             lambda x, v: np.bincount(np.argsort(v), [1]), lambda x, v: np.unravel_index(v, (2, 3)),
             lambda x, v: np.cov(x, fweights=[1, 2]), lambda x, v: np.cov(x, aweights=[-1] * 5),

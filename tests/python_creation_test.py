@@ -87,6 +87,24 @@ class CreationTest(python_outsider.Case):
         self.same(self.t.full(3, [1, 2.5, 3]), np.full(3, [1, 2.5, 3]))
         self.same(self.t.ones(3, "f4"), np.ones(3, "f4"))
         self.same(self.t.zeros((2, 0), bool), np.zeros((2, 0), bool))
+        for value in (1.9, -1.9, True, [300, 1, 2], np.int64(300)):
+            for dtype in ("i1", bool, "f4"):
+                self.same(self.t.full(3, value, dtype), np.full(3, value, dtype))
+
+    def test_integers_that_do_not_fit(self):
+        """NumPy 2 raises these errors, and NumPy 1 wraps."""
+        t, x = self.t, self.t.put(np.arange(3, dtype="u1"))
+        for call in (lambda: t.full(3, 300, "u1"), lambda: t.full((), -1, "u1"),
+                     lambda: t.full(2, 1 << 31, "i4"), lambda: t.full(2, 1 << 63, "i8"),
+                     lambda: np.full_like(x, 300), lambda: np.full_like(x, -1, shape=9),
+                     lambda: np.pad(x, 1, constant_values=-1), lambda: np.insert(x, 1, 256),
+                     lambda: np.pad(x, 1, constant_values=np.array([1, 300])),
+                     lambda: t.arange(300, 310, dtype="u1"), lambda: t.arange(-1, 3, dtype="u1"),
+                     lambda: t.arange(120, 200, 8, dtype="i1")):
+            self.assertRaises(OverflowError, call)
+        for case, dtype in (((255, 256), "u1"), ((300, 300), "u1"), ((250, 260), "u1")):
+            self.same(t.arange(*case, dtype=dtype), np.arange(*case).astype(dtype))
+        self.same(np.insert(x, 1, np.int32(256)), np.array([0, 0, 1, 2], "u1"))
 
     def test_in_larger_expressions(self):
         a = RNG.normal(size=(6, 5))

@@ -211,6 +211,22 @@ class OneProcess(o.Case):
             with self.subTest(number):
                 np.testing.assert_array_equal(call(a, b).numpy(), call(x, y))
 
+    def test_unsigned_sums(self):
+        """The types are those of Dask, although the servers compute in int64."""
+        x = RNG.integers(0, 256, (7, 8)).astype("u1")
+        wide, long = x.astype("u8"), np.full((2, 150_000), 200, "u1")
+        a = td.put(da.from_array(x, chunks=(4, 3)))
+        for number, (found, expected) in enumerate((
+                (a @ a.T, wide @ wide.T), (a @ a[0], wide @ wide[0]),
+                (a.cumsum(axis=0), x.cumsum(0)), (a.cumsum(axis=1), x.cumsum(1)),
+                ((a > 9).astype("u1").cumprod(axis=0), (x > 9).astype("u1").cumprod(0)),
+                (a / a.sum(), x / x.sum()), (a + a.sum(axis=0), x + x.sum(0)),
+                (td.put(da.from_array(long, chunks=(1, -1))).sum(axis=0), long.sum(0)))):
+            with self.subTest(number):
+                got = td.numpy(found).compute(scheduler="sync")
+                np.testing.assert_array_equal(got, expected)
+                self.assertEqual((got.dtype, found.dtype), (expected.dtype, expected.dtype))
+
     def test_rechunked_arrays(self):
         x = whole_numbers(40, 30)
         v = td.put(da.from_array(x, chunks=(15, 11)))

@@ -168,6 +168,27 @@ class ElementwiseTest(python_outsider.Case):
                 zero = want == 0
                 np.testing.assert_array_equal(np.signbit(got)[zero], np.signbit(want)[zero])
 
+    def test_the_sign_of_a_zero_next_to_the_smallest_numbers(self):
+        for dtype in FLOATS:
+            least = np.nextafter(np.zeros(2, dtype), np.array([1, -1], dtype))
+            far = -np.sign(least)
+            got = np.nextafter(self.t.put(least), far).numpy()
+            np.testing.assert_array_equal(got, [0, 0])
+            self.assertEqual(np.signbit(got).tolist(), np.signbit(least).tolist())
+            np.testing.assert_array_equal(np.nextafter(self.t.put(got), -far).numpy(), least)
+
+    def test_numbers_are_rounded_to_the_type_of_the_array(self):
+        """NumPy 2 does so before it computes in another type."""
+        a = np.append(np.linspace(0, 0.5, 200), np.nan).astype("f2")
+        x = self.t.put(a)
+        for call, number in ((np.hypot, 10**10), (np.hypot, 0.1), (np.logaddexp, -0.1234)):
+            with np.errstate(all="ignore"):
+                want = call(a, np.float16(number))
+            np.testing.assert_array_equal(call(x, number).numpy(), want)
+            np.testing.assert_array_equal(call(number, x).numpy(), want)
+        infinite = np.hypot(self.t.put(a[-2:], dtype="bf16"), 1e39)
+        self.assertTrue(np.isinf(infinite.astype("f4").numpy()).all())
+
     def test_roots_in_the_whole_range(self):
         """np.cbrt and np.hypot are within 1 and 2 units in the last place."""
         rng = np.random.default_rng(8)
@@ -228,6 +249,11 @@ class ElementwiseTest(python_outsider.Case):
         self.assertEqual((x < (1 << 40)).numpy().tolist(), [True] * 4)
         with self.assertRaisesRegex(ValueError, "negative integer powers"):
             x**-1
+        byte = x.astype("u1")
+        for call in (lambda: byte << -1, lambda: 256 << byte, lambda: np.right_shift(byte, 300),
+                     lambda: byte & -1, lambda: x >> (1 << 40)):
+            self.assertRaises(OverflowError, call)
+        self.assertEqual((byte << np.int32(9)).numpy().tolist(), [0, 512, 1024, 1536])
 
     def test_bfloat16(self):
         a = array_of("f4", (50,), 6)
@@ -242,6 +268,11 @@ class ElementwiseTest(python_outsider.Case):
         np.testing.assert_array_equal(np.asarray((x * 2).numpy(), "f4"), rounded * 2)
         for function in (np.isinf, np.isfinite, np.isnan):
             np.testing.assert_array_equal(function(x).numpy(), function(rounded))
+        self.assertEqual(np.concatenate([x, a], dtype="f8").dtype, np.dtype("f8"))
+        for to, casting in (("f4", "safe"), ("f2", "same_kind")):
+            self.assertEqual(x.astype(to, casting=casting).dtype, np.dtype(to))
+        for to, casting in (("f2", "safe"), ("i4", "same_kind"), ("f4", "no")):
+            self.assertRaises(TypeError, x.astype, to, casting=casting)
         for got in (abs(x) ** 0.5, x**-1, np.power(x, 2), np.exp(x), 1 / x, np.where(x > 1, x, 0),
                     np.degrees(x), np.hypot(x, 1), np.cbrt(x), np.fmod(x, 2), np.pad(x, 1),
                     np.concatenate([x, x]), np.einsum("i->", x), np.convolve(x, x), np.diag(x)):

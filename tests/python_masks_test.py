@@ -214,6 +214,10 @@ class MasksTest(Case):
         for name, correction in itertools.product(("var", "std"), (1, 1.5, 2, 3)):
             want = self.quiet(getattr(np, name), a, 1, ddof=correction, keepdims=True)
             self.check(getattr(x, name)(1, keepdims=True, correction=correction), want, 1e-12)
+            self.check(getattr(x, name)(1, None, None, 0, True, correction=correction), want, 1e-12)
+            for other in (0, correction):
+                with self.assertRaisesRegex(ValueError, "simultaneously"):
+                    getattr(x, name)(1, ddof=1, correction=other)
 
     def test_deviations_whose_squares_do_not_fit(self):
         for dtype, a in (("f2", [0, 600]), ("f4", [3e19, -3e19]), ("f8", [1e200, -1e200]),

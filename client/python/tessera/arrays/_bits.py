@@ -113,6 +113,9 @@ def shift(left: bool) -> Callable[[Term, Term], Term]:
     def apply(a: Term, n: Term) -> Term:
         dtype = e.common_dtype([a, n])
         dtype, wide = _types(a, n) if dtype.kind != "b" else (np.dtype("i1"), e.I32)
+        for source, view in (a, n):
+            if isinstance(source, Constant):
+                e.cast((source, view), dtype)  # Raises OverflowError if it does not fit.
         a, n = e.cast(a, wide), e.cast(n, wide)
         whole = 8 * wide.itemsize
         most = 8 * dtype.itemsize - 1 if left else whole - 2

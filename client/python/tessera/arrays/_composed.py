@@ -213,12 +213,16 @@ def _insert(arr: Any, obj: Any, values: Any, axis: Any = None) -> Any:
     axis = normalize_axis(axis, arr.ndim)
     extent = arr.shape[axis]
     places = _places(obj, extent)
+    if places.ndim > 1:
+        raise ValueError(f"the positions must be a number or a vector, not of shape {places.shape}")
     if places.size and not (-extent <= places.min() and places.max() <= extent):
         raise BadIndex(f"{places.tolist()} is out of range for axis {axis} of extent {extent}")
+    e.check_fits(values, arr.dtype)
     values = arr._lifted(values, "np.insert")._typed(arr.dtype)
     values = values[(None,) * (arr.ndim - values.ndim)]
     if not places.ndim:
         values = np.moveaxis(values, 0, axis)
+    if places.size == 1:
         places = places.repeat(values.shape[axis])
     order = np.argsort(np.where(places < 0, places + extent, places), kind="stable")
     count = order.size
@@ -232,7 +236,7 @@ def _insert(arr: Any, obj: Any, values: Any, axis: Any = None) -> Any:
     before = np.searchsorted(arr._like(new), at)
     own = np.searchsorted(arr._like(new), at, "right") > before
     own = own.reshape([-1 if i == axis else 1 for i in range(arr.ndim)])
-    rest = take(arr, at - before, axis, "clip") if extent else 0
+    rest = take(arr, at - before, axis, "clip") if extent else False
     return np.where(own, take(values, before, axis, "clip"), rest)
 
 

@@ -40,8 +40,10 @@ class Creation:
         return self._wrap(*term)  # type: ignore[attr-defined]
 
     def full(self, shape: Any, fill_value: Any, dtype: Any = None) -> Any:
-        """Returns an array whose elements all have one value."""
+        """Returns an array whose elements all have one value. Raises OverflowError for a Python
+        integer that the type cannot hold."""
         kind = _dtypes.dtype_of(np.asarray(fill_value).dtype if dtype is None else dtype)
+        e.check_fits(fill_value, kind)
         return self._new(_ops.full(fill_value, extents(shape), kind))
 
     def zeros(self, shape: Any, dtype: Any = float) -> Any:
@@ -64,6 +66,8 @@ class Creation:
             raise TypeError("no fill-function for data-type.")
         # Like NumPy, computes start + i * delta from the first two elements in the result's type.
         wide = _F32 if kind.itemsize == 2 else kind if _dtypes.is_float(kind) else _I64
+        for x in (start, start + step)[:extent]:
+            e.check_fits(x, kind)
         first, second = (_rounded(x, kind).astype(wide) for x in (start, start + step))
         delta = second - first
         made = e.cast(_positions(extent), wide)

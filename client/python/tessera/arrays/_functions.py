@@ -13,7 +13,7 @@ import numpy as np
 from ..graph import _dtypes, _ops
 from ..graph import _elementwise as e
 from ..graph._graph import Constant, Term
-from ..graph._views import View, index_of, normalize_axis, several
+from ..graph._views import View, index_of, normalize_axes, normalize_axis, several
 from ..wire._errors import BadIndex, BadShape, Unsupported
 from . import _ufuncs
 from ._composed import COMPOSED
@@ -346,14 +346,14 @@ def average(
     else:
         weights = a._lifted(weights, "np.average")
         if weights.shape != a.shape:
-            if np.ndim(axis) or axis is None:
-                raise TypeError("axis must be an integer if weights and array differ in shape")
-            at = normalize_axis(axis, a.ndim)
-            if weights.shape != (a.shape[at],):
+            if axis is None:
+                raise TypeError("axis must be given if weights and array differ in shape")
+            axes = normalize_axes(axis, a.ndim)
+            if weights.shape != tuple(a.shape[at] for at in axes):
                 raise BadShape(f"weights {weights.shape} do not fit axis {axis} of {a.shape}")
-            shape = [1] * a.ndim
-            shape[at] = a.shape[at]
-            weights = weights.reshape(shape).broadcast_to(a.shape)
+            shape = [extent if at in axes else 1 for at, extent in enumerate(a.shape)]
+            weights = weights.transpose(np.argsort(axes).tolist()).reshape(shape)
+            weights = weights.broadcast_to(a.shape)
         own = _dtypes.promote(own, weights.dtype) if weights.dtype.kind != "b" else own
         # Products of 16-bit floats fit into 32 bits.
         wide = own if own.itemsize > 2 else np.dtype("<f4")
@@ -639,7 +639,7 @@ def _in_order(which: int) -> Callable[..., Any]:
         if order is not None:
             raise ValueError("Cannot specify order when the array has no fields.")
         if axis is None or which and not a.ndim:
-            a, axis = flat(a), 0
+            a, axis = flat(a), 0 if axis is None else axis
         return a._make(_ops.sort(a._term(), axis)[which])
 
     return call
@@ -761,16 +761,18 @@ def _quantile_of(scale: int, skip: bool) -> Callable[..., Any]:
         if not skip and not a.size and all(a.shape[i] for i in range(a.ndim) if i not in axes):
             raise BadIndex("an empty array has no quantiles")
         parts = np.asarray(q, float) / scale
-        if parts.ndim > 1 or not np.all((parts >= 0) & (parts <= 1)):
-            raise ValueError(f"quantiles must be numbers from 0 to {scale}, or a list of them")
+        if not np.all((parts >= 0) & (parts <= 1)):
+            raise ValueError(f"quantiles must be numbers from 0 to {scale}")
         if method not in _CONTINUOUS and method not in _ROUNDED:
             known = ", ".join((*_CONTINUOUS, *_ROUNDED))
             raise Unsupported(f"method={method!r} is not supported: use {known}, or np.sort(x)")
         found = [
             _of_sorted(a, axis, keepdims, pick(method, part), skip)
-            for part in parts.reshape(-1).tolist()
+            for part in parts.reshape(-1).tolist() or [0.0]
         ]
-        return stack(found) if parts.ndim else found[0]
+        if not parts.ndim:
+            return found[0]
+        return stack(found)[: parts.size].reshape(parts.shape + found[0].shape)
 
     return call
 
@@ -928,11 +930,12 @@ def _multi_dot(arrays: Any) -> Any:
 
 
 def _matrix_power(a: Any, n: int) -> Any:
-    if a.ndim != 2 or a.shape[0] != a.shape[1]:
-        raise BadShape(f"matrix_power needs a square matrix, not shape {a.shape}")
+    if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
+        raise BadShape(f"matrix_power needs square matrices, not shape {a.shape}")
     if index_of(n, "the exponent of a matrix") < 0:
         raise Unsupported("the exponent must be 0 or more: the server does not invert matrices")
-    found: Any = None if n else a._like(np.eye(len(a), dtype="i1")).astype(a.dtype)
+    one = a._like(np.eye(a.shape[-1], dtype="i1")).astype(a.dtype)
+    found: Any = None if n else one.broadcast_to(a.shape)
     square = a
     while n:
         if n % 2:

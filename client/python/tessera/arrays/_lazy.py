@@ -270,8 +270,7 @@ class Lazy(Operators):
         true for every nonzero element. casting is as in NumPy; if it forbids the conversion,
         TypeError is raised. order, subok and copy have no effect."""
         to = _dtypes.dtype_of(dtype)
-        if casting != "unsafe" and not np.can_cast(self.dtype, to, casting):  # type: ignore
-            raise TypeError(f"casting={casting!r} does not allow a cast from {self.dtype} to {to}")
+        _dtypes.check_cast(self.dtype, to, casting)
         return self._make(cast(self._term(), to))
 
     def clip(self: Self, min: Any = None, max: Any = None, out: None = None) -> Self:
@@ -410,10 +409,11 @@ class Lazy(Operators):
                 raise ValueError(f"{op} with where= needs an initial value")
             return self._reduce(op, axis, keepdims)
         picked = self._where(where, initial)
-        shape = _ops.folded(self.shape, _ops.axes_of(axis, self.ndim), keepdims)
-        if self.size == 0 and size_of(shape):
-            source, _ = _number(initial, self.dtype)
-            return self._make(_ops.full(source.value, shape, self.dtype))
+        if self.size == 0:
+            shape = _ops.folded(self.shape, _ops.axes_of(axis, self.ndim), keepdims)
+            if size_of(shape):
+                source, _ = _number(initial, self.dtype)
+                return self._make(_ops.full(source.value, shape, self.dtype))
         return picked._reduce(op, axis, keepdims)._from(function, initial)
 
     def min(
@@ -496,7 +496,7 @@ class Lazy(Operators):
         """Returns the sum of the squared deviations from the mean, divided by n - ddof. correction
         is another name for ddof. `where` is a mask that selects the elements. dtype is as for
         mean(). The variance of no elements is NaN."""
-        x, less = self._real_of(dtype, out), ddof if correction is None else correction
+        x, less = self._real_of(dtype, out), _less(ddof, correction)
         if where is None or where is True:
             return x._moment("variance", axis, keepdims, less)
         apart = x._apart(axis, where)
@@ -515,7 +515,7 @@ class Lazy(Operators):
         correction: Optional[float] = None,
     ) -> Self:
         """Returns the square root of var(), even if var() itself exceeds the range of the type."""
-        x, less = self._real_of(dtype, out), ddof if correction is None else correction
+        x, less = self._real_of(dtype, out), _less(ddof, correction)
         if where is None or where is True:
             return x._moment("std", axis, keepdims, less)
         apart = x._apart(axis, where)
@@ -666,6 +666,13 @@ def _number(value: Any, dtype: "np.dtype[Any]") -> Tuple[Constant, View]:
     source, view = cast(constant(value), dtype)
     assert isinstance(source, Constant)
     return source, view
+
+
+def _less(ddof: float, correction: Optional[float]) -> float:
+    """Returns the number that var() and std() subtract from the number of elements."""
+    if ddof and correction is not None:
+        raise ValueError("ddof and correction can't be provided simultaneously.")
+    return ddof if correction is None else correction
 
 
 def _no_out(out: Any) -> None:

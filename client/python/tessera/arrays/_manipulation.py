@@ -41,7 +41,13 @@ def indices_of(a: Any, value: Any) -> Any:
     return a._operand(value, "an index")
 
 
+def _signed(indices: Any) -> Any:
+    """Converts uint64, which np.take refuses, but NumPy allows in an index."""
+    return indices.astype("<i8") if getattr(indices, "dtype", None) == np.uint64 else indices
+
+
 def take(a: Any, indices: Any, axis: Optional[int] = None, mode: str = "raise") -> Any:
+    a = a if a.ndim else flat(a)
     return a._make(_ops.take(a._term(), indices_of(a, indices), axis, mode))
 
 
@@ -152,6 +158,10 @@ def nonzero(a: Any) -> Tuple[Any, ...]:
     return tuple(found)
 
 
+def _argwhere(a: Any) -> Any:
+    return stack(nonzero(a), -1) if a.ndim else stack(nonzero(flat(a)), -1)[:, :0]
+
+
 def indexed(a: Any, key: Any) -> Any:
     """Implements a[key]: a view, a take for an array of indices, and a selection for a mask."""
     items = list(key) if isinstance(key, tuple) else [key]
@@ -187,7 +197,7 @@ def indexed(a: Any, key: Any) -> Any:
                 " x[mask][:, 1]"
             )
         indices = _positions(a, indices)
-    made = take(seen, indices, axis)
+    made = take(seen, _signed(indices), axis)
     # As in NumPy, the new axes come first if integers are apart from the array.
     place = [i == at or not (stays[i] or dots[i]) for i in range(len(items))]
     first, last = place.index(True), len(place) - place[::-1].index(True)
@@ -198,7 +208,7 @@ def indexed(a: Any, key: Any) -> Any:
 
 
 def _take_along_axis(arr: Any, indices: Any, axis: Optional[int] = -1) -> Any:
-    indices = arr._make(_ops.array(indices_of(arr, indices)))
+    indices = arr._make(_ops.array(indices_of(arr, _signed(indices))))
     if axis is None:
         arr, axis = flat(arr), 0
     if arr.ndim != indices.ndim:
@@ -386,9 +396,9 @@ def concatenate(arrays: Any, axis: Any = 0, dtype: Any = None, casting: str = "s
     parts = [one._lifted(array, "np.concatenate") for array in arrays]
     common = e.common_dtype([part._term() for part in parts])
     if dtype is not None:
-        if not np.can_cast(common, dtype, casting):  # type: ignore[arg-type]
-            raise TypeError(f"casting={casting!r} does not allow a cast from {common} to {dtype}")
         common = _dtypes.dtype_of(dtype)
+    for part in parts:
+        _dtypes.check_cast(part.dtype, common, casting)
     parts = [(flat(part) if axis is None else part)._typed(common) for part in parts]
     axis = normalize_axis(0 if axis is None else axis, parts[0].ndim)
     if len({(part.ndim, part.shape[:axis], part.shape[axis + 1 :]) for part in parts}) != 1:
@@ -447,11 +457,32 @@ def _mirrored(place: Any, extent: int, mode: str) -> Any:
     return np.minimum(place, whole - (mode == "symmetric") - place)
 
 
-def _pad(array: Any, pad_width: Any, mode: str = "constant", constant_values: Any = 0) -> Any:
-    if mode not in ("constant", "wrap", "edge", "reflect", "symmetric"):
-        raise Unsupported(f"mode={mode!r} is not supported: use .numpy(), or np.concatenate")
+# The option of each mode of np.pad.
+_PADDING = {
+    "constant": "constant_values",
+    "linear_ramp": "end_values",
+    **dict.fromkeys(("maximum", "mean", "median", "minimum"), "stat_length"),
+    **dict.fromkeys(("reflect", "symmetric"), "reflect_type"),
+    **dict.fromkeys(("edge", "wrap", "empty"), ""),
+}
+
+
+def _pad(array: Any, pad_width: Any, mode: Any = "constant", **options: Any) -> Any:
+    if not callable(mode):
+        if mode not in _PADDING:
+            raise ValueError(f"mode '{mode}' is not supported")
+        wrong = {*options} - {_PADDING[mode]}
+        if wrong:
+            raise ValueError(f"unsupported keyword arguments for mode '{mode}': {wrong}")
+    odd = options.get("reflect_type") == "odd"
+    if odd or mode not in ("constant", "wrap", "edge", "reflect", "symmetric"):
+        what = "reflect_type='odd'" if odd else f"mode={mode!r}"
+        raise Unsupported(f"{what} is not supported: use .numpy(), or np.concatenate")
+    constant_values = options.get("constant_values", 0)
     pairs = np.broadcast_to(pad_width, (array.ndim, 2))
     own_type = "f4" if array.dtype == _dtypes.bfloat16 else array.dtype
+    for value in np.ravel(constant_values).tolist():
+        e.check_fits(value, array.dtype)
     values = np.broadcast_to(constant_values, pairs.shape).astype(own_type).tolist()
     for axis, (before, after) in enumerate(pairs.tolist()):
         extent, own = index_of(before) + index_of(after) + array.shape[axis], array.shape[axis]
@@ -468,6 +499,12 @@ def _pad(array: Any, pad_width: Any, mode: str = "constant", constant_values: An
             array = _where(place < before, values[axis][0], array)
             array = _where(place >= before + own, values[axis][1], array)
     return array
+
+
+_pad.names = (  # type: ignore[attr-defined]
+    *("array", "pad_width", "mode"),
+    *("constant_values", "end_values", "reflect_type", "stat_length"),
+)
 
 
 def _triangle(m: Any, k: int, lower: bool) -> Any:
@@ -541,6 +578,7 @@ def _broadcast_arrays(*args: Any) -> List[Any]:
 def _full_like(a: Any, fill_value: Any, dtype: Any = None, shape: Any = None) -> Any:
     kind = a.dtype if dtype is None else _dtypes.dtype_of(dtype)
     shape = a.shape if shape is None else extents(shape)
+    e.check_fits(fill_value, kind)
     if hasattr(fill_value, "_session"):
         source, view = e.converted(a._operand(fill_value, "np.full_like"), kind)
         return a._make((source, view.broadcast_to(shape)))
@@ -608,7 +646,7 @@ add(
         "extract": _extract,
         "nonzero": nonzero,
         "flatnonzero": lambda a: _positions(a, a),
-        "argwhere": lambda a: stack(nonzero(a), -1),
+        "argwhere": _argwhere,
         "take_along_axis": _take_along_axis,
         "roll": _roll,
         "concatenate": concatenate,

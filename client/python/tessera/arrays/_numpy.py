@@ -323,6 +323,8 @@ def function(function: Any, args: Tuple[Any, ...], options: Dict[str, Any]) -> A
     given = {}
     for key, value in _bound(function, args, options).items():
         key = key if key in names else _SAME.get(key, key)
+        if key in given:
+            raise ValueError(f"{name} takes {key}= only once")
         if key in names:
             given[key] = value
         else:

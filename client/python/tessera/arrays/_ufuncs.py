@@ -185,7 +185,9 @@ def _next(a: Term) -> Term:
     scaled = e.apply("multiply", scaled, e.constant(unit))
     tiny = e.apply("less", size, e.constant(2.0 ** (bits + least)))
     small = e.apply("less", size, e.constant(2.0 ** (2 * bits + least - 1)))
-    near = e.apply("where", tiny, e.apply("add", a, e.constant(2.0**least)), scaled)
+    # Not a sum, because the number that follows -2^least is -0.0.
+    more = e.apply("negate", e.apply("subtract", e.constant(-(2.0**least)), a))
+    near = e.apply("where", tiny, more, scaled)
     most = e.cast(e.constant(-(2 - 2 * unit) * 2.0 ** (2 - least - bits)), dtype)
     found = e.apply("where", small, near, step(a))
     return e.apply("where", e.apply("equal", a, e.constant(-np.inf)), most, found)
@@ -205,7 +207,8 @@ def _nextafter(a: Term, b: Term) -> Term:
 
 def _hypot(a: Term, b: Term) -> Term:
     """Computes in f64. If necessary, powers of 2 keep the squares in range."""
-    own = e.common_dtype(_reals(a, b))
+    a, b = _reals(a, b)
+    own = a[0].dtype
     a, b = (e.apply("abs", e.cast(one, e.F64)) for one in (a, b))
     most = e.apply("maximum", a, b)
     up, one, down = (e.constant(2.0**power) for power in (540, 0, -540))

@@ -30,7 +30,13 @@ def put(x: Any) -> Any:
 def numpy(x: Any) -> Any:
     """Returns a Dask array whose chunks are the chunks of x as NumPy arrays on the workers.
     compute() then returns them to the caller."""
-    return x.map_blocks(numpy_of, dtype=x.dtype, meta=np.empty((0,) * x.ndim, x.dtype))
+    meta = np.empty((0,) * x.ndim, x.dtype)
+    return x.map_blocks(_numpy_one, x.dtype == np.uint64, dtype=x.dtype, meta=meta)
+
+
+def _numpy_one(x: Any, unsigned: bool) -> Any:
+    # The servers compute NumPy's unsigned sums as int64.
+    return numpy_of(x).astype(np.uint64, copy=False) if unsigned else numpy_of(x)
 
 
 def from_buffers(buffers: Sequence[Tuple[str, str]], axis: int = 0) -> Any:

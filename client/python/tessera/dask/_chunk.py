@@ -212,9 +212,14 @@ def _whole(values: Any) -> Any:
 
 
 def _opened(values: Any) -> Any:
-    """Replaces chunks with their arrays, also in lists and tuples."""
+    """Replaces chunks with their arrays, also in lists and tuples. The server lacks uint64, the
+    type of NumPy's sums of uint8, so it gets int64 instead."""
     if isinstance(values, Chunk):
-        return values.array
+        values = values.array
+    if isinstance(values, (np.ndarray, np.generic)) and values.dtype == np.uint64:
+        return values.astype(np.int64)
+    if isinstance(values, np.dtype) and values == np.uint64:
+        return np.dtype(np.int64)
     if isinstance(values, (list, tuple)):
         return type(values)(_opened(value) for value in values)
     return values

@@ -89,6 +89,17 @@ def promote(a: "np.dtype[Any]", b: "np.dtype[Any]") -> "np.dtype[Any]":
     return found
 
 
+def check_cast(own: "np.dtype[Any]", to: "np.dtype[Any]", casting: Any) -> None:
+    """Raises TypeError if NumPy's rule `casting` forbids this conversion. NumPy may have no rules
+    for bf16."""
+    if own != to and bfloat16 in (own, to) and casting in ("safe", "same_kind"):
+        fits = promote(own, to) == to or casting == "same_kind" and is_float(to)
+    else:
+        fits = np.can_cast(own, to, casting)
+    if not fits:
+        raise TypeError(f"casting={casting!r} does not allow a cast from {own} to {to}")
+
+
 def is_float(dtype: "np.dtype[Any]") -> bool:
     """Returns whether a type is a float. In NumPy, bf16 is not of the float kind."""
     return dtype.kind == "f" or dtype == bfloat16

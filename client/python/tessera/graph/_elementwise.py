@@ -108,14 +108,30 @@ def _typed(value: Any, dtype: "np.dtype[Any]") -> Constant:
     return Constant(float(value), dtype)
 
 
+def check_fits(value: Any, dtype: "np.dtype[Any]") -> None:
+    """Raises OverflowError, as NumPy 2 does, for a Python integer that does not fit the type."""
+    if isinstance(value, int):
+        _typed(value, dtype)
+
+
+def _rounded(value: Any, dtype: "np.dtype[Any]") -> Any:
+    """Returns the number that a constant of the type stands for."""
+    if not _dtypes.is_float(dtype):
+        return value
+    with np.errstate(over="ignore"):
+        return float(_dtypes.to_host(_dtypes.to_server(float(value), dtype)))
+
+
 def cast(term: Term, dtype: "np.dtype[Any]") -> Term:
     """Converts each element to the type. A cast to bool gives true for every nonzero element.
     Floats outside the range of an integer type give the nearest number of the type, and NaN gives
     0."""
     source, view = term
     if isinstance(source, Constant):
-        if source.dtype is None or source.dtype == dtype or _dtypes.is_float(dtype):
+        if source.dtype is None or source.dtype == dtype:
             return _typed(source.value, dtype), view
+        if _dtypes.is_float(dtype):
+            return _typed(_rounded(source.value, source.dtype), dtype), view
     elif source.dtype == dtype:
         return term
     node = Node("map", (term,), view.shape, dtype, {"fn": "cast"})

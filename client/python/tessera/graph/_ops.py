@@ -193,6 +193,8 @@ def reduce(op: str, a: Term, axis: Axis = None, keepdims: bool = False) -> Term:
     The mean and variance of no elements are NaN. Other reductions that have no value for zero
     elements are rejected by the server."""
     rank = len(a[1].shape)
+    if not rank and axis in (0, -1) and op not in ("mean", "variance", "std"):
+        axis = None  # As in NumPy, except for means.
     axes = axes_of(axis, rank)
     keepdims = is_true(keepdims, "keepdims")
     if op in ("argmin", "argmax") and axis is not None and len(axes) != 1:
@@ -319,16 +321,18 @@ def sort(a: Term, axis: int = -1, descending: bool = False) -> Tuple[Term, Term]
     return values, indices
 
 
-def _indices(indices: Term) -> Term:
-    """Converts indices to a type that Take accepts."""
+def _indices(
+    indices: Term,
+    name: str = "indices",
+    instead: str = "use x[mask], or np.compress along an axis",
+) -> Term:
+    """Converts indices to a type that the server takes. Errors use the name."""
     source, view = array(indices)
     dtype = source.dtype
     if dtype.kind == "b":
-        raise Unsupported(
-            "the indices of a take cannot be booleans: use x[mask], or np.compress along an axis"
-        )
+        raise Unsupported(f"{name} cannot be booleans: {instead}")
     if dtype.kind not in "iu":
-        raise BadDtype(f"indices must be integers, not {dtype}")
+        raise BadDtype(f"{name} must be integers, not {dtype}")
     return (source, view) if dtype in (_I64, _I32) else cast((source, view), _I32)
 
 
@@ -337,7 +341,7 @@ def _check_mode(mode: str) -> None:
         raise ValueError(f"mode must be 'raise', 'wrap' or 'clip', not {mode!r}")
 
 
-def _check_known(indices: Term, length: int) -> None:
+def _check_known(indices: Term, length: int, name: str = "index", of: str = "an axis") -> None:
     """Raises BadIndex if the client knows the indices and one of them is out of range."""
     source, view = indices
     if not isinstance(source, Inline):
@@ -347,7 +351,7 @@ def _check_known(indices: Term, length: int) -> None:
     known = window(source.array, view._replace(shape=tuple(once)))
     bad = known[(known < -length) | (known >= length)]
     if bad.size:
-        raise BadIndex(f"index {bad[0]} is out of range for an axis of extent {length}")
+        raise BadIndex(f"{name} {bad[0]} is out of range for {of} of extent {length}")
 
 
 def take(
@@ -427,7 +431,7 @@ def sum_by_label(a: Term, labels: Term, length: int, mode: str = "raise") -> Ter
     """Returns the sums of the rows that have the same label, for the labels from 0 to length - 1.
     Labels that the client knows are checked at once."""
     _check_mode(mode)
-    a, labels = _typed(a), _indices(labels)
+    a, labels = _typed(a), _indices(labels, "labels", "use .astype(int)")
     length = index_of(length, "the number of sums")
     shape = a[1].shape
     if not shape or labels[1].shape != shape[:1] or length < 0:
@@ -437,7 +441,7 @@ def sum_by_label(a: Term, labels: Term, length: int, mode: str = "raise") -> Ter
     if mode != "raise":
         params["mode"] = mode
     elif size_of(shape):
-        _check_known(labels, length)
+        _check_known(labels, length, "label", "a result")
     if not length and size_of(shape):
         raise BadIndex("with length 0, no label is in range")
     dtype = _I64 if a[0].dtype.kind in "biu" else a[0].dtype
