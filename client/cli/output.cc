@@ -552,6 +552,10 @@ void ProgressBar::Update(std::uint64_t done_bytes) {
                 HumanBytes(static_cast<std::uint64_t>(rate)), HumanDuration(absl::Seconds(left)));
 }
 
+std::string InstalledText(const v1::Device& device) {
+  return device.memory_total_bytes() == 0 ? "-" : HumanBytes(device.memory_total_bytes());
+}
+
 std::string ExpiryText(const v1::Buffer& buffer) {
   if (!buffer.has_expire_time()) return "never";
   const absl::Duration left = absl::FromUnixSeconds(buffer.expire_time().seconds()) - absl::Now();

@@ -112,6 +112,8 @@ class ProgressBar {
   bool shown_ = false;
 };
 
+// Returns how much memory a device has, or "-" if the server does not tell this caller.
+std::string InstalledText(const v1::Device& device);
 // These return a buffer's columns in lists: its state, its devices, and when it expires ("never" if
 // it does not).
 std::string StateText(const v1::Buffer& buffer);
