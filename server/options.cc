@@ -463,6 +463,8 @@ std::string Conflict(const Options& options) {
   }
   if (options.ring.empty() != options.ring_name.empty())
     return "--ring and --ring-name go together";
+  if (options.default_ttl != absl::InfiniteDuration() && options.default_ttl > options.max_ttl)
+    return "--default-ttl is longer than --max-ttl";
   if (options.data_dir.empty() && options.snapshot_interval != absl::InfiniteDuration())
     return "--snapshot-interval needs --data-dir";
   return "";

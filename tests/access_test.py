@@ -422,6 +422,17 @@ class AccessTest(o.FreshCase):
             self.assertNotIn("TENANT", self.run_cli(server, *command, token="a").stdout)
         said = self.run_cli(server, "--json", "info", token="admin").stdout
         self.assertEqual(json.loads(said)["tenants"][0]["refused_calls"], 2)
+        # How much memory is installed, only admins see.
+        (own,), (all_,) = anna.info().devices, staff.info().devices
+        self.assertEqual((own.memory_total_bytes, own.prepared_bytes), (0, 0))
+        self.assertGreater(all_.memory_total_bytes, all_.memory_free_bytes)
+        self.assertEqual(own.buffer_limit_bytes, 1 << 20)
+        self.assertEqual(own.memory_free_bytes, (1 << 20) - 256)
+        self.assertEqual(own.scratch_limit_bytes, all_.scratch_limit_bytes)
+        for command in (("info",), ("top", "--once")):
+            lines = self.run_cli(server, *command, token="a").stdout.splitlines()
+            row = next(i for i, line in enumerate(lines) if line.startswith("DEVICE")) + 1
+            self.assertRegex(lines[row], r" -  +1023\.8 KiB  +256 B ")
         text = server.page()
         self.assertIn('\ntessera_tenant_refused_total{tenant="anna"} 2\n', text)
         self.assertRegex(text, r'\ntessera_tenant_calls_total\{tenant="anna"\} \d+\n')

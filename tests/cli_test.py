@@ -372,6 +372,18 @@ class CliTest(CliCase):
         self.assertEqual(self.cli("add", "long", "zero@0:2000:0"),
                          "[   0.    1.    2. ... 1997. 1998. 1999.]\n")
 
+    def test_an_array_without_elements_is_printed_briefly(self):
+        """However large its other extents are."""
+        for shape in ((0,), (3, 0), (100_000, 0, 2), (1 << 40, 0)):
+            self.put("x", np.zeros(shape, np.float32))
+            for command in (("map", "a * 2", "x"), ("scan", "sum", "x"), ("sort", "x")):
+                with self.subTest((shape, *command)):
+                    text = "[]\n[]\n" if command[0] == "sort" else "[]\n"
+                    self.assertEqual(self.cli(*command, timeout=20), text)
+                    answer = self.json(*command, timeout=20)
+                    answer = answer.get("values", answer)
+                    self.assertEqual((answer["shape"], answer["data"]), (list(shape), []))
+
     def test_cp(self):
         x = (100 * np.random.default_rng(4).standard_normal((30, 40))).astype("<f4")
         self.put("x", x)

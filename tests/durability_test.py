@@ -5,6 +5,7 @@ kind. A model of every change says which contents a snapshot may hold.
 usage: durability_test.py --server build/bin/tessera-server --cli build/bin/tessera
 """
 
+import fcntl
 import json
 import os
 import random
@@ -21,6 +22,8 @@ from callers import Caller, line_of
 
 DATA_LOST = ("DATA_LOSS", "DATA_LOST")
 READY = 2  # Buffer.State
+
+signal.signal(signal.SIGIO, signal.SIG_IGN)  # It comes when a program opens a file with a lease.
 
 
 class Model:
@@ -79,18 +82,19 @@ class DurabilityTest(o.FreshCase):
     def serve_while_loading(self, names):
         """Starts a server that can load no array until release() is called, and returns both. The
         server loads two arrays at a time. It begins with those of the two names, which are lost."""
-        # Opening these files waits for their writer.
-        pipes = [self.file_of(name) for name in names]
-        for pipe in pipes:
-            pipe.unlink()
-            os.mkfifo(pipe)
+        # Opening these files waits for the end of their leases, which Linux breaks after 45 seconds.
+        leases = []
+        for name in names:
+            self.file_of(name).write_bytes(b"")
+            leases.append(os.open(self.file_of(name), os.O_RDWR))
+            fcntl.fcntl(leases[-1], fcntl.F_SETLEASE, fcntl.F_WRLCK)
         server = self.serve("--metrics-listen", "127.0.0.1:0")
         loading = lambda: self.metrics(server)['tessera_restore_arrays{state="loading"}']
         self.assertTrue(o.eventually(lambda: loading() == "2", 60))
 
         def release():
-            for pipe in pipes:
-                os.close(os.open(pipe, os.O_WRONLY))
+            for lease in leases:
+                os.close(lease)
 
         return server, release
 
@@ -271,7 +275,7 @@ class DurabilityTest(o.FreshCase):
         server = self.serve()
         client = server.client()
         array = np.arange(50_000, dtype=np.float32)
-        for name in ("whole", "flipped", "short", "missing", "header"):
+        for name in ("whole", "flipped", "short", "missing", "header", "pipe"):
             client.put(name, array)
         client.call("Snapshot")
         server.kill()
@@ -282,8 +286,10 @@ class DurabilityTest(o.FreshCase):
             path.write_bytes(data)
         short = self.file_of("short")
         short.write_bytes(short.read_bytes()[:-1])
-        self.file_of("missing").unlink()
-        lost = ("flipped", "short", "missing", "header")
+        for name in ("missing", "pipe"):
+            self.file_of(name).unlink()
+        os.mkfifo(self.file_of("pipe"))
+        lost = ("flipped", "short", "missing", "header", "pipe")
 
         server = self.serve("--metrics-listen", "127.0.0.1:0")
         client = server.client()
@@ -300,7 +306,7 @@ class DurabilityTest(o.FreshCase):
             self.assertEqual(step.error.reason, "DATA_LOST")
             self.assertEqual(good.reduce.value.real, 49_999)
         self.assertEqual(client.download("whole"), array.tobytes())
-        self.assertEqual(self.metrics(server)['tessera_restore_arrays{state="lost"}'], "4")
+        self.assertEqual(self.metrics(server)['tessera_restore_arrays{state="lost"}'], "5")
         # A lost array stays lost until it is deleted or replaced.
         self.assertEqual(server.stop(), 0)
         server = self.serve()
@@ -308,7 +314,7 @@ class DurabilityTest(o.FreshCase):
         self.assertEqual(sorted(client.names()), sorted((*lost, "whole")))
         self.assert_lost(client.attempt("CopyBuffer", source="short", name="copy"), "short")
         client.put("short", array, replace=True)
-        for name in ("flipped", "missing", "header"):
+        for name in ("flipped", "missing", "header", "pipe"):
             client.call("DeleteBuffer", name=name)
         self.assertEqual(server.stop(), 0)
         client = self.serve().client()
@@ -493,6 +499,10 @@ class DurabilityTest(o.FreshCase):
         manifest.write_text("{}")
         said = o.refused("--listen", "127.0.0.1:0", "--data-dir", self.data)
         self.assertIn("manifest.json", said)
+        manifest.unlink()
+        os.mkfifo(manifest)
+        said = o.refused("--listen", "127.0.0.1:0", "--data-dir", self.data)
+        self.assertIn("manifest.json: it is not a regular file", said)
         manifest.unlink()
         said = o.refused("--listen", "127.0.0.1:0", "--data-dir", self.data)
         self.assertIn("it is missing, but the folder has arrays", said)

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/file.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -225,6 +226,32 @@ TEST_F(DurableTest, LinksAreNotFollowed) {
   EXPECT_TRUE(fs::exists(elsewhere / "7.safetensors"));
 }
 
+// Opening a pipe would wait for its other end.
+TEST_F(DurableTest, OnlyRegularFilesAreUsed) {
+  DataFolder& folder = Open();
+  const Manifest manifest = WriteTwo(folder);
+  const auto make_pipe = [&](const std::string& name) {
+    fs::remove(File(name));
+    EXPECT_EQ(mkfifo(File(name).c_str(), 0600), 0);
+  };
+  make_pipe("arrays/1.safetensors");
+  const absl::Status lost = ReadBack(folder, manifest.files.at(1)).status();
+  EXPECT_TRUE(absl::IsDataLoss(lost)) << lost;
+  EXPECT_THAT(std::string(lost.message()), HasSubstr("1.safetensors is not a regular file"));
+  EXPECT_TRUE(ReadBack(folder, manifest.files.at(2)).ok());
+  make_pipe("arrays/3.safetensors");
+  Manifest next = manifest;
+  EXPECT_EQ(ErrorReason(Add(folder, "c", "c", next)), "SNAPSHOT_FAILED");
+  make_pipe("manifest.json.new");
+  bool replaced = true;
+  EXPECT_EQ(ErrorReason(folder.WriteManifest(manifest, &replaced)), "SNAPSHOT_FAILED");
+  EXPECT_FALSE(replaced);
+  make_pipe("manifest.json");
+  const absl::Status bad = folder.ReadManifest().status();
+  EXPECT_EQ(ErrorReason(bad), "BAD_DATA_DIR");
+  EXPECT_THAT(std::string(bad.message()), HasSubstr("manifest.json: it is not a regular file"));
+}
+
 // Every way in which a file of an array may be damaged is found, and the other array is unharmed.
 TEST_F(DurableTest, ADamagedArrayIsFound) {
   DataFolder& folder = Open();
@@ -292,6 +319,14 @@ TEST_F(DurableTest, ADamagedManifestIsRefused) {
   EXPECT_EQ(ErrorReason(missing), "BAD_DATA_DIR");
   EXPECT_THAT(std::string(missing.message()),
               HasSubstr("it is missing, but the folder has arrays"));
+}
+
+TEST_F(DurableTest, AManifestOfAnAbsurdSizeIsRefused) {
+  WriteTwo(Open());
+  fs::resize_file(File("manifest.json"), std::uintmax_t{1} << 43);
+  const absl::Status status = Open().ReadManifest().status();
+  EXPECT_EQ(ErrorReason(status), "BAD_DATA_DIR");
+  EXPECT_THAT(std::string(status.message()), HasSubstr("manifest.json: it is larger than 1 GiB"));
 }
 
 // These manifests have the right checksum, but no server writes them.

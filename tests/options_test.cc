@@ -100,6 +100,8 @@ TEST(Options, FlagsThatAreGivenTwiceAndTimesWithoutALimit) {
   EXPECT_EQ(options.drain_timeout, absl::Milliseconds(500));
   EXPECT_EQ(options.slow_call, absl::Milliseconds(250));
   EXPECT_EQ(Good("--slow-call 0").slow_call, absl::InfiniteDuration());
+  EXPECT_EQ(Good("--default-ttl 1h --max-ttl 1h").default_ttl, absl::Hours(1));
+  EXPECT_EQ(Good("--max-ttl 1h").max_ttl, absl::Hours(1));
   // For other options 0 means no limit, but with --drain-timeout 0 a drain ends immediately.
   EXPECT_EQ(Good("--drain-timeout 0").drain_timeout, absl::ZeroDuration());
 }
@@ -223,6 +225,8 @@ TEST(Options, MistakesEndTheProcessWithAReason) {
   ExpectRefused({"--bogus"}, "--bogus");
   ExpectRefused({"--snapshot-interval", "soon"}, "--snapshot-interval");
   ExpectRefused({"--snapshot-interval", "1s"}, "--snapshot-interval needs --data-dir");
+  ExpectRefused({"--default-ttl", "10h", "--max-ttl", "1h"},
+                "--default-ttl is longer than --max-ttl");
   ExpectRefused({"--config", "/nowhere/at/all.toml"}, "/nowhere/at/all.toml");
   ExpectRefused({"--config", "/dev/zero"}, "the configuration file is larger than 1 MiB");
   for (const char* flag :

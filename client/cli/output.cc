@@ -241,7 +241,9 @@ void Table::PrintBelow(std::ostream& out) const {
   Print(out);
 }
 
-std::string ArrayText(const v1::Tensor& tensor) { return ArrayPrinter(tensor).Print(); }
+std::string ArrayText(const v1::Tensor& tensor) {
+  return tensor.data().empty() ? "[]" : ArrayPrinter(tensor).Print();
+}
 
 // --- JSON ----------------------------------------------------------------------------------------
 
@@ -353,7 +355,9 @@ void WriteTenants(const v1::GetServerInfoResponse& info, std::ostream& out) {
   tenants.PrintBelow(out);
 }
 
-Json ToJson(const v1::Tensor& tensor) { return Nested(tensor, 0, 0); }
+Json ToJson(const v1::Tensor& tensor) {
+  return tensor.data().empty() ? Json::array() : Nested(tensor, 0, 0);
+}
 
 Json ToJson(const absl::Status& error) {
   Json json;
@@ -546,6 +550,10 @@ void ProgressBar::Update(std::uint64_t done_bytes) {
                 std::string(full, '#'), std::string(kWidth - std::min(full, kWidth), '.'),
                 HumanBytes(done_bytes), HumanBytes(total_),
                 HumanBytes(static_cast<std::uint64_t>(rate)), HumanDuration(absl::Seconds(left)));
+}
+
+std::string InstalledText(const v1::Device& device) {
+  return device.memory_total_bytes() == 0 ? "-" : HumanBytes(device.memory_total_bytes());
 }
 
 std::string ExpiryText(const v1::Buffer& buffer) {

@@ -60,8 +60,8 @@ class Table {
 };
 
 // Returns the elements in nested brackets, as NumPy prints them. If there are more than 1000, only
-// three are shown at each end of an axis. REQUIRES: the tensor's data has the size of its type and
-// shape.
+// three are shown at each end of an axis. An array without elements, whose other extents may be
+// huge, is "[]". REQUIRES: the tensor's data has the size of its type and shape.
 std::string ArrayText(const v1::Tensor& tensor);
 
 // Returns the fields by their names: types and states as on the command line, times in RFC 3339,
@@ -77,8 +77,8 @@ Json ListJson(const Messages& messages) {
 }
 // Writes an empty line and a table of the tenants, or nothing if there are none.
 void WriteTenants(const v1::GetServerInfoResponse& info, std::ostream& out);
-// Returns nested lists. NaN and the infinities, which JSON lacks, are the strings "NaN", "Infinity"
-// and "-Infinity".
+// Returns nested lists, or an empty list if there are no elements. NaN and the infinities, which
+// JSON lacks, are the strings "NaN", "Infinity" and "-Infinity".
 Json ToJson(const v1::Tensor& tensor);
 Json NumberJson(double value);
 // Returns {code, reason, message, metadata}.
@@ -112,6 +112,8 @@ class ProgressBar {
   bool shown_ = false;
 };
 
+// Returns how much memory a device has, or "-" if the server does not tell this caller.
+std::string InstalledText(const v1::Device& device);
 // These return a buffer's columns in lists: its state, its devices, and when it expires ("never" if
 // it does not).
 std::string StateText(const v1::Buffer& buffer);

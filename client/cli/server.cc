@@ -60,7 +60,7 @@ void Info(Session& session, const std::string& name) {
                ">WORKERS", ">WAITING"});
   for (const v1::Device& device : info.devices()) {
     table.Add({device.name(), device.model(), absl::StrCat(device.multiprocessors()),
-               HumanBytes(device.memory_total_bytes()), HumanBytes(device.memory_free_bytes()),
+               InstalledText(device), HumanBytes(device.memory_free_bytes()),
                HumanBytes(device.buffer_used_bytes()), HumanBytes(device.prepared_bytes()),
                HumanBytes(device.buffer_limit_bytes()), absl::StrCat(device.workers()),
                absl::StrCat(device.waiting())});

@@ -158,7 +158,7 @@ class View {
     Table devices({"DEVICE", "MODEL", ">MEMORY", ">FREE", ">BUFFERS", ">LIMIT", ">USED", ">SCRATCH",
                    ">LIMIT", ">WORKERS", ">WAITING"});
     for (const v1::Device& device : info_->devices()) {
-      devices.Add({device.name(), device.model(), HumanBytes(device.memory_total_bytes()),
+      devices.Add({device.name(), device.model(), InstalledText(device),
                    HumanBytes(device.memory_free_bytes()), HumanBytes(device.buffer_used_bytes()),
                    HumanBytes(device.buffer_limit_bytes()),
                    Share(device.buffer_used_bytes(), device.buffer_limit_bytes()),

@@ -128,11 +128,11 @@ void ComputeService::AddDevice(const Caller& caller, Device& device,
   out.set_backend(std::string(Name(info.backend)));
   out.set_compute_capability(info.compute_capability);
   out.set_multiprocessors(info.multiprocessors);
-  out.set_memory_total_bytes(info.memory_bytes);
   out.set_workers(compute.workers());
   out.set_scratch_limit_bytes(scratch.limit());
   out.set_lost(device.lost());
   if (caller.sees_all()) {
+    out.set_memory_total_bytes(info.memory_bytes);
     out.set_prepared_bytes(tenants_.prepared(device).bytes());
     const bool answers = !device.lost() && devices_.IsAnswering(device);
     out.set_memory_free_bytes(answers ? device.FreeBytes() : 0);

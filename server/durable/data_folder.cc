@@ -33,7 +33,10 @@ constexpr const char* kArrays = "arrays";
 constexpr const char* kLock = "lock";
 constexpr int kFormat = 1;
 constexpr mode_t kPrivate = 0700;
-constexpr int kRead = O_RDONLY | O_CLOEXEC | O_NOFOLLOW;
+// With O_NONBLOCK, opening a pipe does not wait for its other end.
+constexpr int kRead = O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW;
+constexpr int kWrite = O_WRONLY | O_CREAT | O_TRUNC | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW;
+constexpr std::size_t kLargestManifest = std::size_t{1} << 30;  // bytes
 // How many bytes are written between two flushes of a file, so that no flush takes long.
 constexpr std::size_t kFlushBytes = std::size_t{64} << 20;
 
@@ -89,6 +92,15 @@ std::optional<std::size_t> ReadAll(int file, void* data, std::size_t size) {
     done += static_cast<std::size_t>(got);
   }
   return done;
+}
+
+// Opens a file for reading. The result may be something other than a regular file.
+OpenFile OpenToRead(const OpenFile& folder, const std::string& name) {
+  OpenFile file(openat(folder.get(), name.c_str(), kRead));
+  // Another process, such as a file server, has a lease on this regular file, and gives it up soon.
+  if (!file.is_open() && errno == EWOULDBLOCK)
+    file = OpenFile(openat(folder.get(), name.c_str(), kRead & ~O_NONBLOCK));
+  return file;
 }
 
 // Calls visit(name) for each entry of a folder.
@@ -261,7 +273,7 @@ OpenFile DataFolder::OpenArrays() const {
 }
 
 absl::StatusOr<Manifest> DataFolder::ReadManifest() const {
-  const OpenFile file(openat(folder_.get(), kManifest, kRead));
+  const OpenFile file = OpenToRead(folder_, kManifest);
   const auto bad = [this](std::string_view cause) {
     return BadFolder(path_, absl::StrCat(kManifest, ": ", Absl(cause)));
   };
@@ -274,6 +286,9 @@ absl::StatusOr<Manifest> DataFolder::ReadManifest() const {
   }
   struct stat status {};
   if (!file.is_open() || fstat(file.get(), &status) != 0) return bad(std::strerror(errno));
+  if (!S_ISREG(status.st_mode)) return bad("it is not a regular file");
+  if (static_cast<std::size_t>(status.st_size) > kLargestManifest)
+    return bad("it is larger than 1 GiB");
   std::string text(static_cast<std::size_t>(status.st_size), '\0');
   const std::optional<std::size_t> size = ReadAll(file.get(), text.data(), text.size());
   if (!size.has_value()) return bad(std::strerror(errno));
@@ -294,12 +309,15 @@ absl::Status DataFolder::WriteManifest(const Manifest& manifest, bool* replaced)
     unlinkat(folder_.get(), kNewManifest, 0);
     return status;
   };
+  if (text.size() > kLargestManifest) {
+    errno = EFBIG;
+    return NotWritten(kManifest);
+  }
   // The names of the new arrays must be on the disk before a manifest that names them.
   const OpenFile arrays = OpenArrays();
   if (arrays.is_open() ? fsync(arrays.get()) != 0 : errno != ENOENT) return fail(kArrays);
   {
-    const OpenFile file(openat(folder_.get(), kNewManifest,
-                               O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
+    const OpenFile file(openat(folder_.get(), kNewManifest, kWrite, 0600));
     if (!file.is_open() || !WriteAll(file.get(), text.data(), text.size(), -1) ||
         fsync(file.get()) != 0)
       return fail(kNewManifest);
@@ -319,8 +337,7 @@ absl::StatusOr<DataFolder::Writer> DataFolder::Create(const ArrayFile& file) {
   Writer writer;
   writer.path_ = PathOf(file.number);
   // If the file already exists, it may be overwritten, because no manifest names it.
-  writer.file_ = OpenFile(openat(arrays.get(), FileName(file.number).c_str(),
-                                 O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
+  writer.file_ = OpenFile(openat(arrays.get(), FileName(file.number).c_str(), kWrite, 0600));
   const std::string header = HeaderOf(file);  // without the checksum, which Finish adds
   if (!writer.file_.is_open() || !WriteAll(writer.file_.get(), header.data(), header.size(), -1))
     return NotWritten(writer.path_);
@@ -348,12 +365,12 @@ absl::StatusOr<DataFolder::Reader> DataFolder::Read(const ArrayFile& file) const
   Reader reader;
   reader.expected_ = file.checksum;
   const OpenFile arrays = OpenArrays();
-  if (arrays.is_open()) {
-    reader.file_ = OpenFile(openat(arrays.get(), FileName(file.number).c_str(), kRead));
-  }
+  if (arrays.is_open()) reader.file_ = OpenToRead(arrays, FileName(file.number));
   struct stat status {};
   if (!reader.file_.is_open() || fstat(reader.file_.get(), &status) != 0)
     return Lost(absl::StrCat(PathOf(file.number), ": ", std::strerror(errno)));
+  if (!S_ISREG(status.st_mode))
+    return Lost(absl::StrCat(PathOf(file.number), " is not a regular file"));
   const std::string expected = HeaderOf(file);
   std::string header(expected.size(), '\0');
   if (static_cast<std::uint64_t>(status.st_size) != expected.size() + file.type.bytes())

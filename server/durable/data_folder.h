@@ -79,8 +79,8 @@ class DataFolder {
   static absl::StatusOr<std::unique_ptr<DataFolder>> Open(const std::string& path);
 
   // Returns an empty manifest, whose time is absl::Time(), if the folder has neither a manifest nor
-  // arrays. Returns BAD_DATA_DIR if the manifest cannot be read, is damaged, was written by a later
-  // version of the program, or is missing although there are arrays.
+  // arrays. Returns BAD_DATA_DIR if the manifest cannot be read, is larger than 1 GiB, is damaged,
+  // was written by a later version of the program, or is missing although there are arrays.
   absl::StatusOr<Manifest> ReadManifest() const;
   // Replaces the manifest in one step. After an error, *replaced says whether later servers may
   // find the new one.
