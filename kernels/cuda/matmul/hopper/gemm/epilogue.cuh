@@ -75,8 +75,8 @@ __device__ void StageTurned(const float* sums, int thread, std::uint32_t to) {
 
 // Writes a consumer's 64 rows of results at [row, column] to c, except for the part outside c. The
 // results go through shared memory, a few boxes with rows of 128 bytes at a time, and TMA writes
-// whole lines from there. O: C::Sum or C::T. kTurn: whether the results come from MultiplyTurned and
-// belong at [column, row] of c.
+// whole lines from there. O: C::Sum or C::T. kTurn: whether the results come from MultiplyTurned
+// and belong at [column, row] of c.
 template <class C, class O, bool kTurn, int kCount>
 __device__ void StoreTile(const typename C::Sum (&d)[kCount], const CUtensorMap& c_map,
                           std::uint32_t staging, int row, int column, int split) {

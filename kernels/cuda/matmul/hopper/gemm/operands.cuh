@@ -26,8 +26,8 @@ __device__ Out Rounded(In x) {
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(out.bits) : "f"(x));
     return out;
   } else if constexpr (std::is_same_v<Out, BFloat16> && std::is_same_v<In, float>) {
-    // Finite elements stay finite, because the product of an infinity and a zero is NaN. The largest
-    // f32 is less than 2^-8 above the largest bf16, so the error bound still holds.
+    // Finite elements stay finite, because the product of an infinity and a zero is NaN. The
+    // largest f32 is less than 2^-8 above the largest bf16, so the error bound still holds.
     constexpr float kLargest = 0x1.fep127f;
     if (std::abs(x) <= std::numeric_limits<float>::max()) x = fminf(fmaxf(x, -kLargest), kLargest);
     return ConvertElement<Out>(x);
