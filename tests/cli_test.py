@@ -511,6 +511,20 @@ class CliTest(CliCase):
         path = self.program({"reduce": {"op": "sum", "x": "step:x"}})
         self.fails(4, "BAD_OPERAND", "", "run", path)
 
+    def test_large_files_of_json(self):
+        """In quadratic time, these would take longer than a command may take."""
+        count = 400_000
+        step, keys = '{"dot": {}}', ", ".join(f'"k{i}": 0' for i in range(count))
+        tensor = '{"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}'
+        path = self.folder / "program.json"
+        path.write_text(f'{{"steps": [{", ".join([step] * count)}]}}')
+        self.fails(4, "TOO_MANY_STEPS", "", "run", path)
+        path.write_text(f'{{"steps": [], {keys}}}')
+        self.fails(4, "BAD_PROGRAM", "", "run", path)
+        header = ", ".join(f'"{i}": {tensor}' for i in range(count // 2))
+        path = self.file("many.safetensors", safetensors(f'{{{header}, "x": 1}}'.encode(), b""))
+        self.fails(4, "BAD_FILE", "", "put", path)
+
     # NumPy has no such function. A stable sort orders as TopK does, and NaN follows all numbers.
     def topk(self, x, k, smallest=False, axis=-1):
         order = np.argsort(x if smallest else -x, axis, kind="stable")

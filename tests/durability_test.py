@@ -82,7 +82,7 @@ class DurabilityTest(o.FreshCase):
     def serve_while_loading(self, names):
         """Starts a server that can load no array until release() is called, and returns both. The
         server loads two arrays at a time. It begins with those of the two names, which are lost."""
-        # Opening these files waits until their leases end. Linux breaks a lease after 45 seconds.
+        # Opening these files waits for the end of their leases. Linux breaks them after 45 s.
         leases = []
         for name in names:
             self.file_of(name).write_bytes(b"")

@@ -174,8 +174,8 @@ class StrategyTest : public testing::TestWithParam<StrategyCase> {
   INSTANTIATE_TEST_SUITE_P(            \
       Strategies, Suite, testing::ValuesIn(StrategyCases<Suite::Problem>(__VA_ARGS__)), CaseName)
 
-// A suite for some strategies and types of another suite. keep(strategy, dtype) is the last
-// argument.
+// Runs the tests of `Base` for some strategies and types only: those for which the last argument,
+// keep(strategy, dtype), returns true.
 #define TESSERA_STRATEGY_SUITE(Suite, Base, ...) \
   class Suite : public Base {};                  \
   TESSERA_STRATEGIES(Suite, __VA_ARGS__)

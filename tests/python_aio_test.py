@@ -81,7 +81,7 @@ class AioTest(o.Case, unittest.IsolatedAsyncioTestCase):
         await self.t.put(self.a, "half")
 
     async def test_a_put_that_is_cancelled_while_its_buffer_is_made(self):
-        """The buffer is deleted as soon as the server has made it. The name can be put again
+        """The buffer is deleted as soon as the server has made it. The name can be used again
         immediately, and close() waits for the deletion."""
         for size, name, again in itertools.product((2 << 20, 9), ("made", None), (True, False)):
             data = np.zeros(size)

@@ -38,7 +38,7 @@ class Blocking:
         return work(self.t)
 
     def outcomes(self, works, meanwhile):
-        """Returns the outcomes (results or errors) of several works that run at the same time.
+        """Runs several tasks at the same time and returns their outcomes (results or errors).
         meanwhile() is called after the start."""
         with concurrent.futures.ThreadPoolExecutor(len(works)) as pool:
             futures = [pool.submit(work, self.t) for work in works]

@@ -3,7 +3,6 @@
 #include <isa-l/crc.h>
 
 #include <algorithm>
-#include <array>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -15,6 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "client/cli/json_fault.h"
 #include "kernels/base/error.h"
 
 namespace tessera {
@@ -161,18 +161,10 @@ std::vector<ArrayInFile> FindMembers(const File& file) {
 
 // Parses a header of limited depth, without repeated keys.
 nlohmann::json ParseTensorHeader(const File& file, const std::string& text) {
-  constexpr int kDepth = 3;
-  std::array<std::set<std::string>, kDepth + 2> keys;
-  const auto check = [&](int depth, nlohmann::json::parse_event_t event, nlohmann::json& value) {
-    if (depth > kDepth) file.Refuse("its header is nested too deeply");
-    const auto level = static_cast<std::size_t>(depth);
-    if (event == nlohmann::json::parse_event_t::object_start) keys[level + 1].clear();
-    if (event == nlohmann::json::parse_event_t::key &&
-        !keys[level].insert(value.get<std::string>()).second)
-      file.Refuse("its header repeats a key");
-    return true;
-  };
-  nlohmann::json header = nlohmann::json::parse(text, check, /*allow_exceptions=*/false);
+  const auto same = [](std::string_view key) { return std::string(key); };
+  if (const std::string fault = JsonFault(text, /*deepest=*/3, same); !fault.empty())
+    file.Refuse("its header " + fault);
+  nlohmann::json header = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!header.is_object()) file.Refuse("its header is not a JSON object");
   header.erase(kMetadata);
   return header;

@@ -17,16 +17,15 @@
 #include <initializer_list>
 #include <iostream>
 #include <memory>
-#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/cli/command.h"
+#include "client/cli/json_fault.h"
 #include "client/cli/operands.h"
 #include "client/cli/results.h"
 #include "client/expression_text.h"
@@ -42,21 +41,24 @@ namespace {
 
 constexpr std::size_t kLongestReason = 300;
 constexpr std::size_t kLargestProgram = 64;  // MiB
-constexpr int kDeepest = 100;                // protobuf's limit
+constexpr std::size_t kDeepest = 100;        // protobuf's limit
+
+// A JSON value that finds the keys of a large object quickly.
+using ProgramJson = nlohmann::json;
 
 [[noreturn]] void ThrowBadProgram(const std::string& path, const std::string& what) {
   ThrowInvalid("BAD_PROGRAM", absl::StrCat(path, " is not a program: ", what));
 }
 
-Json MessageJson(const google::protobuf::Message& message) {
+ProgramJson MessageJson(const google::protobuf::Message& message) {
   std::string text;
   if (!google::protobuf::util::MessageToJsonString(message, &text).ok())
     throw CommandError(absl::InternalError("a message cannot be written as JSON"));
-  return Json::parse(text);
+  return ProgramJson::parse(text);
 }
 
 // In the request of one step, replaces values that are written as on the command line.
-void Expand(Session& session, const std::string& operation, Json& request) {
+void Expand(Session& session, const std::string& operation, ProgramJson& request) {
   // Calls f(text, value) for each of these fields that is a text.
   const auto texts = [&](std::initializer_list<const char*> names, const auto& f) {
     for (const char* name : names) {
@@ -64,11 +66,11 @@ void Expand(Session& session, const std::string& operation, Json& request) {
       if (value != request.end() && value->is_string()) f(value->get<std::string>(), *value);
     }
   };
-  const auto operand = [&](const std::string& text, Json& value) {
+  const auto operand = [&](const std::string& text, ProgramJson& value) {
     value = MessageJson(ToMessage(ResolveOperand(session, text)));
   };
   const auto upper = [](std::string_view prefix) {
-    return [prefix](const std::string& text, Json& value) {
+    return [prefix](const std::string& text, ProgramJson& value) {
       const std::string name = absl::AsciiStrToUpper(text);
       value = absl::StartsWith(name, Absl(prefix)) ? name : absl::StrCat(Absl(prefix), name);
     };
@@ -77,47 +79,33 @@ void Expand(Session& session, const std::string& operation, Json& request) {
   if (operation == "take") texts({"indices"}, operand);
   for (const char* name : {"operands", "with"}) {
     if (!request.contains(name) || !request[name].is_array()) continue;
-    for (Json& value : request[name])
+    for (ProgramJson& value : request[name])
       if (value.is_string()) operand(value.get<std::string>(), value);
   }
-  texts({"expression"}, [](const std::string& text, Json& value) {
+  texts({"expression"}, [](const std::string& text, ProgramJson& value) {
     value = MessageJson(OrThrow(ParseExpression(text)).ToMessage());
   });
   texts({"op"}, upper("REDUCE_OP_"));
   texts({"out_dtype"}, upper("DTYPE_"));
   texts({"mode"}, upper("TAKE_MODE_"));
-  texts({"result", "values", "indices"}, [](const std::string& where, Json& value) {
-    value = where == "scratch" ? Json{{"scratch", true}} : Json{{"buffer", {{"name", where}}}};
+  texts({"result", "values", "indices"}, [](const std::string& where, ProgramJson& value) {
+    value = where == "scratch" ? ProgramJson{{"scratch", true}}
+                               : ProgramJson{{"buffer", {{"name", where}}}};
   });
 }
 
-// Parses JSON. If it is valid but not accepted (too deep, or a key is set twice), sets `wrong` to
-// the reason. Throws Json::exception if it is not JSON.
-Json ParseJson(const std::string& text, std::string& wrong) {
-  std::vector<std::set<std::string>> objects;  // the keys of each object that has not ended
-  const auto check = [&](int depth, Json::parse_event_t event, const Json& value) {
-    using Event = Json::parse_event_t;
-    if (depth > kDeepest) wrong = "it is nested too deeply";
-    if (!wrong.empty()) return false;
-    if (event == Event::object_start) objects.emplace_back();
-    if (event == Event::object_end) objects.pop_back();
-    if (event != Event::key) return true;
-    const std::string key = value.get<std::string>();
-    // protobuf accepts two spellings of a field, such as transpose_b and transposeB.
-    std::string folded = absl::AsciiStrToLower(key);
-    std::erase(folded, '_');
-    if (!objects.back().insert(std::move(folded)).second)
-      wrong = absl::StrCat("an object sets \"", Absl(Beginning(key, kLongestReason)), "\" twice");
-    return wrong.empty();
-  };
-  return Json::parse(text, check, /*allow_exceptions=*/true, /*ignore_comments=*/true);
+// protobuf accepts two spellings of a field, such as transpose_b and transposeB.
+std::string FoldedKey(std::string_view key) {
+  std::string folded = absl::AsciiStrToLower(Absl(key));
+  std::erase(folded, '_');
+  return folded;
 }
 
 // Returns the name of a field of type bool whose value is a string, or "" if there is none.
 // protobuf would take strings such as "yes" and "f" for true and false.
-std::string TextForBool(const Json& json, const google::protobuf::Descriptor& message) {
+std::string TextForBool(const ProgramJson& json, const google::protobuf::Descriptor& message) {
   if (json.is_array()) {
-    for (const Json& one : json)
+    for (const ProgramJson& one : json)
       if (std::string found = TextForBool(one, message); !found.empty()) return found;
   }
   if (!json.is_object()) return "";
@@ -136,26 +124,26 @@ std::string TextForBool(const Json& json, const google::protobuf::Descriptor& me
 Program ReadProgram(Session& session, const std::string& path) {
   const absl::StatusOr<std::string> text = ReadTextFile(path, kLargestProgram);
   if (!text.ok()) ThrowBadProgram(path, absl::StrCat("it ", text.status().message()));
-  Json json;
-  std::string wrong;
+  if (const std::string fault = JsonFault(*text, kDeepest, FoldedKey); !fault.empty())
+    ThrowBadProgram(path, absl::StrCat("it ", fault));
+  ProgramJson json;
   try {
-    json = ParseJson(*text, wrong);
-  } catch (const Json::exception& error) {
+    json = ProgramJson::parse(*text, nullptr, /*allow_exceptions=*/true, /*ignore_comments=*/true);
+  } catch (const ProgramJson::exception& error) {
     // The message comes after the library's name for the error, which is in brackets.
     const std::string_view what = error.what();
     const std::size_t name = what.find("] ");
     ThrowBadProgram(path, std::string(Beginning(what.substr(name == what.npos ? 0 : name + 2),
                                                 kLongestReason)));
   }
-  if (!wrong.empty()) ThrowBadProgram(path, wrong);
   if (!json.is_object() || !json.contains("steps") || !json["steps"].is_array())
     ThrowBadProgram(path, "it has no list called \"steps\"");
-  for (Json& step : json["steps"]) {
+  for (ProgramJson& step : json["steps"]) {
     if (!step.is_object() || step.size() != 1 || !step.begin()->is_object())
       ThrowBadProgram(path,
                       "a step must be an object such as {\"dot\": {\"a\": \"x\", \"b\": \"y\"}}");
     Expand(session, step.begin().key(), *step.begin());
-    step = Json{{OperationName(step.begin().key()), std::move(*step.begin())}};
+    step = ProgramJson{{OperationName(step.begin().key()), std::move(*step.begin())}};
   }
   Program program;
   if (const std::string key = TextForBool(json, *program.request().descriptor()); !key.empty())

@@ -57,8 +57,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "client" / 
 
 
 def interleaved(options, ways, check=lambda name: None, **row):
-    """Calls ways = {name: function that returns a time} in rounds, prints the medians, and returns
-    a row with the times of each."""
+    """Calls the functions of `ways`, which return times, in interleaved rounds. Prints the medians,
+    and returns a row with the times of each function."""
     times = {name: [] for name in ways}
     for turn in range(-1, options.rounds):
         for name, way in ways.items():

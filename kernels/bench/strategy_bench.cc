@@ -131,13 +131,13 @@ Json RandomRow(const Case& problem, const std::vector<std::vector<double>>& time
   return row;
 }
 
-// Returns the name of a problem with a candidate. --filter is searched for in this name.
+// Returns the name of a problem and a candidate, in which --filter searches.
 std::string NameOf(const Case& problem, const Candidate& candidate) {
   return absl::StrCat(problem.operation, "/", candidate.name, "/", problem.dtype, "/",
                       problem.size);
 }
 
-// Times a problem, prints a line for each candidate, and appends to the rows.
+// Times a problem, prints a line for each candidate, and appends the results.
 void Measure(Rig& rig, const Case& problem, const Options& options, std::vector<Json>& rows) {
   const std::vector<std::vector<double>> times = Times(rig, problem, options);
   for (std::size_t i = 0; i < times.size(); ++i) {

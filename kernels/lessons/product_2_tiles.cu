@@ -13,7 +13,7 @@
 // Here each multiplication takes two reads from shared memory, and shared memory delivers 32 words
 // per clock, whereas the arithmetic units could use 256. Lesson 3 keeps more in registers.
 //
-// The service's strategy `shared_tiled` of Matmul combines these tiles with the registers of lesson
+// The service's Matmul strategy `shared_tiled` combines these tiles with the registers of lesson
 // 3, for every type, size and transpose.
 //
 // Strategy: kernels/cuda/matmul/shared_tiled.cu

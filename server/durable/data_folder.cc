@@ -218,13 +218,21 @@ absl::StatusOr<Manifest> FromJson(const Json& json) {
   return manifest;
 }
 
+// Returns whether lists and objects are nested at most `levels` deep.
+bool IsNestedWithin(int levels, const Json& json) {
+  return !json.is_structured() ||
+         (levels > 0 && std::all_of(json.begin(), json.end(), [&](const Json& one) {
+            return IsNestedWithin(levels - 1, one);
+          }));
+}
+
 absl::StatusOr<Manifest> Parse(const std::string& text) {
   try {
-    // Values nested deeper than any of ToJson's are left out, because dump() is recursive.
-    constexpr int kDeepest = 8;
-    const Json json = Json::parse(
-        text, [](int depth, Json::parse_event_t, const Json&) { return depth <= kDeepest; });
+    const Json json = Json::parse(text);
     const Json& manifest = json.at("manifest");
+    // The values of ToJson are nested less deeply. dump() is recursive.
+    constexpr int kDeepest = 8;
+    if (!IsNestedWithin(kDeepest, manifest)) return Lost("it is nested too deeply");
     const std::string bytes = manifest.dump();
     if (json.at("crc32c") != Crc32c(bytes.data(), bytes.size()))
       return Lost("its checksum does not match its contents");

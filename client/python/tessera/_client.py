@@ -336,7 +336,7 @@ class Client(Creation):
         stopped.
 
         name has 1 to 128 characters of [a-zA-Z0-9._/-]; a buffer without a name is deleted after
-        the last reference to it is gone. ttl is a text such as "10m", a number of seconds, or a
+        the last reference to it is gone. ttl is a string such as "10m", a number of seconds, or a
         timedelta. device is the name of a device, such as "cuda:0" or "cpu". placement is given
         instead of device: "all", or the devices among which the array is divided. progress is True
         for a progress bar, or a function that is called with the bytes transferred and the total.

@@ -390,7 +390,7 @@ class Client(Creation):
 
 
 class Scope:
-    """Like ts.Scope, for async with."""
+    """Like ts.Scope, but used with ``async with``."""
 
     def __init__(self, client: Client, ttl: Ttl) -> None:
         self._client = client
