@@ -485,7 +485,7 @@ TEST_F(DurableTest, ACrashAtAnyFlushLeavesACompleteSnapshot) {
   }
 }
 
-// Otherwise the last flush of a large array could take minutes without a sign of progress.
+// A single flush at the end of a large array could take minutes without a sign of progress.
 TEST_F(DurableTest, ALargeArrayIsFlushedInParts) {
   DataFolder& folder = Open();
   ArrayFile file{.number = 1, .array = "large", .type = *MakeArrayType(DType::kU8, {200 << 20})};

@@ -416,7 +416,7 @@ class ProcessesTest(python_outsider.Case):
 
     def test_forks(self):
         """A fork does not call the server and does not delete its parent's buffers. The parent
-        continues to work, even in the middle of a call."""
+        continues to work, even if it forks in the middle of a call."""
         self.run_(
             "import asyncio, threading\n"
             "t = ts.connect(address); x = t.put(np.ones((600, 600)))\n"

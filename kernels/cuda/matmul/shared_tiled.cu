@@ -69,7 +69,7 @@ class KTileFetcher {
     k_tile_step_ = C::kDepth * operand.k_stride;
   }
 
-  // Fetches the next k-tile. Its first `depth` rows are within k.
+  // Fetches the next k-tile, of which only the first `depth` rows are within the operand.
   __device__ void Fetch(int depth, ValueOf<T> (&k_tile)[C::kDepth][C::kPitch]) {
 #pragma unroll
     for (int c = 0; c < C::kTile * C::kDepth / kThreads; ++c) {

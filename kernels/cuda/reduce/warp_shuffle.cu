@@ -1,7 +1,7 @@
-// Reduce with registers instead of shared memory: `warp_shuffle` of Dot with any operation.
+// Reduce with registers instead of shared memory, like Dot's `warp_shuffle` but for any operation.
 //
-// Compared with `two_kernels_unrolled`, the lanes of a warp read each other's registers, so the
-// block has a single barrier. A thread folds items_per_thread elements (16 by default) and loads
+// Unlike in `two_kernels_unrolled`, the lanes of a warp read each other's registers, so the block
+// has a single barrier. A thread folds items_per_thread elements (16 by default) and loads
 // eight of them before it uses the first. If the grid is a single block, that block writes the
 // result itself. Otherwise a second launch of the kernel folds the blocks' values in index order,
 // so the same input and launch give the same bits. At n = 2^20 there are 256 blocks in the first

@@ -119,7 +119,7 @@ __device__ ScanValue<F> LoadValue(typename F::Element x) {
 }
 
 // A segment: `count` elements starting at index `first` of a stage, in the order of the scan.
-// kWhole: count is kScanItems, and first a multiple of it, so that the segment moves in vectors.
+// kWhole: `count` is kScanItems and `first` a multiple of that, so the segment moves in vectors.
 template <bool kWhole>
 struct Segment {
   int first, count;

@@ -305,7 +305,7 @@ void Run(const WindowSumProblem& p, CudaStream& stream) {
                                   Length(p)};
   const std::int64_t chunks = CeilDiv(positions.length, kChunk);
   const std::int64_t begin = p.first, end = p.results_end();
-  // The positions of the results in either scan.
+  // The chunks that contain results, in the scan from the left and in the scan from the right.
   const std::int64_t lead = positions.width - 1;
   const BothWays needed = {
       ChunksFor(begin + lead, end + lead, positions.width),

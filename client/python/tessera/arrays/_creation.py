@@ -149,8 +149,8 @@ class Creation:
         return stack(found) if found else self.zeros((0,), kind)
 
     def default_rng(self, seed: Optional[int] = None, stream: int = 0) -> "Generator":
-        """Returns a generator of random numbers. Its first array uses the random stream with this
-        number. If no seed is given, a random one is used."""
+        """Returns a generator of random numbers. `stream` is the number of the random stream that
+        its first array uses. If no seed is given, a random one is used."""
         return Generator(self, secrets.randbits(64) if seed is None else seed, stream)
 
 

@@ -178,8 +178,8 @@ class Lazy(Operators):
         return _manipulation.take(self, indices, axis, mode)  # type: ignore[no-any-return]
 
     def compress(self: Self, condition: Any, axis: Optional[int] = None, out: None = None) -> Self:
-        """Returns the elements, or the slices along an axis, where a vector is nonzero. For a
-        condition on the server, this calls the server at once, as for a mask in an index."""
+        """Returns the elements, or the slices along an axis, for which a vector, the condition, is
+        nonzero. A condition on the server causes a call at once, as a mask in an index does."""
         _no_out(out)
         return _manipulation.compress(condition, self, axis)  # type: ignore[no-any-return]
 

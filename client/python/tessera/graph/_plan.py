@@ -111,8 +111,8 @@ class Plan:
         self._fuser = Fuser(outputs)
         self.steps, self.leaves = self._fuser.steps, self._fuser.leaves
         self.outputs = self._fuser.outputs
-        # Whether the plan is sent as a call of its only step. Unused results of a top_k must be
-        # scratch, which only a program supports.
+        # Whether the plan has a single step that is sent as an ordinary call. If a result of a
+        # top_k is unused, it is stored as scratch, and only a program can do that.
         used = len(set(self.outputs))
         self._alone = len(self.steps) == 1 and (
             used == self._results_of(0) or self.steps[0].node.op in MAY_SKIP

@@ -209,7 +209,7 @@ def normalize_axis(axis: Any, rank: int) -> int:
 
 
 def normalize_axes(axis: Any, rank: int) -> Tuple[int, ...]:
-    """Returns one or several axes in [0, rank). Raises BadAxes, also if an axis is given twice."""
+    """Returns axes in [0, rank). Raises BadAxes if an axis does not exist or is given twice."""
     axes = tuple(normalize_axis(one, rank) for one in several(axis))
     if len(set(axes)) != len(axes):
         raise BadAxes(f"an axis is given twice in {axis}")

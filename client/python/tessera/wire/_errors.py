@@ -19,8 +19,8 @@ AxisError: Any = getattr(np, "exceptions", np).AxisError
 class Error(Exception):
     """A call that failed.
 
-    code is gRPC's code, such as "NOT_FOUND". reason is a stable name for programs; it is also an
-    attribute of the class. details holds names and figures that concern the error, such as limits.
+    code is gRPC's code, such as "NOT_FOUND". reason is a stable name that callers can compare. It
+    is also an attribute of the class. details holds names and figures that concern the error.
     retry_after is the number of seconds after which the server suggests another attempt, or None.
     """
 
