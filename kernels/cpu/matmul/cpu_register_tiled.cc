@@ -54,10 +54,12 @@ void Run(const MatmulProblem& p, const Stream& stream) {
       for (std::int64_t l = 0; l < p.k; ++l) {
         if (l % kPiece == 0 && stream.stopped()) return;
         ValueOf<T> a_values[kRows], b_values[kColumns];
+        // NOLINTBEGIN(bugprone-signed-char-misuse): these bytes are numbers, not characters
         for (int y = 0; y < kRows; ++y)
           a_values[y] = static_cast<ValueOf<T>>(a[a_at[y] + l * a_column]);
         for (int x = 0; x < kColumns; ++x)
           b_values[x] = static_cast<ValueOf<T>>(b[b_at[x] + l * b_row]);
+        // NOLINTEND(bugprone-signed-char-misuse)
         for (int y = 0; y < kRows; ++y) {
 #pragma omp simd
           for (int x = 0; x < kColumns; ++x)
