@@ -144,6 +144,28 @@ TEST_F(CompiledTest, TextsThatWouldTakeTheCompilerMinutesAreLeftToFused) {
   EXPECT_EQ(compiled::Launches(), before);
 }
 
+// A process keeps 1024 kernels. Here 1025 others are compiled and replace the first one, which is
+// then compiled again.
+TEST_F(CompiledTest, NewKernelsReplaceThoseUsedLongestAgo) {
+  if (WatchedClosely()) return;
+  CompileBeforeUse(true);
+  Stream& stream = TestStream(Backend::kCuda);
+  Random random(9);
+  DeviceArray<std::uint8_t> array(stream, AnyElements(DType::kF32, 300, random));
+  const View x = WholeView({DType::kF32, MakeShape({300})}, array.data());
+  const auto nodes = [](std::uint32_t number) {
+    Nodes chain = {In(0)};
+    for (std::uint32_t bit = 0; bit < 11; ++bit)
+      chain.push_back(Op((number >> bit & 1) == 0 ? MapOp::kAbs : MapOp::kNegate, {bit}));
+    chain.push_back(Op(MapOp::kExp, {11}));
+    return chain;
+  };
+  const std::int64_t before = compiled::Launches();
+  for (std::uint32_t number = 0; number <= 1025; ++number) Run(stream, "compiled", {x}, nodes(number));
+  Compare(stream, {x}, nodes(0));
+  EXPECT_EQ(compiled::Launches() - before, 1027);
+}
+
 // 2^31 elements and more need 64-bit indices. The operands have few elements, which repeat.
 TEST_F(CompiledTest, LargeResultsOfBroadcastOperands) {
   if (WatchedClosely()) return;

@@ -121,3 +121,63 @@ def plot(title, caption, lines, x_text=str, ceiling=None):
         out.append(rule(edge + 14, edge + 38, y, y, f'stroke="{color}" stroke-width="3"{dash}'))
         out.append(text(edge + 44, y + 4, line.name, 'fill="#222"'))
     return svg(520, out)
+
+
+@dataclasses.dataclass
+class Point:
+    name: str
+    x: float  # operations per byte
+    y: float  # operations per second
+    color: int  # an index into COLORS
+    hollow: bool = False
+
+
+def roofline(title, caption, bandwidth, peaks, points):
+    """Returns an SVG plot of points below the limits of a device, with two logarithmic axes.
+    bandwidth: bytes per second; peaks: {name: operations per second}."""
+    left, top, edge, floor = 70, 40, 660, 464
+    xs = decades(min(p.x for p in points), max(p.x for p in points))
+    least, most = 10.0 ** xs[0], 10.0 ** xs[-1]
+    # Only the peaks that are the limit somewhere in the plot.
+    peaks = {name: peak for name, peak in peaks.items() if peak < most * bandwidth}
+    highest = min(most * bandwidth, max(peaks.values(), default=math.inf))
+    ys = decades(min(p.y for p in points), max([highest, *(p.y for p in points)]))
+
+    def px(x):
+        return left + (math.log10(x) - xs[0]) / (xs[-1] - xs[0]) * (edge - left)
+
+    def py(y):
+        return floor - (math.log10(y) - ys[0]) / (ys[-1] - ys[0]) * (floor - top)
+
+    out = [
+        text(left, 18, title, 'font-size="15" fill="#222"'),
+        text(left, 33, caption, 'font-size="10" fill="#666"'),
+    ]
+    for y in (10.0**decade for decade in ys):
+        out.append(rule(left, edge, f"{py(y):.1f}", f"{py(y):.1f}", 'stroke="#ddd"'))
+        out.append(text(left - 8, f"{py(y) + 4:.1f}", f"{y / 1e9:g}", 'text-anchor="end" fill="#444"'))
+    for x in (10.0**decade for decade in xs):
+        out.append(rule(f"{px(x):.1f}", f"{px(x):.1f}", top, floor, 'stroke="#eee"'))
+        out.append(text(f"{px(x):.1f}", floor + 18, f"{x:g}", 'text-anchor="middle" fill="#444"'))
+    middle = (left + edge) / 2
+    about = "operations per byte of memory traffic"
+    out.append(text(middle, floor + 38, about, 'text-anchor="middle" fill="#444"'))
+    for name, peak in peaks.items():
+        ridge = max(least, peak / bandwidth)
+        roof = 'stroke="#888" stroke-dasharray="5 4"'
+        out.append(rule(f"{px(ridge):.1f}", edge, f"{py(peak):.1f}", f"{py(peak):.1f}", roof))
+        end = 'text-anchor="end" fill="#666"'
+        out.append(text(edge - 4, f"{py(peak) - 5:.1f}", name, end))
+    ridge = highest / bandwidth
+    begin = max(least, 10.0 ** ys[0] / bandwidth)
+    slope = [px(begin), px(ridge), py(begin * bandwidth), py(ridge * bandwidth)]
+    out.append(rule(*(f"{at:.1f}" for at in slope), 'stroke="#888" stroke-width="2"'))
+    for index, point in enumerate(points):
+        color = COLORS[point.color % len(COLORS)]
+        fill = f'fill="{"none" if point.hollow else color}" stroke="{color}" stroke-width="2"'
+        radius = 7 if point.hollow else 5
+        out.append(f'<circle cx="{px(point.x):.1f}" cy="{py(point.y):.1f}" r="{radius}" {fill}/>')
+        y = top + 14 + index * 18
+        out.append(f'<circle cx="{edge + 20}" cy="{y}" r="{radius - 1}" {fill}/>')
+        out.append(text(edge + 34, y + 4, point.name, 'fill="#222"'))
+    return svg(520, out)

@@ -34,6 +34,8 @@ A page requests a table with one of these comments, and the table ends with <!--
   rest           the first call after a rest
   brief          only the servers of this project, with a line for each operation, size and load;
                  FILE and OPERATION may be lists, separated by commas
+<!-- lessons: FILE WHAT -->, from kernels/bench/lessons.py: rates and hardware counters. WHAT is `sum`
+  or `product`.
 <!-- peers: FILE WHAT -->, from client/python/peers.py. WHAT is `full`, with plots, or `brief`, with
   only the largest arrays.
 
@@ -56,7 +58,7 @@ from pages import power_text, rate_text, time_text
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MEASURED = ROOT / "docs" / "measured"
 PAGES = [ROOT / "docs" / "scaling.md", ROOT / "docs" / "performance.md", *MEASURED.glob("*.md")]
-PAGES += (ROOT / "kernels" / "cuda").glob("*/README.md")
+PAGES += [ROOT / "kernels" / "lessons" / "README.md", *ROOT.glob("kernels/cuda/*/README.md")]
 
 DTYPES = ["f32", "f64", "f16", "bf16", "i32", "i64", "i8"]  # the order of columns
 LIBRARY = {"dot": "cublas", "reduce": "library", "matmul": "cublas"}
@@ -557,6 +559,100 @@ def scaling_plot(name, what):
     return pages.plot(title, data["caption"], [*lines, ideal])
 
 
+# --- the lessons ----------------------------------------------------------------------------------
+
+# The strategy that uses the idea of a lesson, or None: its operation, its name, and the type and size
+# at which it is compared with the lesson.
+COUNTERPARTS = {
+    "sum_1_atomics": ("reduce", "atomic", "f32", str(2**26)),
+    "sum_2_tree": ("dot", "tree_interleaved", "f32", str(2**26)),
+    "sum_3_sequential": ("dot", "tree_sequential", "f32", str(2**26)),
+    "sum_4_coarsened": ("dot", "coarsened", "f32", str(2**26)),
+    "sum_5_shuffles": ("dot", "warp_shuffle", "f32", str(2**26)),
+    "sum_6_vectors": ("reduce", "single_pass", "f32", str(2**26)),
+    "sum_7_one_launch": ("dot", "single_pass", "f32", str(2**26)),
+    "sum_8_fixed_order": ("dot", "fixed_tree", "f32", str(2**26)),
+    "product_1_naive": ("matmul", "naive", "f32", "4096"),
+    "product_2_tiles": None,  # no strategy has tiles without registers for several results
+    "product_3_registers": ("matmul", "shared_tiled", "f32", "4096"),
+    "product_4_double_buffer": ("matmul", "double_buffered", "f32", "4096"),
+    "product_5_tensor_cores": ("matmul", "tensor_mma", "bf16", "4096"),
+    "hopper_product": ("matmul", "tensor_bf16", "bf16", "4096"),
+}
+# The peak for bf16 is from NVIDIA's data sheet of the H200.
+TENSOR_PEAK = 989e12
+
+
+def lessons_of(name, what):
+    """Returns the rows of the sums or of the products, in the order of the course. Each row also
+    has `flops`, the operations per second; `intensity`, the operations per byte of traffic; `limit`,
+    the most operations per second at that intensity; and `counterpart`, a row of the strategy."""
+    figures, sums = Figures("h200"), what == "sum"
+    rows = [dict(row) for row in read(name)["rows"] if row["lesson"].startswith("sum_") == sums]
+    for row in rows:
+        other = COUNTERPARTS[row["lesson"]]
+        row["counterpart"] = other and figures.by_name["/".join(other)]
+        work = 2**26 if sums else 2 * 4096**3
+        row["flops"] = row["rate"] / (4 if sums else 1)
+        row["intensity"] = work / row["dram_bytes"]
+        bf16 = other and other[2] == "bf16"
+        peak = TENSOR_PEAK if bf16 else 1e9 * figures.ceilings()["fma/f32"]
+        row["limit"] = min(peak, row["intensity"] * 1e9 * figures.ceilings()["read/f32"])
+    return sorted(rows, key=lambda row: list(COUNTERPARTS).index(row["lesson"]))
+
+
+def lesson_rate(flops, what):
+    return f"{4e-9 * flops:.0f} GB/s" if what == "sum" else f"{rate_text(flops / 1e12)} TFLOP/s"
+
+
+def share(value):
+    return "< 1 %" if value < 0.01 else f"{100 * value:.0f} %"
+
+
+def millions(count):
+    return f"{count / 1e6:.0f} M" if count >= 1e7 else f"{count / 1e6:.2g} M"
+
+
+def lessons_table(name, what):
+    lines = []
+    for row in lessons_of(name, what):
+        other = row["counterpart"]
+        lines.append({
+            "lesson": f"`{row['lesson']}`",
+            "rate": lesson_rate(row["flops"], what),
+            "of the limit": share(row["flops"] / row["limit"]),
+            "strategy": other and f"`{other['strategy']}` of {other['operation'].title()}",
+            "its rate": other and lesson_rate(1e9 * other["gflop_per_s"], what),
+            "instructions": millions(row["instructions"]),
+            "threads per instruction": f"{row['threads']:.1f}",
+            "sectors per load": f"{row['sectors']:.1f}" if row["sectors"] else "",
+            "bank conflicts": millions(row["conflicts"]),
+            "occupancy": share(row["occupancy"] / 100),
+            "SM": share(row["sm"] / 100),
+            "L2": share(row["l2"] / 100),
+            "memory": share(row["dram"] / 100),
+        })  # fmt: skip
+    return pages.table(lines, f"{read(name)['caption']}. Rates are medians of five runs.")
+
+
+def lessons_plot(name, what):
+    """Plots the lessons and the corresponding strategies below the limits of the GPU."""
+    figures, points = Figures("h200"), []
+    for index, row in enumerate(lessons_of(name, what)):
+        points.append(pages.Point(row["lesson"], row["intensity"], row["flops"], index))
+        if (other := row["counterpart"]) is None:
+            continue
+        title = f"{other['strategy']} of {other['operation'].title()}"
+        flops = 1e9 * other["gflop_per_s"]
+        points.append(pages.Point(title, row["intensity"], flops, index, hollow=True))
+    peaks = {"f32 units": 1e9 * figures.ceilings()["fma/f32"]}
+    if what == "product":
+        peaks["tensor cores, bf16"] = TENSOR_PEAK
+    title = f"The {what}s below the limits of the GPU: GFLOP/s"
+    bandwidth = 1e9 * figures.ceilings()["read/f32"]
+    return pages.roofline(title, read(name)["caption"], bandwidth, peaks, points)
+
+
 # --- the service ----------------------------------------------------------------------------------
 
 
@@ -802,6 +898,7 @@ TABLES = {
     "scaling": scaling_table,
     "service": service_table,
     "peers": peers_table,
+    "lessons": lessons_table,
 }
 # The forms of the names of plots. The first one that matches is used.
 PLOTS = {
@@ -809,6 +906,7 @@ PLOTS = {
     r"(service_\w+)_([a-z]+)_(rate|latency)": service_plot,
     r"(peers_\w+)_([a-z]+)_us": peers_plot,
     r"(\w+_regret)": regret_plot,
+    r"(lessons_[a-z0-9]+)_(\w+)": lessons_plot,
     r"([a-z0-9]+)_(\w+)": strategies_plot,
 }
 
@@ -830,7 +928,7 @@ def rendered(page):
 def render(options):
     outputs = {page: rendered(page) for page in PAGES}
     text = "".join(outputs.values())
-    for name in re.findall(r"!\[.*?\]\((?:measured/)?(\w+)\.svg\)", text):
+    for name in re.findall(r"!\[.*?\]\((?:[./\w]*measured/)?(\w+)\.svg\)", text):
         draw, words = next((d, m) for p, d in PLOTS.items() if (m := re.fullmatch(p, name)))
         outputs[MEASURED / f"{name}.svg"] = draw(*words.groups())
     stale = [p for p, t in outputs.items() if not p.exists() or p.read_text(encoding="utf-8") != t]

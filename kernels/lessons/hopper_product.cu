@@ -395,4 +395,4 @@ int Run(int m, int n, int k) {
   return worst <= 1e-6 ? 0 : 1;
 }
 
-int main() { return Run(1000, 1016, 1096) + Run(4096, 4096, 4096) + Run(8192, 8192, 8192); }
+int main() { return Run(4096, 4096, 4096) + Run(8192, 8192, 8192) + Run(1000, 1016, 1096); }

@@ -9,9 +9,7 @@
 //
 // Fragments pass through registers, which requires loads. hopper_product.cu avoids these loads. The
 // service's strategy `tensor_mma` of Matmul is built in this way.
-//
 // Strategy: kernels/cuda/matmul/tensor_mma.cu
-//
 //   nvcc -std=c++20 -O3 -arch=native -o lesson product_5_tensor_cores.cu && ./lesson
 #include <cuda_bf16.h>
 #include <cuda_pipeline.h>

@@ -1,9 +1,8 @@
 // Sums, lesson 7 of 8: the last block to finish adds the sums of all blocks.
 //
-// Lesson 6 clears the total in a separate step. The order of the atomic additions in lesson 6
-// differs from run to run, so the last bits differ as well. Here, each block stores its sum and
-// takes a ticket. The block that takes the last ticket knows that all sums have been stored, and
-// adds them.
+// Lesson 6 clears the total in a separate step, and the order of its atomic additions differs from
+// run to run, so the last bits do as well. Here, each block stores its sum and takes a ticket. When
+// a block takes the last ticket, all sums have been stored, and it adds them.
 //
 // The result is right for every n and for up to kBlocks blocks. Two fences keep the order of a
 // block's accesses: store the sum, take the ticket, read the sums. atomicInc returns the ticket; it
@@ -12,9 +11,7 @@
 //
 // The service's strategy `single_pass` of Dot and Reduce needs no fence, because a block sends its
 // sum together with a flag, as one message, to the last block to start.
-//
 // Strategy: kernels/cuda/dot/single_pass.cu
-//
 // nvcc -std=c++20 -O3 -arch=native -o lesson sum_7_one_launch.cu && ./lesson
 #include <cmath>
 #include <cstdint>

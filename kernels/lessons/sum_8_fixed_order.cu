@@ -16,9 +16,7 @@
 //
 // The service's strategy `fixed_tree` does this for every type and operation, also on CPUs and
 // several GPUs (kernels/same_bits/fixed_tree.h). Its chunks are longer in longer arrays.
-//
 // Strategy: kernels/cuda/dot/fixed_tree.cu
-//
 // nvcc -std=c++20 -O3 -arch=native -o lesson sum_8_fixed_order.cu && ./lesson
 #include <bit>
 #include <cmath>

@@ -148,8 +148,8 @@ absl::Status FetchElsewhere(const Devices& devices, const Buffer& buffer, std::u
                   .strides = {1}};
   RunOptions options;
   devices.SetLimits(device, options);
-  const Devices::Bridge bridge = devices.BridgeTo(device);
-  return RunCopyAcross(bridge.stream, view, dtype, stream, out, options);
+  ASSIGN_OR_RETURN(const Devices::Bridge bridge, devices.BridgeTo(device));
+  return RunCopyAcross(*bridge, view, dtype, stream, out, options);
 }
 
 absl::StatusOr<View> PlaceOnStream(const Devices& devices, OperandSource& source, Stream& stream) {

@@ -49,7 +49,7 @@ bool ShardTeam::Reaches(const google::protobuf::RepeatedPtrField<std::string>& p
 }
 
 ShardTeam::~ShardTeam() {
-  for (Devices::Bridge& taken : streams_) {
+  for (Devices::Member& taken : streams_) {
     // The outcome of the work has already been reported.
     EndRequest(taken.stream).IgnoreError();
     taken.stream.WatchStop(nullptr);
@@ -69,7 +69,7 @@ absl::StatusOr<std::vector<Stream*>> ShardTeam::Assemble(Stream& own) {
   for (const Shard& shard : shards()) {
     const auto taken = std::find_if(
         streams_.begin(), streams_.end(),
-        [&](const Devices::Bridge& one) { return &one.stream.device() == shard.device; });
+        [&](const Devices::Member& one) { return &one.stream.device() == shard.device; });
     streams.push_back(taken == streams_.end() ? &own : &taken->stream);
   }
   return streams;

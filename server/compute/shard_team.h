@@ -45,7 +45,7 @@ class ShardTeam final : public Team {
 
   const Devices* devices_;
   const Buffer* buffer_;
-  std::vector<Devices::Bridge> streams_;
+  std::vector<Devices::Member> streams_;
 };
 
 }  // namespace tessera

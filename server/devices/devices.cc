@@ -41,7 +41,6 @@ absl::Status Devices::Add(Device& device, std::uint64_t buffer_limit) {
   const Executor::Settings transfers{.workers = options_.transfer_workers,
                                      .queue_length = std::numeric_limits<std::size_t>::max()};
   ASSIGN_OR_RETURN(state->transfers, Executor::Start(device, transfers));
-  ASSIGN_OR_RETURN(state->bridge, MakeStream(device));
   ASSIGN_OR_RETURN(state->team, MakeLargeStream(device));
   ASSIGN_OR_RETURN(state->slots, SlotPool::Make(device, kLeastSlots));
   state->team->SetScratchBudget(&state->scratch);
@@ -100,12 +99,23 @@ void Devices::TrimSlots() {
   for (const auto& [device, state] : states_) state->slots->Trim();
 }
 
-Devices::Bridge Devices::BridgeTo(const Device& device) const {
+absl::StatusOr<Devices::Bridge> Devices::BridgeTo(Device& device) const {
   State& state = *states_.at(&device);
-  return {std::unique_lock(state.bridge_mutex), *state.bridge};
+  std::unique_ptr<Stream> stream;
+  if (const std::lock_guard lock(state.bridges_mutex); !state.bridges.empty()) {
+    stream = std::move(state.bridges.back());
+    state.bridges.pop_back();
+  }
+  if (stream == nullptr) {
+    ASSIGN_OR_RETURN(stream, MakeStream(device));
+  }
+  return Bridge(stream.release(), [&state](Stream* used) {
+    const std::lock_guard lock(state.bridges_mutex);
+    state.bridges.emplace_back(used);
+  });
 }
 
-Devices::Bridge Devices::TeamStream(const Device& device) const {
+Devices::Member Devices::TeamStream(const Device& device) const {
   State& state = *states_.at(&device);
   return {std::unique_lock(state.team_mutex), *state.team};
 }

@@ -2,6 +2,7 @@
 // probes.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -48,19 +49,19 @@ class Devices {
   // Frees slots that have not been used recently. May wait for the devices' work.
   void TrimSlots();
 
-  // A device's stream for calls that run on another device. The caller owns it while it holds the
-  // lock, and may have to wait for the lock. There is no deadlock, because a call that holds
-  // several streams of a kind has taken them in the order of the list, and no call takes a stream
-  // of one kind while it holds one of the other kind.
-  struct Bridge {
+  // Returns a stream for copies between the device and the one on which a call runs. No other call
+  // uses the stream until the pointer is destroyed. Returns the errors of MakeStream.
+  using Bridge = std::unique_ptr<Stream, std::function<void(Stream*)>>;
+  absl::StatusOr<Bridge> BridgeTo(Device& device) const;
+  // A device's stream for operations on sharded operands. The caller owns it while it holds the
+  // lock, and may have to wait for the lock. There is no deadlock, because a call takes several of
+  // these streams in the order of the list. Their scratch memory counts toward the scratch memory
+  // of operations.
+  struct Member {
     std::unique_lock<std::mutex> lock;
     Stream& stream;
   };
-  // Returns the stream that receives copies from other devices.
-  Bridge BridgeTo(const Device& device) const;
-  // Returns the stream that works on sharded operands. Its scratch memory counts toward the scratch
-  // memory of operations.
-  Bridge TeamStream(const Device& device) const;
+  Member TeamStream(const Device& device) const;
 
   // The budget for the device memory that operations need while they run, in addition to buffers.
   const Budget& scratch(const Device& device) const { return states_.at(&device)->scratch; }
@@ -84,8 +85,8 @@ class Devices {
         : scratch(scratch_limit), pace(device.info()) {}
     Budget scratch;
     Pace pace;
-    std::mutex bridge_mutex;
-    std::unique_ptr<Stream> bridge;
+    std::mutex bridges_mutex;
+    std::vector<std::unique_ptr<Stream>> bridges;  // those that no call uses
     std::mutex team_mutex;
     std::unique_ptr<Stream> team;
     std::shared_ptr<SlotPool> slots;

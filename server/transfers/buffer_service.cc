@@ -233,10 +233,10 @@ class CopyCall final : public DeviceCall {
       const auto open = [&copy] { return copy.Open(); };  // runs after the expected time is checked
       status = RunCopy(stream, view_, spec_.type.dtype, open, options);
     } else {
-      absl::StatusOr<void*> memory = copy.Open();  // opened first, because calls share the bridge
-      if (!memory.ok()) return memory.status();
-      const Devices::Bridge bridge = devices().BridgeTo(copy.buffer().device());
-      status = RunCopyAcross(stream, view_, spec_.type.dtype, bridge.stream, *memory, options);
+      ASSIGN_OR_RETURN(void* const memory, copy.Open());
+      ASSIGN_OR_RETURN(const Devices::Bridge bridge,
+                       devices().BridgeTo(copy.buffer().device()));
+      status = RunCopyAcross(stream, view_, spec_.type.dtype, *bridge, memory, options);
     }
     if (!status.ok()) return status;
     if (stream.stopped()) return CallerLeft();

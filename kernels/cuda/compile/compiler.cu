@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
@@ -10,11 +11,13 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/runtime/driver.h"
@@ -23,7 +26,7 @@ namespace tessera::compiled {
 namespace {
 
 // The maximum number of kernels in a process, so that a client that keeps sending new expressions
-// cannot fill the process's memory. Further expressions get no kernel.
+// cannot fill the process's memory. A further kernel replaces the one that was last used longest ago.
 constexpr std::size_t kMostKernels = 1024;
 // The longest text that is compiled, in bytes. CUDA's assembler needs less than a second for this
 // length, but 19 s and 0.9 GB for 62 floor divisions of bf16, which are 2 MB of text.
@@ -65,14 +68,15 @@ class Kernel {
  public:
   explicit Kernel(std::string code) : code_(std::move(code)) {}
 
-  // Returns null if the kernel cannot be loaded. If memory ran out, the next call retries.
-  cudaKernel_t Load() {
+  // Loads the kernel for launches on the device. Returns null if it cannot be loaded. If memory ran
+  // out, the next call retries.
+  cudaKernel_t Load(int device) {
     const std::lock_guard lock(mutex_);
+    devices_.insert(device);
     if (kernel_ != nullptr || broken_) return kernel_;
-    cudaLibrary_t library = nullptr;
     cudaError_t error =
-        cudaLibraryLoadData(&library, code_.data(), nullptr, nullptr, 0, nullptr, nullptr, 0);
-    if (error == cudaSuccess) error = cudaLibraryGetKernel(&kernel_, library, kKernelName);
+        cudaLibraryLoadData(&library_, code_.data(), nullptr, nullptr, 0, nullptr, nullptr, 0);
+    if (error == cudaSuccess) error = cudaLibraryGetKernel(&kernel_, library_, kKernelName);
     if (error != cudaSuccess) {
       kernel_ = nullptr;
       broken_ = error != cudaErrorMemoryAllocation;
@@ -81,10 +85,19 @@ class Kernel {
     return kernel_;
   }
 
+  // Frees the devices' memory once all launches have ended. REQUIRES: no call launches the kernel.
+  void Unload() {
+    for (int device : devices_)
+      if (cudaSetDevice(device) != cudaSuccess || cudaDeviceSynchronize() != cudaSuccess) return;
+    if (library_ != nullptr) (void)cudaLibraryUnload(library_);
+  }
+
  private:
   const std::string code_;
   std::mutex mutex_;
   bool broken_ = false;
+  std::set<int> devices_;
+  cudaLibrary_t library_ = nullptr;
   cudaKernel_t kernel_ = nullptr;
 };
 
@@ -115,26 +128,28 @@ class Kernels {
     before_use_ = on;
   }
 
-  // Returns null if the kernel is not compiled yet or cannot be compiled. A kernel lives as long as
-  // the process. Throws if memory runs out or no thread can be started.
-  Kernel* Find(const KernelPlan& plan, const CudaDevice& device) {
+  // Returns null if the kernel is not compiled yet or cannot be compiled. Throws if memory runs out
+  // or no thread can be started.
+  std::shared_ptr<Kernel> Find(const KernelPlan& plan, const CudaDevice& device) {
     std::string key = KeyOf(plan);
     key.push_back(static_cast<char>(device.info().compute_capability));
     std::unique_lock lock(mutex_);
-    if (const auto known = kernels_.find(key); known != kernels_.end()) return known->second.get();
-    if (kernels_.size() >= kMostKernels) return nullptr;
+    if (const auto known = kernels_.find(key); known != kernels_.end()) {
+      known->second.last_use = ++uses_;
+      return known->second.kernel;
+    }
+    if (!worker_.joinable()) worker_ = std::thread([this] { Work(); });
     if (before_use_) {
       lock.unlock();
-      std::unique_ptr<Kernel> made = Make(plan);
+      std::shared_ptr<Kernel> made = Make(plan);
       lock.lock();
-      return kernels_.try_emplace(std::move(key), std::move(made)).first->second.get();
+      return Put(std::move(key), std::move(made));
     }
     if (seen_.size() >= kMostSeen) seen_.clear();
     if (seen_.insert(key).second || jobs_.size() >= kMostWaiting) return nullptr;
     seen_.erase(key);
-    kernels_.try_emplace(key);
+    Put(key, nullptr);
     jobs_.push_back({std::move(key), plan, *plan.program, device.ordinal()});
-    if (!worker_.joinable()) worker_ = std::thread([this] { Work(); });
     wake_.notify_one();
     return nullptr;
   }
@@ -147,34 +162,68 @@ class Kernels {
     int device;
   };
 
-  static std::unique_ptr<Kernel> Make(const KernelPlan& plan) {
+  struct Entry {
+    std::shared_ptr<Kernel> kernel;  // null while it is being compiled or if it cannot be compiled
+    std::uint64_t last_use;
+  };
+
+  static std::shared_ptr<Kernel> Make(const KernelPlan& plan) {
     std::optional<std::string> code = Compile(KernelText(plan));
-    return code ? std::make_unique<Kernel>(*std::move(code)) : nullptr;
+    return code ? std::make_shared<Kernel>(*std::move(code)) : nullptr;
+  }
+
+  // Stores the kernel and returns it. REQUIRES: mutex_ is held.
+  std::shared_ptr<Kernel> Put(std::string key, std::shared_ptr<Kernel> made) {
+    kernels_[std::move(key)] = {made, ++uses_};
+    if (kernels_.size() > kMostKernels) {
+      const auto oldest = std::ranges::min_element(
+          kernels_, {}, [](const auto& entry) { return entry.second.last_use; });
+      if (oldest->second.kernel != nullptr) replaced_.push_back(std::move(oldest->second.kernel));
+      kernels_.erase(oldest);
+      wake_.notify_one();
+    }
+    return made;
+  }
+
+  // Unloads the kernels that were replaced, except those that a call still launches.
+  void UnloadReplaced(std::unique_lock<std::mutex>& lock) {
+    std::vector<std::shared_ptr<Kernel>> unused;
+    std::erase_if(replaced_, [&](std::shared_ptr<Kernel>& kernel) {
+      if (kernel.use_count() > 1) return false;
+      unused.push_back(std::move(kernel));
+      return true;
+    });
+    lock.unlock();
+    for (const std::shared_ptr<Kernel>& kernel : unused) kernel->Unload();
+    lock.lock();
   }
 
   void Work() {
     std::unique_lock lock(mutex_);
     for (;;) {
-      wake_.wait(lock, [&] { return ends_ || !jobs_.empty(); });
+      wake_.wait(lock, [&] { return ends_ || !jobs_.empty() || !replaced_.empty(); });
       if (ends_) return;
+      UnloadReplaced(lock);
+      if (jobs_.empty()) continue;
       Job job = std::move(jobs_.front());
       jobs_.pop_front();
       lock.unlock();
       job.plan.program = &job.program;
-      std::unique_ptr<Kernel> made;
+      std::shared_ptr<Kernel> made;
       try {
         if (cudaSetDevice(job.device) == cudaSuccess) made = Make(job.plan);
       } catch (const std::exception&) {  // out of memory: the plan gets no kernel
       }
       lock.lock();
-      kernels_[job.key] = std::move(made);
+      Put(std::move(job.key), std::move(made));
     }
   }
 
   std::mutex mutex_;
   std::condition_variable wake_;
-  // Kernels by key, or null while the kernel is being compiled or if it cannot be compiled.
-  std::unordered_map<std::string, std::unique_ptr<Kernel>> kernels_;
+  std::unordered_map<std::string, Entry> kernels_;
+  std::vector<std::shared_ptr<Kernel>> replaced_;
+  std::uint64_t uses_ = 0;
   std::unordered_set<std::string> seen_;
   std::deque<Job> jobs_;
   bool ends_ = false;
@@ -188,7 +237,7 @@ std::atomic<std::int64_t> launches{0};
 
 bool Launch(const KernelPlan& plan, const Arguments& arguments, std::uint32_t blocks,
             std::uint32_t threads, CudaStream& stream) {
-  Kernel* kernel = nullptr;
+  std::shared_ptr<Kernel> kernel;
   try {
     kernel = Kernels::All().Find(plan, stream.device());
   } catch (const std::exception&) {
@@ -196,7 +245,7 @@ bool Launch(const KernelPlan& plan, const Arguments& arguments, std::uint32_t bl
   }
   if (kernel == nullptr) return false;
   const cudaStream_t handle = stream.handle();
-  const cudaKernel_t function = kernel->Load();
+  const cudaKernel_t function = kernel->Load(stream.device().ordinal());
   if (function == nullptr) return false;
   void* parameters[] = {const_cast<Arguments*>(&arguments)};
   // The device may lack memory for the kernel's code. If there is another error, the strategy that
