@@ -161,7 +161,8 @@ TEST_F(CompiledTest, NewKernelsReplaceThoseUsedLongestAgo) {
     return chain;
   };
   const std::int64_t before = compiled::Launches();
-  for (std::uint32_t number = 0; number <= 1025; ++number) Run(stream, "compiled", {x}, nodes(number));
+  for (std::uint32_t number = 0; number <= 1025; ++number)
+    Run(stream, "compiled", {x}, nodes(number));
   Compare(stream, {x}, nodes(0));
   EXPECT_EQ(compiled::Launches() - before, 1027);
 }

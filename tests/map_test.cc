@@ -181,6 +181,23 @@ TESSERA_TYPED_TEST_OF(std::integral, MapTest, IntegersWrapAndDivideAsNumPy) {
   check(MapOp::kRemainder,
         [&](Wide x, Wide y) { return y == 0 ? Wide{0} : x - y * floor_divide(x, y); });
   check(MapOp::kMinimum, [](Wide x, Wide y) { return std::min(x, y); });
+  check(MapOp::kAnd, [](Wide x, Wide y) { return x & y; });
+  check(MapOp::kOr, [](Wide x, Wide y) { return x | y; });
+  check(MapOp::kXor, [](Wide x, Wide y) { return x ^ y; });
+  constexpr Wide kBits = 8 * sizeof(T);
+  check(MapOp::kShiftLeft,
+        [](Wide x, Wide y) { return y < 0 || y >= kBits ? Wide{0} : x * (Wide{1} << y); });
+  check(MapOp::kShiftRight, [&](Wide x, Wide y) {
+    return y < 0 || y >= kBits ? Wide{x < 0 ? -1 : 0} : floor_divide(x, Wide{1} << y);
+  });
+  std::vector<T> places = a;
+  for (std::size_t i = 0; i < places.size(); ++i) places[i] = static_cast<T>(i % (kBits + 1));
+  const std::vector<T> shifted = Run(MapOp::kShiftRight, a, places);
+  for (std::size_t i = 0; i < a.size(); ++i)
+    EXPECT_EQ(shifted[i], static_cast<T>(static_cast<Wide>(a[i]) >> places[i]));
+  std::vector<T> inverse;
+  for (T x : a) inverse.push_back(static_cast<T>(~x));
+  ExpectSame(Run(MapOp::kNot, a), inverse, "not");
 }
 
 // The digits and exponents of an element type, like those in std::numeric_limits.
@@ -324,6 +341,61 @@ TESSERA_TYPED_TEST_OF(FloatElement, MapTest, FunctionsAreWithinTwoUnits) {
       MapOp::kPower, a, [&](std::size_t i) { return std::pow(Exact(a[i]), Exact(b[i])); }, b);
 }
 
+// Functions of the standard library are within four units for F32 and F64.
+TESSERA_TYPED_TEST_OF(FloatElement, MapTest, LibraryFunctionsAreWithinFourUnits) {
+  const double units = SizeOf(DTypeOf<T>()) == 2 ? 0.51 : SizeOf(DTypeOf<T>()) == 4 ? 1 : 4;
+  const std::size_t n = WatchedClosely() ? 100 : 20000;
+  Random random(4);
+  const double smallest = static_cast<double>(std::log(Format<T>::Smallest())),
+               largest = static_cast<double>(std::log(Format<T>::Largest()));
+  // Calls f with elements of both signs from the smallest to the largest size, of usual size, and
+  // with special elements.
+  std::vector<T> a, b;
+  const auto any = [&] {
+    const double size = std::exp(smallest + (largest - smallest) * random.Uniform());
+    const double usual = 3 * random.Normal();
+    return Element<T>(Below(random, 2) == 0 ? std::copysign(size, usual) : usual);
+  };
+  for (double special : {0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 710.0, -745.0, kInfinity, -kInfinity,
+                         kInfinity - kInfinity})
+    a.push_back(Element<T>(special));
+  while (a.size() < n) a.push_back(any());
+  while (b.size() < a.size()) b.push_back(any());
+  const auto check = [&](MapOp op, auto exact) {
+    const bool two = InfoOf(op)->arguments == 2;
+    const std::vector<T> got = two ? Run(op, a, b) : Run(op, a);
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      const long double want = exact(Exact(a[i]), Exact(b[i])), value = Exact(got[i]);
+      const bool right = std::isnan(want)   ? std::isnan(value)
+                         : std::isinf(want) ? value == want
+                                            : IsWithin(units, got[i], want);
+      ASSERT_TRUE(right) << InfoOf(op)->name << " of " << static_cast<double>(Exact(a[i]))
+                         << " (and " << static_cast<double>(Exact(b[i]))
+                         << "): " << static_cast<double>(Exact(got[i])) << ", not "
+                         << static_cast<double>(want);
+    }
+  };
+  using Real = long double;
+  check(MapOp::kSin, [](Real x, Real) { return std::sin(x); });
+  check(MapOp::kCos, [](Real x, Real) { return std::cos(x); });
+  check(MapOp::kTan, [](Real x, Real) { return std::tan(x); });
+  check(MapOp::kAsin, [](Real x, Real) { return std::asin(x); });
+  check(MapOp::kAcos, [](Real x, Real) { return std::acos(x); });
+  check(MapOp::kAtan, [](Real x, Real) { return std::atan(x); });
+  check(MapOp::kAtan2, [](Real x, Real y) { return std::atan2(x, y); });
+  check(MapOp::kSinh, [](Real x, Real) { return std::sinh(x); });
+  check(MapOp::kCosh, [](Real x, Real) { return std::cosh(x); });
+  check(MapOp::kAsinh, [](Real x, Real) { return std::asinh(x); });
+  check(MapOp::kAcosh, [](Real x, Real) { return std::acosh(x); });
+  check(MapOp::kAtanh, [](Real x, Real) { return std::atanh(x); });
+  check(MapOp::kExpm1, [](Real x, Real) { return std::expm1(x); });
+  check(MapOp::kLog1p, [](Real x, Real) { return std::log1p(x); });
+  check(MapOp::kLog2, [](Real x, Real) { return std::log2(x); });
+  check(MapOp::kLog10, [](Real x, Real) { return std::log10(x); });
+  check(MapOp::kCbrt, [](Real x, Real) { return std::cbrt(x); });
+  check(MapOp::kHypot, [](Real x, Real y) { return std::hypot(x, y); });
+}
+
 // The error that the tests above allow for each node is within the bound that a response states.
 TESSERA_TYPED_TEST_OF(FloatElement, MapTest, NodesHaveTheBoundOfTheirRoundings) {
   const View x = WholeView({DTypeOf<T>(), MakeShape({5})}, nullptr);
@@ -339,6 +411,7 @@ TESSERA_TYPED_TEST_OF(FloatElement, MapTest, NodesHaveTheBoundOfTheirRoundings) 
         {Alone(MapOp::kNegate), 0.0},
         {Alone(MapOp::kTanh), 4.0},
         {Alone(MapOp::kExp), 4.0},
+        {Alone(MapOp::kSin), 8.0},
         {{In(0), In(1), Op(MapOp::kLess, {0, 1}), Op(MapOp::kWhere, {2, 0, 1})}, 0.0},
         {ReferenceNodes(), 1.0}}) {
     // 16-bit results are rounded twice, to F32 and then to 16 bits.
@@ -626,13 +699,14 @@ TEST(MapDevices, SameBits) {
       };
       for (const MapOpInfo& info : kMapOpInfos) {
         const bool differs = info.op == MapOp::kExp || info.op == MapOp::kLog ||
-                             info.op == MapOp::kTanh ||
+                             info.op == MapOp::kTanh || IsLibraryFunction(info.op) ||
                              (info.op == MapOp::kPower && !std::is_integral_v<T>);
-        const bool lacks = info.rule == MapRule::kBits && !std::is_integral_v<T>;
+        const bool lacks = (info.rule == MapRule::kBits || info.rule == MapRule::kIntegers) &&
+                           !std::is_integral_v<T>;
         if (differs || lacks || info.rule == MapRule::kCast) continue;
         Nodes nodes = {In(0), In(1), Op(MapOp::kLess, {0, 1}), Op(MapOp::kEqual, {0, 1})};
         std::vector<std::uint32_t> args = {0, 1, 1};
-        if (info.rule == MapRule::kLogic) args = {2, 3};
+        if (info.rule == MapRule::kLogic && !std::is_integral_v<T>) args = {2, 3};
         if (info.rule == MapRule::kSelect) args = {2, 0, 1};
         args.resize(static_cast<std::size_t>(info.arguments));
         nodes.push_back(Op(info.op, args));

@@ -47,6 +47,26 @@ enum class MapOp : std::uint8_t {
   kCast,
   kRandomBits,
   kNdtri,
+  kSin,
+  kCos,
+  kTan,
+  kAsin,
+  kAcos,
+  kAtan,
+  kAtan2,
+  kSinh,
+  kCosh,
+  kAsinh,
+  kAcosh,
+  kAtanh,
+  kExpm1,
+  kLog1p,
+  kLog2,
+  kLog10,
+  kCbrt,
+  kHypot,
+  kShiftLeft,
+  kShiftRight,
 };
 
 // The rule for the types of an operation's arguments and of its result.
@@ -54,7 +74,8 @@ enum class MapRule : std::uint8_t {
   kNumbers,     // one numeric type for all arguments and the result
   kReals,       // the same, but integers become F64
   kComparison,  // one type for all arguments; the result is BOOL
-  kLogic,       // only BOOL
+  kLogic,       // only BOOL, or one integer type for all arguments and the result
+  kIntegers,    // one integer type for all arguments and the result
   kSelect,      // BOOL first; one type for the other arguments and the result
   kCast,        // any type; the result has the type that the node names
   kBits,        // integers, which are converted to I64; the result is I64
@@ -70,7 +91,7 @@ struct MapOpInfo {
 
 // The list of all operations of an expression, in the order of their values.
 // kernels/expression/map_math.h defines what each one computes.
-inline constexpr std::array<MapOpInfo, 36> kMapOpInfos = {{
+inline constexpr std::array<MapOpInfo, 56> kMapOpInfos = {{
     {MapOp::kAdd, "add", 2, MapRule::kNumbers, 1},
     {MapOp::kSubtract, "subtract", 2, MapRule::kNumbers, 1},
     {MapOp::kMultiply, "multiply", 2, MapRule::kNumbers, 1},
@@ -107,6 +128,26 @@ inline constexpr std::array<MapOpInfo, 36> kMapOpInfos = {{
     {MapOp::kCast, "cast", 1, MapRule::kCast, 1},
     {MapOp::kRandomBits, "random_bits", 3, MapRule::kBits, 64},
     {MapOp::kNdtri, "ndtri", 1, MapRule::kReals, 96},
+    {MapOp::kSin, "sin", 1, MapRule::kReals, 96},
+    {MapOp::kCos, "cos", 1, MapRule::kReals, 96},
+    {MapOp::kTan, "tan", 1, MapRule::kReals, 96},
+    {MapOp::kAsin, "asin", 1, MapRule::kReals, 32},
+    {MapOp::kAcos, "acos", 1, MapRule::kReals, 32},
+    {MapOp::kAtan, "atan", 1, MapRule::kReals, 48},
+    {MapOp::kAtan2, "atan2", 2, MapRule::kReals, 64},
+    {MapOp::kSinh, "sinh", 1, MapRule::kReals, 48},
+    {MapOp::kCosh, "cosh", 1, MapRule::kReals, 40},
+    {MapOp::kAsinh, "asinh", 1, MapRule::kReals, 40},
+    {MapOp::kAcosh, "acosh", 1, MapRule::kReals, 48},
+    {MapOp::kAtanh, "atanh", 1, MapRule::kReals, 40},
+    {MapOp::kExpm1, "expm1", 1, MapRule::kReals, 32},
+    {MapOp::kLog1p, "log1p", 1, MapRule::kReals, 32},
+    {MapOp::kLog2, "log2", 1, MapRule::kReals, 24},
+    {MapOp::kLog10, "log10", 1, MapRule::kReals, 48},
+    {MapOp::kCbrt, "cbrt", 1, MapRule::kReals, 64},
+    {MapOp::kHypot, "hypot", 2, MapRule::kReals, 96},
+    {MapOp::kShiftLeft, "shift_left", 2, MapRule::kIntegers, 2},
+    {MapOp::kShiftRight, "shift_right", 2, MapRule::kIntegers, 2},
 }};
 
 inline constexpr int kMostArguments = 3;

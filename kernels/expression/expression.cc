@@ -249,6 +249,19 @@ class Compiler {
     return true;
   }
 
+  // Whether a comparison is of integers with a whole real constant from 2^53 on. F64 cannot represent
+  // all integers of this size, but I64 can represent the constant.
+  bool HasWholeBeyondF64(std::size_t i, absl::Span<const NodeType> args) const {
+    for (std::size_t a = 0; a < args.size(); ++a) {
+      const double real = nodes_[nodes_[i].args[a]].real;
+      const NodeType& other = args[args.size() - 1 - a];
+      if (args[a].free_real && !other.is_free() && IsInteger(other.dtype) &&
+          std::fabs(real) >= 0x1p53 && real >= -0x1p63 && real < 0x1p63)
+        return true;
+    }
+    return false;
+  }
+
   absl::Status CheckTypes(std::size_t i, const MapOpInfo& info, absl::Span<const NodeType> args) {
     const auto refuse = [&](std::string_view wants) {
       std::string types;
@@ -269,12 +282,16 @@ class Compiler {
       case MapRule::kComparison:
         common = CommonType(args);
         if (IsInteger(common) && !AllFit(i, args, common)) common = DType::kI64;
+        if (HasWholeBeyondF64(i, args)) common = DType::kI64;
         result = DType::kBool;
         break;
       case MapRule::kLogic:
-        for (const NodeType& arg : args)
-          if (arg.settled() != DType::kBool) return refuse("truth values");
-        common = result = DType::kBool;
+        result = common = CommonType(args);
+        if (common != DType::kBool && !IsInteger(common)) return refuse("truth values or integers");
+        break;
+      case MapRule::kIntegers:
+        result = common = CommonType(args);
+        if (!IsInteger(common)) return refuse("integers");
         break;
       case MapRule::kSelect:
         if (args[0].settled() != DType::kBool) return refuse("a truth value as its first argument");
@@ -291,7 +308,8 @@ class Compiler {
         break;
     }
     for (std::size_t a = 0; a < args.size(); ++a) {
-      if (!args[a].is_free()) continue;
+      // A comparison accepts constants of any size.
+      if (!args[a].is_free() || info.rule == MapRule::kComparison) continue;
       RETURN_IF_ERROR(CheckFits(nodes_[i].args[a], common, i));
     }
     return absl::OkStatus();

@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/expression/expression.h"
+#include "kernels/expression/map_math.h"
 #include "kernels/problem/roundoff.h"
 
 namespace tessera {
@@ -32,10 +33,10 @@ std::uint64_t Flops(const MapProblem& p) {
   return flops * static_cast<std::uint64_t>(p.n);
 }
 
-// Returns the largest error of a floating-point operation, in unit roundoffs. Functions are within
-// 2 units in the last place, NDTRI is within 10, and a unit in the last place is at most two unit
-// roundoffs.
+// Returns the largest error of a floating-point operation, in unit roundoffs. A unit in the last
+// place, in which the errors of functions are stated, is at most two unit roundoffs.
 int Roundings(MapOp op) {
+  if (IsLibraryFunction(op)) return 8;
   switch (op) {
     case MapOp::kAdd:
     case MapOp::kSubtract:

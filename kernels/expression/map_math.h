@@ -55,6 +55,20 @@ TESSERA_HD T PowerInteger(T a, T b) {
   return power;
 }
 
+// Shifts in two's complement. A number of places that is negative, or not below the number of bits,
+// shifts out all bits.
+template <class T>
+TESSERA_HD T ShiftLeft(T a, T places) {
+  using U = std::make_unsigned_t<T>;
+  constexpr T kBits = 8 * sizeof(T);
+  return places < 0 || places >= kBits ? 0 : static_cast<T>(static_cast<U>(a) << places);
+}
+template <class T>
+TESSERA_HD T ShiftRight(T a, T places) {
+  constexpr T kBits = 8 * sizeof(T);
+  return a >> (places < 0 || places >= kBits ? kBits - 1 : places);
+}
+
 // --- Floating-point numbers ---
 
 // These return the bits of a double, the exponent of a normal double, and 2^e for e from -1022 to
@@ -214,6 +228,32 @@ inline double AccurateTanh(double a) {
 }
 #endif
 
+// Computes the operation with the standard library of the host or of CUDA. The result is within 4
+// units in the last place of the exact value, including subnormal values.
+template <MapOp kOp>
+TESSERA_HD double LibraryFunction(double a, double b) {
+  if constexpr (kOp == MapOp::kSin) return std::sin(a);
+  if constexpr (kOp == MapOp::kCos) return std::cos(a);
+  if constexpr (kOp == MapOp::kTan) return std::tan(a);
+  if constexpr (kOp == MapOp::kAsin) return std::asin(a);
+  if constexpr (kOp == MapOp::kAcos) return std::acos(a);
+  if constexpr (kOp == MapOp::kAtan) return std::atan(a);
+  if constexpr (kOp == MapOp::kAtan2) return std::atan2(a, b);
+  if constexpr (kOp == MapOp::kSinh) return std::sinh(a);
+  if constexpr (kOp == MapOp::kCosh) return std::cosh(a);
+  if constexpr (kOp == MapOp::kAsinh) return std::asinh(a);
+  if constexpr (kOp == MapOp::kAcosh) return std::acosh(a);
+  if constexpr (kOp == MapOp::kAtanh) return std::atanh(a);
+  if constexpr (kOp == MapOp::kExpm1) return std::expm1(a);
+  if constexpr (kOp == MapOp::kLog1p) return std::log1p(a);
+  if constexpr (kOp == MapOp::kLog2) return std::log2(a);
+  if constexpr (kOp == MapOp::kLog10) return std::log10(a);
+  if constexpr (kOp == MapOp::kCbrt) return std::cbrt(a);
+  if constexpr (kOp == MapOp::kHypot) return std::hypot(a, b);
+  return a;
+}
+constexpr bool IsLibraryFunction(MapOp op) { return op >= MapOp::kSin && op <= MapOp::kHypot; }
+
 // The result is within 2 units in the last place of the exact value, including subnormal values.
 // F32 is computed in double where the device's own function is less accurate: pow on a GPU, tanh on
 // a CPU.
@@ -353,6 +393,12 @@ TESSERA_HD T ApplyInteger(T a, T b, T c) {
   if constexpr (kOp == MapOp::kPower) return PowerInteger(a, b);
   if constexpr (kOp == MapOp::kFma) return WrapAdd(WrapMultiply(a, b), c);
   if constexpr (kOp == MapOp::kRandomBits) return RandomBits(a, b, c);
+  if constexpr (kOp == MapOp::kAnd) return a & b;
+  if constexpr (kOp == MapOp::kOr) return a | b;
+  if constexpr (kOp == MapOp::kXor) return a ^ b;
+  if constexpr (kOp == MapOp::kNot) return ~a;
+  if constexpr (kOp == MapOp::kShiftLeft) return ShiftLeft(a, b);
+  if constexpr (kOp == MapOp::kShiftRight) return ShiftRight(a, b);
   if constexpr (kOp == MapOp::kNegate) return WrapSubtract(T{0}, a);
   if constexpr (kOp == MapOp::kAbs) return a < 0 ? WrapSubtract(T{0}, a) : a;
   if constexpr (kOp == MapOp::kSign) return a > 0 ? 1 : a < 0 ? -1 : 0;
@@ -380,6 +426,7 @@ TESSERA_HD T ApplyReal(T a, T b, T c) {
   if constexpr (kOp == MapOp::kPower || kOp == MapOp::kExp || kOp == MapOp::kLog ||
                 kOp == MapOp::kTanh)
     return Function<kOp>(a, b);
+  if constexpr (IsLibraryFunction(kOp)) return static_cast<T>(LibraryFunction<kOp>(a, b));
   return a;
 }
 
@@ -395,7 +442,9 @@ constexpr bool kHasMapOp = [] {
     case MapRule::kComparison:
       return true;
     case MapRule::kLogic:
-      return kIsBool;
+      return std::is_integral_v<T>;
+    case MapRule::kIntegers:
+      return std::is_integral_v<T> && !kIsBool;
     case MapRule::kBits:
       return std::is_same_v<T, std::int64_t>;
     default:

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/error.h"
 #include "kernels/choose/map_range.h"
 #include "kernels/compute.h"
 #include "kernels/run/axes.h"
@@ -44,6 +45,13 @@ absl::StatusOr<std::unique_ptr<ScannedMap>> MapOf(const ScanSpec& spec, absl::Sp
   auto map = std::make_unique<ScannedMap>();
   std::optional<MapStage> stage;
   if (IsLogical(spec.op)) {
+    constexpr int kMost = kMostNodes - 1;  // Tests adds a node
+    if (spec.expression.has_value() && spec.expression->nodes().size() > kMost) {
+      return MakeError(
+          absl::StatusCode::kInvalidArgument, "BAD_EXPRESSION",
+          absl::StrCat("for ALL and ANY, an expression must have from 1 to ", kMost, " nodes"),
+          {{"field", "expression.nodes"}, {"limit", absl::StrCat(kMost)}});
+    }
     map->tests = Tests(spec.expression);
     stage.emplace(MapStage{map->tests, x.subspan(1)});
   } else if (spec.expression.has_value()) {

@@ -234,8 +234,7 @@ class CopyCall final : public DeviceCall {
       status = RunCopy(stream, view_, spec_.type.dtype, open, options);
     } else {
       ASSIGN_OR_RETURN(void* const memory, copy.Open());
-      ASSIGN_OR_RETURN(const Devices::Bridge bridge,
-                       devices().BridgeTo(copy.buffer().device()));
+      ASSIGN_OR_RETURN(const Devices::Bridge bridge, devices().BridgeTo(copy.buffer().device()));
       status = RunCopyAcross(stream, view_, spec_.type.dtype, *bridge, memory, options);
     }
     if (!status.ok()) return status;

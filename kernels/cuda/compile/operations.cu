@@ -107,7 +107,27 @@ static_assert(tessera::MapOp{33} == tessera::MapOp::kWhere);
 static_assert(tessera::MapOp{34} == tessera::MapOp::kCast);
 TESSERA_OPERATION(35);
 TESSERA_OPERATION(36);
-static_assert(tessera::kMapOpInfos.size() == 36);
+TESSERA_OPERATION(37);
+TESSERA_OPERATION(38);
+TESSERA_OPERATION(39);
+TESSERA_OPERATION(40);
+TESSERA_OPERATION(41);
+TESSERA_OPERATION(42);
+TESSERA_OPERATION(43);
+TESSERA_OPERATION(44);
+TESSERA_OPERATION(45);
+TESSERA_OPERATION(46);
+TESSERA_OPERATION(47);
+TESSERA_OPERATION(48);
+TESSERA_OPERATION(49);
+TESSERA_OPERATION(50);
+TESSERA_OPERATION(51);
+TESSERA_OPERATION(52);
+TESSERA_OPERATION(53);
+TESSERA_OPERATION(54);
+TESSERA_OPERATION(55);
+TESSERA_OPERATION(56);
+static_assert(tessera::kMapOpInfos.size() == 56);
 
 #define TESSERA_ROUND(to, Element, name, V)                            \
   TESSERA_DEVICE auto round_##to##_##name(tessera::Carried<V> value) { \

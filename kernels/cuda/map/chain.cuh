@@ -203,8 +203,9 @@ inline bool Place(Chain* chain) {
   return true;
 }
 
-// Whether a step may be this operation. Random numbers would need too many registers.
-constexpr bool IsStep(MapOp op) { return op != MapOp::kRandomBits && op != MapOp::kNdtri; }
+// Whether a step may be this operation. Random numbers and most functions would need too many
+// registers.
+constexpr bool IsStep(MapOp op) { return op <= MapOp::kCast; }
 
 // Builds the chain of an expression, instruction by instruction.
 class Matcher {

@@ -7,7 +7,6 @@ from typing import Any, Callable, Optional, TypeVar
 from ..graph import _dtypes, _ops
 from ..graph import _elementwise as e
 from ..graph._graph import Term
-from ._bits import bitwise, invert, shift
 
 Self = TypeVar("Self", bound="Operators")
 
@@ -125,34 +124,34 @@ class Operators:
     __hash__ = object.__hash__
 
     def __and__(self: Self, other: Any) -> Self:
-        return self._binary(bitwise("and"), other)
+        return self._elementwise("and", other)
 
     __rand__ = __and__
 
     def __or__(self: Self, other: Any) -> Self:
-        return self._binary(bitwise("or"), other)
+        return self._elementwise("or", other)
 
     __ror__ = __or__
 
     def __xor__(self: Self, other: Any) -> Self:
-        return self._binary(bitwise("xor"), other)
+        return self._elementwise("xor", other)
 
     __rxor__ = __xor__
 
     def __invert__(self: Self) -> Self:
-        return self._make(invert(self._term()))
+        return self._make(e.apply("not", self._term()))
 
     def __lshift__(self: Self, other: Any) -> Self:
-        return self._binary(shift(True), other)
+        return self._elementwise("shift_left", other)
 
     def __rlshift__(self: Self, other: Any) -> Self:
-        return self._binary(shift(True), other, swap=True)
+        return self._elementwise("shift_left", other, swap=True)
 
     def __rshift__(self: Self, other: Any) -> Self:
-        return self._binary(shift(False), other)
+        return self._elementwise("shift_right", other)
 
     def __rrshift__(self: Self, other: Any) -> Self:
-        return self._binary(shift(False), other, swap=True)
+        return self._elementwise("shift_right", other, swap=True)
 
     # --- linear algebra
 

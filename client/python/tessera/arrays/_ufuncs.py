@@ -12,7 +12,6 @@ from ..graph import _dtypes, _ops
 from ..graph import _elementwise as e
 from ..graph._graph import Term
 from ..wire._errors import Unsupported
-from ._bits import bitwise, invert, shift
 from ._operators import power
 
 Function = Callable[..., Any]
@@ -205,64 +204,9 @@ def _nextafter(a: Term, b: Term) -> Term:
     return e.apply("where", nan, e.apply("add", a, b), found)
 
 
-def _hypot(a: Term, b: Term) -> Term:
-    """Computes in f64. If necessary, powers of 2 keep the squares in range."""
-    a, b = _reals(a, b)
-    own = a[0].dtype
-    a, b = (e.apply("abs", e.cast(one, e.F64)) for one in (a, b))
-    most = e.apply("maximum", a, b)
-    up, one, down = (e.constant(2.0**power) for power in (540, 0, -540))
-    large = e.apply("less", e.constant(1e150), most)
-    small = e.apply("less", most, e.constant(1e-140))
-    scale = e.apply("where", large, down, e.apply("where", small, up, one))
-    a, b = e.apply("multiply", a, scale), e.apply("multiply", b, scale)
-    root = e.apply("sqrt", e.apply("fma", a, a, e.apply("multiply", b, b)))
-    infinite = e.apply("or", isinf(a), isinf(b))  # The result is infinite even if the other is NaN.
-    found = e.apply("divide", root, scale)
-    return e.cast(e.apply("where", infinite, e.constant(float("inf")), found), own)
-
-
-def _cbrt(a: Term) -> Term:
-    """Computes a power in f64, and then a step of Newton's method, which makes the result exact to
-    1 ulp."""
-    a = _real(a)
-    wide = e.cast(a, e.F64)
-    size = e.apply("abs", wide)
-    root = e.apply("power", size, e.constant(1 / 3))
-    excess = e.apply("subtract", root, e.apply("divide", size, e.apply("multiply", root, root)))
-    root = e.apply("subtract", root, e.apply("divide", excess, e.constant(3.0)))
-    root = e.apply("multiply", root, e.apply("sign", wide))
-    ordinary = e.apply("and", isfinite(wide), e.apply("not_equal", wide, e.constant(0)))
-    return e.cast(e.apply("where", ordinary, root, wide), e.common_dtype([a]))
-
-
-def _log1p(a: Term) -> Term:
-    whole = e.apply("add", a, e.constant(1))
-    log = e.apply("log", whole)
-    added = e.apply("subtract", whole, e.constant(1))  # This is `a`, rounded as in the sum.
-    near = e.apply("divide", e.apply("multiply", log, a), added)
-    near = e.apply("where", e.apply("equal", added, e.constant(0)), a, near)
-    return e.apply("where", e.apply("less", e.apply("abs", a), e.constant(0.5)), near, log)
-
-
-def _expm1(a: Term) -> Term:
-    half = e.apply("tanh", e.apply("multiply", a, e.constant(0.5)))
-    return e.apply("multiply", half, e.apply("add", e.apply("exp", a), e.constant(1)))
-
-
-def _cosh(a: Term) -> Term:
-    """Computes half of e^|a| + e^-|a|. For large |a|, the factor e is applied last, so that the
-    exponential stays in range."""
-    size = e.apply("abs", a)
-    far = e.apply("less", e.constant(700), size)
-    size = e.apply("where", far, e.apply("subtract", size, e.constant(1)), size)
-    both = e.apply("add", e.apply("exp", size), e.apply("exp", e.apply("negate", size)))
-    return e.apply("multiply", both, e.apply("where", far, e.constant(np.e / 2), e.constant(0.5)))
-
-
 def _logaddexp(a: Term, b: Term) -> Term:
     apart = e.apply("abs", e.apply("subtract", a, b))
-    more = _log1p(e.apply("exp", e.apply("negate", apart)))
+    more = e.apply("log1p", e.apply("exp", e.apply("negate", apart)))
     more = e.apply("where", e.apply("equal", a, b), e.constant(np.log(2.0)), more)
     return e.apply("add", e.apply("maximum", a, b), more)
 
@@ -271,44 +215,6 @@ def _logaddexp2(a: Term, b: Term) -> Term:
     two = e.constant(np.log(2.0))
     a, b = e.apply("multiply", a, two), e.apply("multiply", b, two)
     return e.apply("divide", _logaddexp(a, b), two)
-
-
-def _by_log(base: float) -> Function:
-    def apply(a: Term) -> Term:
-        log = e.apply("divide", e.apply("log", a), e.constant(np.log(base)))
-        whole = e.apply("round", log)  # The logarithms of whole powers are exact.
-        # The server's powers are within 2 units in the last place.
-        apart = e.apply("abs", e.apply("subtract", e.apply("power", e.constant(base), whole), a))
-        same = e.apply("less_equal", apart, e.apply("multiply", a, e.constant(2.0**-51)))
-        normal = e.apply("and", e.apply("less", e.constant(1e-300), a), e.cast(whole, e.BOOL))
-        return e.apply("where", e.apply("and", same, normal), whole, log)
-
-    return apply
-
-
-def _asinh(a: Term) -> Term:
-    size = e.apply("abs", a)
-    root = e.apply("sqrt", e.apply("fma", a, a, e.constant(1)))
-    part = e.apply("divide", e.apply("multiply", a, a), e.apply("add", root, e.constant(1)))
-    far = e.apply("less", e.constant(1e8), size)
-    large = e.apply("add", e.apply("log", size), e.constant(np.log(2.0)))
-    return _copysign(e.apply("where", far, large, _log1p(e.apply("add", size, part))), a)
-
-
-def _acosh(a: Term) -> Term:
-    more = e.apply("subtract", a, e.constant(1))
-    root = e.apply("sqrt", e.apply("add", a, e.constant(1)))
-    root = e.apply("multiply", e.apply("sqrt", more), root)  # This is NaN for a < 1.
-    far = e.apply("less", e.constant(1e8), a)
-    large = e.apply("add", e.apply("log", a), e.constant(np.log(2.0)))
-    return e.apply("where", far, large, _log1p(e.apply("add", more, root)))
-
-
-def _atanh(a: Term) -> Term:
-    size = e.apply("abs", a)
-    ratio = e.apply("divide", size, e.apply("subtract", e.constant(1), size))
-    half = _log1p(e.apply("multiply", ratio, e.constant(2)))
-    return _copysign(e.apply("multiply", half, e.constant(0.5)), a)
 
 
 def _in_f64(call: Function) -> Function:
@@ -320,21 +226,6 @@ def _in_f64(call: Function) -> Function:
         return e.cast(call(*(e.cast(one, e.F64) for one in terms)), own)
 
     return apply
-
-
-_IN_F64: Dict[str, Function] = {
-    "log2": _by_log(2.0),
-    "log10": _by_log(10.0),
-    "log1p": _log1p,
-    "expm1": _expm1,
-    "cosh": _cosh,
-    "sinh": lambda a: e.apply("multiply", e.apply("tanh", a), _cosh(a)),
-    "logaddexp": _logaddexp,
-    "logaddexp2": _logaddexp2,
-    "arcsinh": _asinh,
-    "arccosh": _acosh,
-    "arctanh": _atanh,
-}
 
 
 def vecdot(a: Term, b: Term, axis: int = -1) -> Term:
@@ -356,12 +247,12 @@ UFUNCS: Dict[Any, Function] = {
     np.exp2: _exp2,
     np.rint: _rint,
     np.positive: _positive,
-    np.invert: invert,
-    np.bitwise_and: bitwise("and"),
-    np.bitwise_or: bitwise("or"),
-    np.bitwise_xor: bitwise("xor"),
-    np.left_shift: shift(True),
-    np.right_shift: shift(False),
+    np.invert: _named("not"),
+    np.bitwise_and: _named("and"),
+    np.bitwise_or: _named("or"),
+    np.bitwise_xor: _named("xor"),
+    np.left_shift: _named("shift_left"),
+    np.right_shift: _named("shift_right"),
     np.signbit: _signbit,
     np.copysign: _copysign,
     np.nextafter: _nextafter,
@@ -378,16 +269,23 @@ UFUNCS: Dict[Any, Function] = {
     np.conjugate: _number,
     np.fmod: _fmod,
     np.heaviside: _heaviside,
-    np.hypot: _hypot,
-    np.cbrt: _cbrt,
+    np.logaddexp: _in_f64(_logaddexp),
+    np.logaddexp2: _in_f64(_logaddexp2),
+    np.arcsin: _named("asin"),
+    np.arccos: _named("acos"),
+    np.arctan: _named("atan"),
+    np.arctan2: _named("atan2"),
+    np.arcsinh: _named("asinh"),
+    np.arccosh: _named("acosh"),
+    np.arctanh: _named("atanh"),
     **dict.fromkeys((np.radians, np.deg2rad), _scaled(np.pi, 180)),
     **dict.fromkeys((np.degrees, np.rad2deg), _scaled(180, np.pi)),
-    **{getattr(np, name): _in_f64(call) for name, call in _IN_F64.items()},
     **{
         getattr(np, name): _named(name)
         for name in (
             "add subtract multiply floor_divide remainder minimum maximum sign floor ceil trunc"
-            " sqrt exp log tanh equal not_equal less less_equal greater greater_equal"
+            " sqrt exp log tanh sin cos tan sinh cosh expm1 log1p log2 log10 cbrt hypot"
+            " equal not_equal less less_equal greater greater_equal"
         ).split()
     },
 }

@@ -25,19 +25,26 @@ _NUMBERS = (
     "add subtract multiply floor_divide remainder power minimum maximum fma clip negate abs sign"
     " floor ceil trunc round"
 ).split()
-_REALS = "divide sqrt exp log tanh ndtri".split()
+_REALS = (
+    "divide sqrt exp log tanh ndtri sin cos tan asin acos atan atan2 sinh cosh asinh acosh atanh"
+    " expm1 log1p log2 log10 cbrt hypot"
+).split()
 _COMPARISONS = "equal not_equal less less_equal greater greater_equal".split()
 _LOGIC = "and or xor not".split()
+_INTEGERS = "shift_left shift_right".split()
 FUNCTIONS: Dict[str, str] = {
     **dict.fromkeys(_NUMBERS, "numbers"),
     **dict.fromkeys(_REALS, "reals"),
     **dict.fromkeys(_COMPARISONS, "comparison"),
     **dict.fromkeys(_LOGIC, "logic"),
+    **dict.fromkeys(_INTEGERS, "integers"),
     "where": "select",
     "random_bits": "bits",
 }
 # Functions whose results fit the type of their arguments, even a one-byte type.
-_WITHIN = frozenset("remainder minimum maximum clip sign floor ceil trunc round where".split())
+_WITHIN = frozenset(
+    "remainder minimum maximum clip sign floor ceil trunc round where and or xor shift_right".split()
+)
 # What NumPy computes for bool arguments instead. For the other functions, NumPy rejects bool
 # arguments or widens them.
 _OF_BOOL = {"add": "or", "multiply": "and", "minimum": "and", "maximum": "or"}
@@ -155,10 +162,16 @@ def apply(name: str, *terms: Term) -> Term:
         return _node(name, arguments, result)
     if rule == "bits":
         return _node(name, [cast(term, I64) for term in arguments], I64)
-    common = BOOL if rule == "logic" else common_dtype(arguments)
+    common = common_dtype(arguments)
+    if rule in ("logic", "integers"):
+        if common.kind not in "biu":
+            raise TypeError(f"only integers and booleans have bits, not {common}")
+        if rule == "integers" and common.kind == "b":
+            common = np.dtype("i1")
+        return _node(name, [cast(term, common) for term in arguments], common)
     if rule == "comparison":
         common, result = _comparable(arguments, common), BOOL
-    elif common.kind == "b" and rule != "logic":
+    elif common.kind == "b":
         name, common = _of_bool(name, common)
         result = common
     elif rule == "reals" and common.kind in "biu":
