@@ -98,18 +98,15 @@ void Enqueue(const MatmulProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern constexpr Strategy<MatmulProblem> kMatmulDoubleBuffered = {
+extern constexpr Strategy<MatmulProblem> kMatmulDoubleBuffered = CudaMatmul({
     .name = "double_buffered",
     .summary = "the next k-tile is copied in the background (cp.async) while this one is used",
     .source = "S. Boehm's series of SGEMM kernels (2022), with cp.async and partial tiles",
-    .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32, DType::kF64),
     .min_compute_capability = 80,
-    .deterministic = true,
-    .roundoff = MatmulChainRoundoff,
     .cost = TilesCost<Small>,
     .launch = Enqueue,
     .shared = {.launch = LaunchGathered<kMatmulDoubleBuffered>},
-};
+});
 
 }  // namespace tessera

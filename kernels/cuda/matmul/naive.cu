@@ -59,19 +59,16 @@ void Enqueue(const MatmulProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern constexpr Strategy<MatmulProblem> kMatmulNaive = {
+extern constexpr Strategy<MatmulProblem> kMatmulNaive = CudaMatmul({
     .name = "naive",
     .summary = "the definition: one thread per element, operands from device memory",
     .source = "the definition, with the thread hierarchy from the notes on hardware acceleration",
-    .backend = Backend::kCuda,
     .dtypes = kMatmulDTypes,
-    .deterministic = true,
     .limits = {.block_size = kAnyBlockSize},
-    .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
     .shared = {.launch = LaunchGathered<kMatmulNaive>},
     .mixed = true,
-};
+});
 
 }  // namespace tessera

@@ -151,18 +151,15 @@ std::string Refuses(const MatmulProblem& p) { return p.k <= kMostSteps ? "" : "k
 
 }  // namespace
 
-extern constexpr Strategy<MatmulProblem> kMatmulOuterProduct = {
+extern constexpr Strategy<MatmulProblem> kMatmulOuterProduct = CudaMatmul({
     .name = "outer_product",
     .summary = "few steps along k: columns of b in registers, c written at memory speed",
     .source = "definition: a product is the sum of k outer products",
-    .backend = Backend::kCuda,
     .dtypes = kMatmulDTypes,
-    .deterministic = true,
-    .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
     .shared = {.launch = LaunchGathered<kMatmulOuterProduct>},
     .refuses = Refuses,
-};
+});
 
 }  // namespace tessera

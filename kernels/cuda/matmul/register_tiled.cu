@@ -130,19 +130,16 @@ std::string Refuses(const MatmulProblem& p) {
 
 }  // namespace
 
-extern constexpr Strategy<MatmulProblem> kMatmulRegisterTiled = {
+extern constexpr Strategy<MatmulProblem> kMatmulRegisterTiled = CudaMatmul({
     .name = "register_tiled",
     .summary = "V x V elements per thread in registers, operands from device memory",
     .source = "thread-level register tiling, from the notes on hardware acceleration",
-    .backend = Backend::kCuda,
     .dtypes = kMatmulDTypes,
-    .deterministic = true,
     .limits = {.items_per_thread = {1, 8}},
-    .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
     .shared = {.launch = LaunchGathered<kMatmulRegisterTiled>},
     .refuses = Refuses,
-};
+});
 
 }  // namespace tessera

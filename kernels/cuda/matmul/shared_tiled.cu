@@ -153,20 +153,17 @@ void Enqueue(const MatmulProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern constexpr Strategy<MatmulProblem> kMatmulSharedTiled = {
+extern constexpr Strategy<MatmulProblem> kMatmulSharedTiled = CudaMatmul({
     .name = "shared_tiled",
     .summary =
         "L x L elements per block through k-tiles in shared memory, V x V per thread in registers",
     .source =
         "shared-memory tiling with cooperative fetching, from the notes on hardware acceleration",
-    .backend = Backend::kCuda,
     .dtypes = kMatmulDTypes,
-    .deterministic = true,
-    .roundoff = MatmulChainRoundoff,
     .cost = TilesCost<Small>,
     .launch = Enqueue,
     .shared = {.launch = LaunchGathered<kMatmulSharedTiled>},
     .stacks = true,
-};
+});
 
 }  // namespace tessera

@@ -156,17 +156,14 @@ void Enqueue(const MatmulProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern constexpr Strategy<MatmulProblem> kMatmulSharedTiledVectorized = {
+extern constexpr Strategy<MatmulProblem> kMatmulSharedTiledVectorized = CudaMatmul({
     .name = "shared_tiled_vectorized",
     .summary = "tiles in shared memory, moved 16 bytes at a time",
     .source = "S. Boehm's series of SGEMM kernels (2022), extended to partial tiles",
-    .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32, DType::kF64),
-    .deterministic = true,
-    .roundoff = MatmulChainRoundoff,
     .cost = TilesCost<Small>,
     .launch = Enqueue,
     .shared = {.launch = LaunchGathered<kMatmulSharedTiledVectorized>},
-};
+});
 
 }  // namespace tessera

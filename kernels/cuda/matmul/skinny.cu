@@ -246,8 +246,7 @@ void RunLayout(const MatmulProblem& p, const Operand<typename C::T>& wide, bool 
   const auto launch = [&](auto* c) {
     using Out = std::remove_pointer_t<decltype(c)>;
     const auto kernel = MatmulSkinny<C, kAlongK, Out>;
-    CUDA_CHECK(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
+    AllowSharedBytes(kernel, C::kSharedBytes);
     kernel<<<grid, kThreads, C::kSharedBytes, stream.handle()>>>(
         wide, wide_packable, thin, thin_packs, p.k, part,
         Destination<Out>{c, wide_stride, thin_stride, wide.extent, thin.extent});
@@ -359,19 +358,17 @@ std::uint64_t ScratchOf(const MatmulProblem& p) {
 
 }  // namespace
 
-extern constexpr Strategy<MatmulProblem> kMatmulSkinny = {
+extern constexpr Strategy<MatmulProblem> kMatmulSkinny = CudaMatmul({
     .name = "skinny",
     .summary = "few rows or columns: the large operand is read once, at memory speed",
     .source = "multi-stage copies as in CUTLASS, with one operand only a few vectors wide",
-    .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32, DType::kF64, DType::kF16, DType::kBF16),
     .min_compute_capability = 80,
-    .deterministic = true,
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
     .refuses = Refuses,
     .scratch = ScratchOf,
-};
+});
 
 }  // namespace tessera

@@ -45,15 +45,10 @@ constexpr int kDepth = 64;  // steps along k per k-tile: rows of 128 bytes
 constexpr int kGroup = 16;  // tile rows per group of blocks
 constexpr std::uint32_t kCopyBlock = 256;
 
-// The tile of a block, the tile of a warp, and the number of blocks per SM.
-template <int kRows_, int kColumns_, int kWarpRows_, int kWarpColumns_, int kBlocks_>
-struct Config {
-  static constexpr int kRows = kRows_, kColumns = kColumns_;
-  static constexpr int kWarpRows = kWarpRows_, kWarpColumns = kWarpColumns_;
-  static constexpr int kBlocks = kBlocks_;
-  static constexpr int kWarpsX = kColumns / kWarpColumns;
-  static constexpr int kThreads = kWarpSize * kWarpsX * (kRows / kWarpRows);
-  static constexpr int kA = kRows * kDepth, kB = kColumns * kDepth;
+// Adds the sizes of k-tiles, in elements, and of their stages, in bytes.
+template <int... kShape>
+struct Config : WarpTiling<kShape...> {
+  static constexpr int kA = Config::kRows * kDepth, kB = Config::kColumns * kDepth;
   static constexpr int kSharedBytes = kStages * (kA + kB) * 2;
 };
 using Large = Config<128, 128, 64, 32, 2>;
@@ -191,11 +186,6 @@ Operand<T> Packed(const Operand<T>& operand, std::int64_t k, CudaStream& stream)
   return {copy, operand.extent, along_k ? packed : 1, along_k ? 1 : packed};
 }
 
-template <class C>
-std::int64_t Tiles(const MatmulProblem& p) {
-  return CeilDiv(p.m, C::kRows) * CeilDiv(p.n, C::kColumns);
-}
-
 template <class C, class T, class O>
 void Run(const MatmulProblem& p, CudaStream& stream) {
   const MatmulProblem worst = LeastAlignedProduct(p);
@@ -209,9 +199,8 @@ void Run(const MatmulProblem& p, CudaStream& stream) {
     const Operand<T> b = Packed(OperandB<T>(first), p.k, stream);
     DispatchLayouts(a.k_stride == 1, b.k_stride == 1, [&](auto a_along_k, auto b_along_k) {
       const auto kernel = MatmulTensorMma<C, T, O, a_along_k, b_along_k>;
-      const dim3 grid(static_cast<unsigned>(Tiles<C>(p)), static_cast<unsigned>(stack.products));
-      CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      C::kSharedBytes));
+      const dim3 grid(static_cast<unsigned>(TilesOf<C>(p)), static_cast<unsigned>(stack.products));
+      AllowSharedBytes(kernel, C::kSharedBytes);
       kernel<<<grid, C::kThreads, C::kSharedBytes, stream.handle()>>>(
           a, b, pairs, p.k, static_cast<O*>(first.c), stack);
       CUDA_CHECK_LAUNCH(MatmulTensorMma);
@@ -225,14 +214,9 @@ void Run(const MatmulProblem& p, CudaStream& stream) {
   }
 }
 
-// Assumes small tiles, because the actual choice depends on the device.
-Cost CostOf(const MatmulProblem& p) {
-  return MatmulCost(p, MatmulTileLoads(p, Small::kRows, Small::kColumns));
-}
-
 void Enqueue(const MatmulProblem& p, Stream& any_stream) {
   CudaStream& stream = Cuda(any_stream);
-  const bool large = Tiles<Large>(p) * p.stack >= stream.device().info().multiprocessors;
+  const bool large = TilesOf<Large>(p) * p.stack >= stream.device().info().multiprocessors;
   DispatchMatmul(p, [&](auto t, auto o) {
     using T = decltype(t);
     using O = decltype(o);
@@ -260,20 +244,18 @@ double Roundoff(const MatmulProblem& p) { return TensorRoundoff(p.k); }
 
 }  // namespace
 
-extern constexpr Strategy<MatmulProblem> kMatmulTensorMma = {
+extern constexpr Strategy<MatmulProblem> kMatmulTensorMma = CudaMatmul({
     .name = "tensor_mma",
     .summary = "16-bit operands on the tensor cores of Ampere and newer GPUs (mma.sync, ldmatrix)",
     .source = "NVIDIA PTX ISA, mma.m16n8k16 and ldmatrix; the multi-stage kernels of CUTLASS",
-    .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF16, DType::kBF16),
     .min_compute_capability = 80,
-    .deterministic = true,
     .roundoff = Roundoff,
-    .cost = CostOf,
+    .cost = TilesCost<Small>,
     .launch = Enqueue,
     .shared = {.launch = LaunchGathered<kMatmulTensorMma>},
     .scratch = ScratchOf,
     .stacks = true,
-};
+});
 
 }  // namespace tessera

@@ -586,7 +586,7 @@ std::size_t TotalsBytes(const ScanProblem& p) {
 // Allows a kernel to use that much shared memory.
 template <class Kernel>
 void Allow(Kernel* kernel, int bytes) {
-  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  AllowSharedBytes(kernel, bytes);
 }
 
 template <class F>

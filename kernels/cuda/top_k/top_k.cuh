@@ -86,8 +86,7 @@ void LaunchTopK(Kernel kernel, unsigned blocks, int threads, std::size_t shared,
                 const Arguments&... arguments) {
   constexpr std::size_t kDeclared = 1 << 10;  // at most
   if (shared + kDeclared > std::size_t{48} << 10) {
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(shared)));
+    AllowSharedBytes(kernel, shared);
   }
   kernel<<<blocks, threads, shared, stream.handle()>>>(arguments...);
   CUDA_CHECK_LAUNCH(kernel);

@@ -174,8 +174,7 @@ void LaunchMapped(const chained::Chain& chain, TreeWork work, const TreeLaunch& 
   constexpr auto kernel = FoldMapped<C, T, kSaves, Shape>;
   const std::uint32_t bytes = 2 * chained::Groups<T, Shape::kRows>::Bytes(chain);
   if (bytes > 32768) {
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(bytes)));
+    AllowSharedBytes(kernel, bytes);
   }
   kernel<<<grid, launch.block == 0 ? kTreeLanes : launch.block, bytes, stream.handle()>>>(chain,
                                                                                           work);

@@ -30,6 +30,14 @@ inline double TensorSumRoundoff(std::int64_t k) {
   return 3 * (static_cast<double>(k) + 16) * kRoundoffF32;
 }
 
+// Sets the fields that the strategies for Hopper share.
+constexpr Strategy<MatmulProblem> HopperMatmul(Strategy<MatmulProblem> strategy) {
+  strategy.min_compute_capability = 90;
+  strategy.missing = TensorMissing;
+  if (strategy.refuses == nullptr) strategy.refuses = TensorRefusal;
+  return CudaMatmul(strategy);
+}
+
 // Returns the cost of a product with tiles of `columns` columns and with operands in `parts` parts,
 // whose elements have `size` bytes. The cost includes the bytes that copies of c and of the
 // operands read and write, if there are any.

@@ -38,23 +38,18 @@ double Roundoff(const MatmulProblem& p) {
 
 }  // namespace
 
-extern constexpr Strategy<MatmulProblem> kMatmulTensorBf16 = {
+extern constexpr Strategy<MatmulProblem> kMatmulTensorBf16 = HopperMatmul({
     .name = "tensor_bf16",
     .summary = "Hopper's tensor cores on bf16; f32 operands are rounded to bf16",
     .source =
         "the warp-specialised kernels of CUTLASS 3, and public work on reaching cuBLAS on the H100 "
         "(P. Shankhdhar, 2024)",
-    .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32, DType::kBF16),
-    .min_compute_capability = 90,
-    .deterministic = true,
     .roundoff = Roundoff,
     .cost = TensorCost16,
     .launch = Enqueue,
     .shared = {.launch = LaunchProductShares<TensorWork16<BFloat16>>},
-    .missing = TensorMissing,
-    .refuses = TensorRefusal,
     .scratch = TensorScratch16,
-};
+});
 
 }  // namespace tessera

@@ -23,23 +23,18 @@ double Roundoff(const MatmulProblem& p) { return TensorSumRoundoff(p.k); }
 
 }  // namespace
 
-extern constexpr Strategy<MatmulProblem> kMatmulTensorF16 = {
+extern constexpr Strategy<MatmulProblem> kMatmulTensorF16 = HopperMatmul({
     .name = "tensor_f16",
     .summary = "Hopper's tensor cores on f16",
     .source =
         "the warp-specialised kernels of CUTLASS 3, and public work on reaching cuBLAS on the H100 "
         "(P. Shankhdhar, 2024)",
-    .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF16),
-    .min_compute_capability = 90,
-    .deterministic = true,
     .roundoff = Roundoff,
     .cost = TensorCost16,
     .launch = Enqueue,
     .shared = {.launch = LaunchProductShares<TensorWork16<Half>>},
-    .missing = TensorMissing,
-    .refuses = TensorRefusal,
     .scratch = TensorScratch16,
-};
+});
 
 }  // namespace tessera

@@ -291,23 +291,18 @@ std::uint64_t ScratchOf(const MatmulProblem& p) {
 
 }  // namespace
 
-extern constexpr Strategy<MatmulProblem> kMatmulTensorF32x3 = {
+extern constexpr Strategy<MatmulProblem> kMatmulTensorF32x3 = HopperMatmul({
     .name = "tensor_f32x3",
     .summary = "Hopper's tensor cores on f32 in three bf16 parts, as accurate as f32",
     .source =
         "G. Henry, P. T. P. Tang and A. Heinecke, Leveraging the bfloat16 artificial "
         "intelligence datatype for higher-precision computations, 2019",
-    .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32),
-    .min_compute_capability = 90,
-    .deterministic = true,
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
     .shared = {.launch = LaunchProductShares<PartsWork>},
-    .missing = TensorMissing,
-    .refuses = TensorRefusal,
     .scratch = ScratchOf,
-};
+});
 
 }  // namespace tessera

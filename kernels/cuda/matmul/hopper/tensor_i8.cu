@@ -162,22 +162,16 @@ std::uint64_t ScratchOf(const MatmulProblem& p) {
 
 }  // namespace
 
-extern constexpr Strategy<MatmulProblem> kMatmulTensorI8 = {
+extern constexpr Strategy<MatmulProblem> kMatmulTensorI8 = HopperMatmul({
     .name = "tensor_i8",
     .summary = "Hopper's tensor cores on 8-bit integers, signed or not, with exact i32 sums",
     .source = "the kernel of tensor_bf16, with the byte instructions of wgmma",
-    .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kU8, DType::kI8),
-    .min_compute_capability = 90,
-    .deterministic = true,
-    .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
     .shared = {.launch = LaunchGathered<kMatmulTensorI8>},
-    .missing = TensorMissing,
-    .refuses = TensorRefusal,
     .scratch = ScratchOf,
     .mixed = true,
-};
+});
 
 }  // namespace tessera

@@ -84,22 +84,17 @@ std::uint64_t ScratchOf(const MatmulProblem& p) {
 
 }  // namespace
 
-extern constexpr Strategy<MatmulProblem> kMatmulTensorTf32 = {
+extern constexpr Strategy<MatmulProblem> kMatmulTensorTf32 = HopperMatmul({
     .name = "tensor_tf32",
     .summary = "Hopper's tensor cores on f32 cut to 19 bits",
     .source =
         "the warp-specialised kernels of CUTLASS 3, and public work on reaching cuBLAS on the H100 "
         "(P. Shankhdhar, 2024)",
-    .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32),
-    .min_compute_capability = 90,
-    .deterministic = true,
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = TensorMissing,
-    .refuses = TensorRefusal,
     .scratch = ScratchOf,
-};
+});
 
 }  // namespace tessera

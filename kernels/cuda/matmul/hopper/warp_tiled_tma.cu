@@ -356,8 +356,7 @@ void Enqueue(const MatmulProblem& p, Stream& any_stream) {
         stream.Scratch(static_cast<std::size_t>(blocks) * Tile::kRows * Tile::kColumns * 4));
     work.written = stream.Tickets();
   }
-  CUDA_CHECK(cudaFuncSetAttribute(MatmulWarpTiledTma, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  Tile::kSharedBytes));
+  AllowSharedBytes(MatmulWarpTiledTma, Tile::kSharedBytes);
   MatmulWarpTiledTma<<<static_cast<unsigned>(blocks), Tile::kThreads, Tile::kSharedBytes,
                        stream.handle()>>>(MapOf(a, Tile::kRows), MapOf(b, Tile::kColumns), work);
   CUDA_CHECK_LAUNCH(MatmulWarpTiledTma);
@@ -377,21 +376,15 @@ std::uint64_t ScratchOf(const MatmulProblem& p) {
 
 }  // namespace
 
-extern constexpr Strategy<MatmulProblem> kMatmulWarpTiledTma = {
+extern constexpr Strategy<MatmulProblem> kMatmulWarpTiledTma = HopperMatmul({
     .name = "warp_tiled_tma",
     .summary = "8 x 16 elements per thread, fetched by TMA; tiles are divided evenly among the SMs",
     .source = "CUTLASS's SIMT kernels and Stream-K (Osama et al., 2023)",
-    .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32),
-    .min_compute_capability = 90,
-    .deterministic = true,
-    .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
     .shared = {.launch = LaunchGathered<kMatmulWarpTiledTma>},
-    .missing = TensorMissing,
-    .refuses = TensorRefusal,
     .scratch = ScratchOf,
-};
+});
 
 }  // namespace tessera

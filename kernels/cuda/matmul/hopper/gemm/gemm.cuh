@@ -225,8 +225,7 @@ void LaunchTensor(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
                                              /*row_bytes=*/128);
 
   const auto kernel = MatmulTensor<C, kMnA, kMnB>;
-  CUDA_CHECK(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
+  AllowSharedBytes(kernel, C::kSharedBytes);
   LaunchOverlapping(kernel,
                     {static_cast<unsigned>(clusters * C::kCluster), C::kThreads, C::kSharedBytes},
                     stream, a_map, b_map, c_map, work);

@@ -340,23 +340,17 @@ Cost CostOf(const MatmulProblem& p) {
 
 }  // namespace
 
-extern constexpr Strategy<MatmulProblem> kMatmulOzakiF64 = {
+extern constexpr Strategy<MatmulProblem> kMatmulOzakiF64 = HopperMatmul({
     .name = "ozaki_f64",
     .summary = "f64 in integers: 14 byte products on Hopper's tensor cores, as accurate as f64",
     .source =
         "K. Ozaki, Y. Uchino and T. Imamura, Ozaki Scheme II: A GEMM-oriented emulation of "
         "floating-point matrix multiplication using an integer modular technique, 2025",
-    .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF64),
-    .min_compute_capability = 90,
-    .deterministic = true,
-    .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
     .shared = {.launch = EnqueueShared},
-    .missing = TensorMissing,
-    .refuses = TensorRefusal,
     .scratch = ScratchOf,
-};
+});
 
 }  // namespace tessera

@@ -155,8 +155,7 @@ inline void EnqueueResidueProducts(const Residues& a, const Residues& b, std::in
   const std::int64_t clusters =
       std::min<std::int64_t>(stream.device().info().multiprocessors / C::kCluster, pieces);
   work.sharing = WholeTiles(pieces, k_tiles, clusters);
-  CUDA_CHECK(cudaFuncSetAttribute(MultiplyResidues, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  C::kSharedBytes));
+  AllowSharedBytes(MultiplyResidues, C::kSharedBytes);
   MultiplyResidues<<<static_cast<unsigned>(clusters * C::kCluster), C::kThreads, C::kSharedBytes,
                      stream.handle()>>>(map(a), map(b), work, kTable, plain, out);
   CUDA_CHECK_LAUNCH(MultiplyResidues);

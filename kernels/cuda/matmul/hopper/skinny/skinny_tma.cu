@@ -254,8 +254,7 @@ void Run(const MatmulProblem& p, const Operand<typename C::T>& wide,
   const auto prepared = Prepared<C>(thin, p.k, stream);
   const std::int64_t tiles = CeilDiv(wide.extent, C::kWide), k_tiles = CeilDiv(p.k, C::kDepth);
   const auto kernel = MatmulSkinnyTma<C, Out>;
-  CUDA_CHECK(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
+  AllowSharedBytes(kernel, C::kSharedBytes);
   const Clusters clusters =
       ChooseClusters(tiles, k_tiles, stream.device().info().multiprocessors, [&](int blocks) {
         return ClustersAtATime(kernel, C::kThreads, C::kSharedBytes, blocks, stream);
@@ -338,20 +337,16 @@ std::uint64_t ScratchOf(const MatmulProblem& p) {
 
 }  // namespace
 
-extern constexpr Strategy<MatmulProblem> kMatmulSkinnyTma = {
+extern constexpr Strategy<MatmulProblem> kMatmulSkinnyTma = HopperMatmul({
     .name = "skinny_tma",
     .summary = "skinny, with operands fetched by Hopper's TMA and tiles shared within a cluster",
     .source = "warp-specialized kernels as in CUTLASS, with one operand a few vectors wide",
-    .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32, DType::kF16, DType::kBF16),
-    .min_compute_capability = 90,
-    .deterministic = true,
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = TensorMissing,
     .refuses = Refuses,
     .scratch = ScratchOf,
-};
+});
 
 }  // namespace tessera
