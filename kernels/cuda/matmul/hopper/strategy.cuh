@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/matmul/hopper/gemm/plan.cuh"
+#include "kernels/cuda/matmul/k_tiles.cuh"
 #include "kernels/cuda/team/shares.cuh"
 
 namespace tessera {
@@ -114,15 +115,9 @@ template <class C>
 void RunPlanAnyLayout(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
                       const TensorOperand<typename C::T>& b, const TensorPlan& plan,
                       unsigned* nonfinite, CudaStream& stream, std::int64_t c_pitch) {
-  if (a.mn_major && b.mn_major) {
-    RunPlan<C, true, true>(p, a, b, plan, nonfinite, stream, c_pitch);
-  } else if (a.mn_major) {
-    RunPlan<C, true, false>(p, a, b, plan, nonfinite, stream, c_pitch);
-  } else if (b.mn_major) {
-    RunPlan<C, false, true>(p, a, b, plan, nonfinite, stream, c_pitch);
-  } else {
-    RunPlan<C, false, false>(p, a, b, plan, nonfinite, stream, c_pitch);
-  }
+  DispatchLayouts(!a.mn_major, !b.mn_major, [&](auto a_along_k, auto b_along_k) {
+    RunPlan<C, !a_along_k, !b_along_k>(p, a, b, plan, nonfinite, stream, c_pitch);
+  });
 }
 
 // Returns how many elements of its share a GPU computes at a time, with one tile of rows x columns
