@@ -67,8 +67,7 @@ __global__ void __launch_bounds__(kThreads)
   using Value = ValueOf<T>;
   constexpr int kRows = Rows(sizeof(T), kSteps);
   __shared__ __align__(16) Value a_rows[kWarps][kRows][kSteps];
-  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int warp = WarpIndex(), lane = LaneIndex();
   const int warps_across = kWarps / warps_down;
   const auto column_tiles = static_cast<unsigned>(CeilDiv(b.extent, kColumns * warps_across));
   const std::int64_t row =
@@ -111,9 +110,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Returns k rounded up to a number of steps for which a kernel exists.
-constexpr int Steps(std::int64_t k) { return k <= 1 ? 1 : k <= 2 ? 2 : k <= 4 ? 4 : kMostSteps; }
-
 template <int kSteps>
 void Run(const MatmulProblem& p, CudaStream& stream) {
   const int rows = Rows(SizeOf(p.dtype), kSteps);
@@ -129,22 +125,19 @@ void Run(const MatmulProblem& p, CudaStream& stream) {
   });
 }
 
-void Enqueue(const MatmulProblem& p, Stream& any_stream) {
-  CudaStream& stream = Cuda(any_stream);
-  switch (Steps(p.k)) {
-    case 1:
-      return Run<1>(p, stream);
-    case 2:
-      return Run<2>(p, stream);
-    case 4:
-      return Run<4>(p, stream);
-    default:
-      return Run<kMostSteps>(p, stream);
-  }
+// Calls f with k rounded up to a number of steps for which a kernel exists.
+template <class F>
+auto DispatchSteps(const MatmulProblem& p, F&& f) {
+  return DispatchAtLeast<1, 2, 4, kMostSteps>(p.k, f);
+}
+
+void Enqueue(const MatmulProblem& p, Stream& stream) {
+  DispatchSteps(p, [&](auto steps) { Run<steps>(p, Cuda(stream)); });
 }
 
 Cost CostOf(const MatmulProblem& p) {
-  return MatmulCost(p, MatmulTileLoads(p, Rows(SizeOf(p.dtype), Steps(p.k)), kColumns));
+  const int rows = DispatchSteps(p, [&](auto steps) { return Rows(SizeOf(p.dtype), steps); });
+  return MatmulCost(p, MatmulTileLoads(p, rows, kColumns));
 }
 
 std::string Refuses(const MatmulProblem& p) { return p.k <= kMostSteps ? "" : "k of at most 8"; }

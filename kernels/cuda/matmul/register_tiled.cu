@@ -108,17 +108,7 @@ void Run(const MatmulProblem& p, CudaStream& stream) {
 Cost CostOf(const MatmulProblem& p) { return MatmulCost(p, MatmulTileLoads(p, Each(p), Each(p))); }
 
 void Enqueue(const MatmulProblem& p, Stream& stream) {
-  CudaStream& cuda = Cuda(stream);
-  switch (Each(p)) {
-    case 1:
-      return Run<1>(p, cuda);
-    case 2:
-      return Run<2>(p, cuda);
-    case 4:
-      return Run<4>(p, cuda);
-    default:
-      return Run<8>(p, cuda);
-  }
+  DispatchAtLeast<1, 2, 4, 8>(Each(p), [&](auto each) { Run<each>(p, Cuda(stream)); });
 }
 
 std::string Refuses(const MatmulProblem& p) {

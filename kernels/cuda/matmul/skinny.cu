@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kThreads, C::kBlocks)
   }
 
   const int thread = static_cast<int>(threadIdx.x);
-  const int warp = thread / kWarpSize, lane = thread % kWarpSize;
+  const int warp = WarpIndex(), lane = LaneIndex();
   Acc* const cells = DynamicShared<Acc>();
   if constexpr (C::kHalves) {
     // The warps of the second half pass their sums to the warps of the first half.
@@ -172,8 +172,8 @@ __global__ void __launch_bounds__(kFinishThreads)
     MatmulSkinnyFinish(const Acc* parts, int count, std::int64_t n, O* c) {
   WaitForKernelBefore();
   __shared__ Acc sums[kFinishGroups][kWarpSize];
-  const int group = static_cast<int>(threadIdx.x) / kWarpSize;
-  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int group = WarpIndex();
+  const int lane = LaneIndex();
   const std::int64_t e = std::int64_t{blockIdx.x} * kWarpSize + lane;
   const int first = group * count / kFinishGroups, end = (group + 1) * count / kFinishGroups;
   Acc sum = 0;
@@ -272,13 +272,6 @@ void RunNarrow(const MatmulProblem& p, const Operand<T>& wide, const Operand<T>&
   });
 }
 
-template <class T, class O, int kMost>
-void RunNarrowPacks(const MatmulProblem& p, bool packs, const Operand<T>& wide,
-                    const Operand<T>& thin, CudaStream& stream) {
-  if (packs) return RunNarrow<T, O, kMost, true>(p, wide, thin, stream);
-  RunNarrow<T, O, kMost, false>(p, wide, thin, stream);
-}
-
 template <class T, class O, int kVectors>
 void Run(const MatmulProblem& p, CudaStream& stream) {
   using C = Config<T, kVectors>;
@@ -290,12 +283,14 @@ void Run(const MatmulProblem& p, CudaStream& stream) {
   const bool thin_packs = thin.k_stride == 1 &&
                           IsPackable<T>(thin.data, thin.extent == 1 ? Pack<T>::kSize : thin.stride);
   const bool wide_packable = a_is_wide ? packable.a : packable.b;
-  // For so few vectors, RunTypes never chooses a larger kVectors.
+  // For so few vectors, Enqueue never chooses a larger kVectors.
   if constexpr (kVectors <= (sizeof(T) == 2 ? 8 : kMostNarrow)) {
     if (wide.extent <= kMostNarrow && p.k >= kLeastNarrowK) {
       const bool packs = wide.k_stride == 1 && wide_packable && thin_packs;
-      if (wide.extent <= 2) return RunNarrowPacks<T, O, 2>(p, packs, wide, thin, stream);
-      return RunNarrowPacks<T, O, 4>(p, packs, wide, thin, stream);
+      return DispatchAtLeast<2, kMostNarrow>(wide.extent, [&](auto most) {
+        packs ? RunNarrow<T, O, most, true>(p, wide, thin, stream)
+              : RunNarrow<T, O, most, false>(p, wide, thin, stream);
+      });
     }
   }
   if (wide.k_stride == 1) {
@@ -305,24 +300,17 @@ void Run(const MatmulProblem& p, CudaStream& stream) {
   }
 }
 
-template <class T, class O>
-void RunTypes(const MatmulProblem& p, CudaStream& stream) {
-  const std::int64_t vectors = std::min(p.m, p.n);
-  if constexpr (sizeof(T) != 2) {
-    if (vectors <= 1) return Run<T, O, 1>(p, stream);
-    if (vectors <= 2) return Run<T, O, 2>(p, stream);
-    if (vectors <= 4) return Run<T, O, 4>(p, stream);
-  }
-  if (vectors <= 8) return Run<T, O, 8>(p, stream);
-  if (vectors <= 16) return Run<T, O, 16>(p, stream);
-  return Run<T, O, 32>(p, stream);
-}
-
 void Enqueue(const MatmulProblem& p, Stream& any_stream) {
   CudaStream& stream = Cuda(any_stream);
+  const std::int64_t vectors = std::min(p.m, p.n);
   DispatchMatmul(p, [&](auto t, auto o) {
     using T = decltype(t);
-    if constexpr (!std::is_integral_v<T>) RunTypes<T, decltype(o)>(p, stream);
+    const auto run = [&](auto most) { Run<T, decltype(o), most>(p, stream); };
+    if constexpr (sizeof(T) == 2) {
+      DispatchAtLeast<8, 16, 32>(vectors, run);
+    } else if constexpr (!std::is_integral_v<T>) {
+      DispatchAtLeast<1, 2, 4, 8, 16, 32>(vectors, run);
+    }
   });
 }
 

@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(TmaRing<C, kAAlongK, kBAlongK>::kThreads, 1)
     return GroupedTile<kGroup>(tile, row_tiles, column_tiles);
   };
   // The shuffle tells the compiler that the value is the same in all lanes of a warp.
-  const int warp = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarpSize, 0);
+  const int warp = __shfl_sync(kFullMask, WarpIndex(), 0);
   if (warp >= C::kWarps) {
     GiveRegistersBack<24>();
     if (threadIdx.x % kWarpSize == 0) {

@@ -58,7 +58,7 @@ using Small = Config<64, 64, 32, 32, 4>;  // for matrices with few tiles
 // matrices at [i, l], [i + 8, l], [i, l + 8] and [i + 8, l + 8].
 template <class S, class T>
 __device__ void LoadTile(const T* k_tile, int i, int l, unsigned (&tile)[4]) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int lane = LaneIndex();
   if constexpr (S::kAlongK) {
     LoadMatrices<false>(k_tile + S::At(i + lane % 16, l / 8 + lane / 16), tile);
   } else {
@@ -95,8 +95,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   const TilePlace place = GroupedTile<kGroup>(blockIdx.x, (a.extent + C::kRows - 1) / C::kRows,
                                               (b.extent + C::kColumns - 1) / C::kColumns);
   const std::int64_t row = place.row * C::kRows, column = place.column * C::kColumns;
-  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int warp = WarpIndex(), lane = LaneIndex();
   const int y = warp / C::kWarpsX * C::kWarpRows, x = warp % C::kWarpsX * C::kWarpColumns;
 
   KTileLoader<T, KTileA, C::kThreads> a_stream(a, row, 0);

@@ -88,8 +88,7 @@ class TransposingLoader {
   static constexpr int kPitch = kTile + 4;
 
   __device__ TransposingLoader(const Operand<float>& operand, std::int64_t first) {
-    const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    const int warp = WarpIndex(), lane = LaneIndex();
     const int i = warp / 2 * 4 + lane / 8;
     l_ = warp % 2 * 8 + lane % 8;
     cell_ = l_ * kPitch + i;
@@ -201,8 +200,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   const std::int64_t row = place.row * C::kRows, column = place.column * C::kColumns;
 
   // The thread's first element in the tile.
-  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int warp = WarpIndex(), lane = LaneIndex();
   const int y = warp / C::kWarpsX * C::kWarpRows + lane / kLanesX * kWidth;
   const int x = warp % C::kWarpsX * C::kWarpColumns + lane % kLanesX * kWidth;
 

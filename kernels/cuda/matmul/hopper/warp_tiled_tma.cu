@@ -287,7 +287,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
                                 Tile::kAlignment * Tile::kAlignment;
   const Pipeline pipeline(k_tiles, SharedAddress(barriers));
   // The shuffle tells the compiler that the value is the same in all lanes of a warp.
-  const int warp = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarpSize, 0);
+  const int warp = __shfl_sync(kFullMask, WarpIndex(), 0);
   if (threadIdx.x == 0) pipeline.Init();
   __syncthreads();  // the barriers are initialized
   if (warp >= Tile::kConsumers) {
@@ -295,7 +295,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     if (threadIdx.x == Tile::kMultiplying) Fetch(a_map, b_map, work, pipeline);
   } else {
     TakeRegisters<232>();
-    Multiply(work, warp, static_cast<int>(threadIdx.x) % kWarpSize, pipeline);
+    Multiply(work, warp, LaneIndex(), pipeline);
   }
 }
 

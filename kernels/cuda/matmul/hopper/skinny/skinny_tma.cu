@@ -295,8 +295,7 @@ void RunLayout(const MatmulProblem& p, const StoredMatrix& wide, const StoredMat
     if (IsReadable<Across>(thin)) return Run<Across, Out>(p, wide, thin, stream);
     Run<Tile<T, vectors(), kAlongK>, Out>(p, wide, thin, stream);
   };
-  if (most <= 16) return run_many(std::integral_constant<int, 16>{});
-  run_many(std::integral_constant<int, 32>{});
+  DispatchAtLeast<16, 32>(most, run_many);
 }
 
 void Enqueue(const MatmulProblem& p, Stream& any_stream) {
