@@ -8,11 +8,8 @@
 // Cost for 1024 x 1024 x 1024, f32: 2^31 flops; 2^31 loads (8 GiB) for operands of 8 MiB; no
 // barriers; a chain of 1024 multiply-adds.
 //
-// Correct for any m, n and k: threads beyond the last element do nothing, threads of a grid of the
-// maximum size continue with further elements, and k = 0 stores zeros. Any block size works, since
-// threads do not synchronize. Also correct for any pitch, transpose and alignment: an operand is a
-// pointer and two strides, and loads are scalar. Each element of c is one chain of k fused
-// multiply-adds, in f32 for 16-bit operands; integers wrap.
+// Any block size works, since threads do not synchronize. Threads of a grid of the maximum size
+// continue with further elements.
 //
 // Lesson: kernels/lessons/product_1_naive.cu
 #include "kernels/cuda/common/primitives.cuh"

@@ -26,11 +26,6 @@
 // Cost for 4096 x 4096 x 1, f32: 2^25 flops and 64 MiB written, 19.8 us on an H200 (cuBLAS takes
 // 30.9 us); 2048 blocks without barriers. The variants that were tried are in docs/notebook.md.
 //
-// Correct for any m and n, and k up to 8: steps beyond k are products of zeros, and results beyond
-// the edges are not stored. Also correct for any pitch, transpose and alignment, since elements are
-// loaded and stored one by one. Each element of c is one chain of fused multiply-adds, in the same
-// order as in `naive`, in f32 for 16-bit operands; integers wrap.
-//
 // Lesson: kernels/lessons/product_1_naive.cu
 #include <cstdint>
 #include <string>

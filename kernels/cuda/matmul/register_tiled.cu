@@ -23,10 +23,8 @@
 // Cost for 1024 x 1024 x 1024, f32, V = 4: 2^31 flops; 2^29 loads (2 GiB), most of them served by
 // the caches; no barriers; a chain of 1024 multiply-adds.
 //
-// Correct for any m, n and k: for rows and columns beyond an edge, threads load the last one that
-// exists and store nothing, so the loop needs no conditions; k = 0 stores zeros. Blocks of a grid
-// of the maximum size continue with further tiles. Also correct for any pitch, transpose and
-// alignment: an operand is a pointer and two strides, and loads are scalar.
+// For rows and columns beyond an edge, threads load the last one that exists and store nothing, so
+// the loop needs no conditions. Blocks of a grid of the maximum size continue with further tiles.
 //
 // Lesson: kernels/lessons/product_3_registers.cu
 #include <algorithm>

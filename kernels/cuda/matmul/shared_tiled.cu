@@ -26,12 +26,6 @@
 // Cost for 1024 x 1024 x 1024, f32: 2^31 flops, 128 MiB of loads; 256 tiles of 64 x 64, 64 k-tiles,
 // 128 barriers per block; a chain of 1024 multiply-adds.
 //
-// Correct for any m, n and k: elements beyond an edge are fetched as 0 in both operands, so they
-// add 0 * 0, and results beyond an edge are not stored. Also correct for any pitch, transpose and
-// alignment: threads fetch along whichever dimension is contiguous, one element at a time. 16-bit
-// elements are converted to f32 before they are stored in shared memory. Each element of c is one
-// chain of k fused multiply-adds, in the same order as in `naive`.
-//
 // Lessons: kernels/lessons/product_2_tiles.cu, kernels/lessons/product_3_registers.cu
 #include <cstdint>
 

@@ -33,10 +33,7 @@
 // Cost for 8192 x 1 x 8192, f32: 2^27 flops, 256 MiB read once, 58 us at 4.6 TB/s; 64 tiles, k in
 // two parts. For about 20 vectors or more, the f32 multiply-adds take as long as the reads.
 //
-// Correct for any m, n and k if m or n is at most 32: copies beyond the edges and beyond a part of
-// k write zeros, which add 0 * 0, and results beyond the edges are not stored. Also correct for any
-// pitch and alignment: where vectors are not aligned, elements are copied one by one. The shape and
-// the device determine the order in which the sums of an element are added.
+// The shape and the device determine the order in which the sums of an element are added.
 //
 // Lesson: kernels/lessons/product_4_double_buffer.cu
 #include <algorithm>

@@ -18,11 +18,6 @@
 //
 // Cost for 4096 products of 16 x 16 by 16 x 16, f32: 12 MiB moved, 2^25 flops, one launch.
 //
-// Correct for any k and stack, for m and n with at most 256 tiles of 4 x 4, and for all strides:
-// steps beyond k are filled with zeros in both operands, and results beyond an edge are computed
-// but not stored. Each element is one chain of k fused multiply-adds, as in `naive`, so both have
-// the same bits.
-//
 // Lesson: kernels/lessons/product_3_registers.cu
 #include <algorithm>
 #include <cstdint>

@@ -34,10 +34,7 @@
 // steps; a chain of 1024 multiply-adds. For 4096 x 4096 x 4096: 1024 tiles of 128 x 128, nearly
 // eight for each of 132 SMs; 2^37 flops, 2.05 ms at 67 TFLOP/s.
 //
-// Correct for any m, n and k: copies beyond the edges write zeros, which add 0 * 0, and results
-// beyond the edges are not stored. Also correct for any pitch and alignment: where vectors are not
-// aligned, elements are copied one by one. Each sum has k terms, which are added in some order with
-// one rounding per addition.
+// Each sum has k terms, which are added in some order with one rounding per addition.
 //
 // Lesson: kernels/lessons/product_5_tensor_cores.cu
 #include <algorithm>

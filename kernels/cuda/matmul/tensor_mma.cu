@@ -24,9 +24,7 @@
 // Cost for 1024 x 1024 x 1024, bf16: 2^31 flops, 64 MiB of loads; 256 tiles of 64 x 64, 16 k-tiles
 // of 64 steps, 16 barriers per block; a chain of 64 tensor core instructions.
 //
-// Correct for any m, n and k: vectors that are only partly inside an operand are padded with zeros,
-// which add 0 * 0, and results beyond the edges are not stored. On Hopper, `tensor_bf16` and
-// `tensor_f16` are faster, because they use Hopper's own instructions.
+// On Hopper, `tensor_bf16` and `tensor_f16` are faster, because they use Hopper's own instructions.
 //
 // Lesson: kernels/lessons/product_5_tensor_cores.cu
 #include <cstdint>

@@ -1,5 +1,13 @@
 // Code that the Matmul strategies on the GPU share: operands without transposes, 16-byte vectors, a
 // thread's share of a tile, and copies of k-tiles in the background.
+//
+// The following holds for every strategy of Matmul, unless its file says otherwise, and is not
+// repeated there. The strategy is correct for any m, n and k: elements beyond an edge of an operand
+// are fetched as zeros, which add 0 * 0, and results beyond the edges of c are not stored. It is
+// correct for any transpose, pitch and alignment: where 16-byte vectors are not aligned, elements
+// are loaded, copied or stored one by one. Strategies without tensor cores compute each element of
+// c as one chain of k fused multiply-adds, in the same order as `naive`, in f32 for 16-bit operands;
+// integers wrap.
 #pragma once
 
 #include <algorithm>
@@ -326,7 +334,6 @@ constexpr Strategy<MatmulProblem> CudaMatmul(Strategy<MatmulProblem> strategy) {
   if (strategy.roundoff == nullptr) strategy.roundoff = MatmulChainRoundoff;
   return strategy;
 }
-
 
 // A block computes kTile x kTile elements of c in k-tiles of kDepth steps, and a thread kEach x
 // kEach of them (the L, S and V of `shared_tiled`).

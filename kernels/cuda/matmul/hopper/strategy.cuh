@@ -23,14 +23,6 @@ inline std::string TensorRefusal(const MatmulProblem& p) {
   return std::max({p.m, p.n, p.k}) <= most ? "" : "extents of at most " + std::to_string(most);
 }
 
-// The tensor cores sum the products of one instruction by aligning them and the running sum to the
-// largest term and truncating the lower bits (Fasi, Higham, Mikaitis and Pranesh, "Numerical
-// behavior of NVIDIA tensor cores", 2021). There are up to 17 terms for 16 products, or 9 for 8.
-// Each term, and the result, adds an error of up to 2 u times the largest term.
-inline double TensorSumRoundoff(std::int64_t k) {
-  return 3 * (static_cast<double>(k) + 16) * kRoundoffF32;
-}
-
 // Sets the fields that the strategies for Hopper share.
 constexpr Strategy<MatmulProblem> HopperMatmul(Strategy<MatmulProblem> strategy) {
   strategy.min_compute_capability = 90;

@@ -20,8 +20,7 @@
 // for cuBLAS and for the best algorithm that cublasLt proposes, which also take 177 us in the same
 // run. Cost for 1024 x 1024 x 1024: 128 tiles of 64 x 128 and 48 MiB of loads.
 //
-// Correct for any m, n and k, and for all transposes, pitches and alignments: see gemm.cuh. NaN and
-// infinities follow IEEE arithmetic, and subnormal numbers are not flushed to zero.
+// NaN and infinities follow IEEE arithmetic, and subnormal numbers are not flushed to zero.
 //
 // Lesson: kernels/lessons/hopper_product.cu
 #include "kernels/cuda/matmul/hopper/tensor_16bit.cuh"
@@ -33,7 +32,7 @@ void Enqueue(const MatmulProblem& p, Stream& stream) { MatmulTensor16<BFloat16>(
 
 double Roundoff(const MatmulProblem& p) {
   const double u = p.dtype == DType::kF32 ? UnitRoundoff(DType::kBF16) : 0;
-  return Then(Then(u, u), TensorSumRoundoff(p.k));
+  return Then(Then(u, u), TensorRoundoff(p.k));
 }
 
 }  // namespace

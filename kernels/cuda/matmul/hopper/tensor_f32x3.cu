@@ -51,9 +51,6 @@
 // Including them, the product takes less than half of cuBLAS's time in f32 (docs/measured). In the
 // worst case, in which no element of c is finite at first, it takes 1.7 times as long as cuBLAS.
 //
-// Correct for any m, n and k, and for all transposes, pitches and alignments: the copies have
-// aligned rows even if the operands do not, and bf16 may have either layout.
-//
 // Lesson: kernels/lessons/hopper_product.cu
 #include "kernels/cuda/matmul/hopper/strategy.cuh"
 

@@ -15,8 +15,6 @@
 // tera-operations per second, and 0.75 GiB of loads in tiles of 128 x 256, nearly all from the L2.
 // The copy of b reads and writes 16 MiB each.
 //
-// Correct for any m, n and k, and for all transposes, pitches and alignments: see gemm.cuh.
-//
 // Lesson: kernels/lessons/hopper_product.cu
 #include <cstdint>
 

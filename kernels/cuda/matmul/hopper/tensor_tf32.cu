@@ -21,9 +21,8 @@
 // chosen (48 MiB in tiles of 128 x 256). Cost for 4096 x 4096 x 4096: 2^37 flops and 3 GiB of
 // loads, most of them from the L2.
 //
-// Correct for any m, n and k, and for all transposes, pitches and alignments: see gemm.cuh. NaN and
-// infinities follow IEEE arithmetic, with one exception: a NaN counts as an infinity if all of its
-// set fraction bits are among the 13 that are cut off. No arithmetic produces such a NaN.
+// NaN and infinities follow IEEE arithmetic, with one exception: a NaN counts as an infinity if all
+// of its set fraction bits are among the 13 that are cut off. No arithmetic produces such a NaN.
 //
 // Lesson: kernels/lessons/hopper_product.cu
 #include "kernels/cuda/matmul/hopper/strategy.cuh"
@@ -59,7 +58,7 @@ void Enqueue(const MatmulProblem& p, Stream& any_stream) {
 
 // Cutting off 13 bits costs up to 2^-10 of an element, twice as much as rounding to nearest.
 double Roundoff(const MatmulProblem& p) {
-  return Then(Then(0x1p-10, 0x1p-10), TensorSumRoundoff(p.k));
+  return Then(Then(0x1p-10, 0x1p-10), TensorRoundoff(p.k));
 }
 
 Cost CostOf(const MatmulProblem& p) {

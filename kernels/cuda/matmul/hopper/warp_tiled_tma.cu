@@ -45,11 +45,6 @@
 // the L2, and 128 MiB for the copy of an operand that needs one. Products that do not fill the chip
 // with such tiles, or that are too narrow to be worth a copy, go to `warp_tiled`.
 //
-// Correct for any m, n and k: TMA reads zeros outside a matrix, and results beyond the edges are
-// not stored. Also correct for any pitch and alignment: where these are not multiples of 16 bytes,
-// which TMA requires, the operand is copied. Products are computed in full f32: each element of c
-// is one chain of k fused multiply-adds, in the same order as in `naive`.
-//
 // Lesson: kernels/lessons/hopper_product.cu
 #include "kernels/cuda/matmul/hopper/gemm/stream_k.h"
 #include "kernels/cuda/matmul/hopper/strategy.cuh"

@@ -69,8 +69,6 @@
 // 0.47 GB of residues. The residues of the results, 0.23 GB, are written and read back, and the
 // results take 0.13 GB. The scratch memory is 0.7 GB, or 5.6 GB for side 16384.
 //
-// Correct for any m, n and k, and for all transposes, pitches and alignments.
-//
 // Lesson: kernels/lessons/hopper_product.cu
 #include <algorithm>
 #include <cstddef>
@@ -343,9 +341,8 @@ Cost CostOf(const MatmulProblem& p) {
 extern constexpr Strategy<MatmulProblem> kMatmulOzakiF64 = HopperMatmul({
     .name = "ozaki_f64",
     .summary = "f64 in integers: 14 byte products on Hopper's tensor cores, as accurate as f64",
-    .source =
-        "K. Ozaki, Y. Uchino and T. Imamura, Ozaki Scheme II: A GEMM-oriented emulation of "
-        "floating-point matrix multiplication using an integer modular technique, 2025",
+    .source = "K. Ozaki, Y. Uchino and T. Imamura, Ozaki Scheme II: A GEMM-oriented emulation of "
+              "floating-point matrix multiplication using an integer modular technique, 2025",
     .dtypes = DTypesOf(DType::kF64),
     .cost = CostOf,
     .launch = Enqueue,
