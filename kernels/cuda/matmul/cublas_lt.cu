@@ -20,6 +20,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include "kernels/cuda/matmul/cublas.h"
@@ -180,25 +182,13 @@ class Plan {
   bool found_ = false;
 };
 
-// Everything that a plan depends on.
-using Key = std::array<std::int64_t, 14>;
-
-Key KeyOf(const MatmulProblem& p, bool tf32, const CudaStream& stream) {
-  return {stream.device().ordinal(),
-          static_cast<std::int64_t>(p.dtype),
-          static_cast<std::int64_t>(p.out_dtype),
-          p.m,
-          p.n,
-          p.k,
-          p.lda,
-          p.ldb,
-          p.transpose_a,
-          p.transpose_b,
-          AlignmentOf(p.a),
-          AlignmentOf(p.b),
-          AlignmentOf(p.c),
-          tf32};
+// Returns everything that a plan depends on.
+auto KeyOf(const MatmulProblem& p, bool tf32, const CudaStream& stream) {
+  return std::tuple(stream.device().ordinal(), p.dtype, p.out_dtype, p.m, p.n, p.k, p.lda, p.ldb,
+                    p.transpose_a, p.transpose_b, AlignmentOf(p.a), AlignmentOf(p.b),
+                    AlignmentOf(p.c), tf32);
 }
+using Key = std::invoke_result_t<decltype(KeyOf), const MatmulProblem&, bool, const CudaStream&>;
 
 // Plans by key. If there are kMostPlans plans, all of them are removed before another plan is
 // added. Thread safe.

@@ -4,10 +4,8 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/common/primitives.cuh"
 #include "kernels/cuda/matmul/hopper/ptx/ptx.cuh"
 #include "kernels/cuda/matmul/k_tiles.cuh"
-#include "kernels/cuda/runtime/cuda.h"
 
 namespace tessera::f64 {
 

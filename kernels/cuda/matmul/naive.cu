@@ -12,9 +12,7 @@
 // continue with further elements.
 //
 // Lesson: kernels/lessons/product_1_naive.cu
-#include "kernels/cuda/common/primitives.cuh"
 #include "kernels/cuda/matmul/tiles.cuh"
-#include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/team/shares.h"
 
 namespace tessera {

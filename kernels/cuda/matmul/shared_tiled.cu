@@ -29,9 +29,7 @@
 // Lessons: kernels/lessons/product_2_tiles.cu, kernels/lessons/product_3_registers.cu
 #include <cstdint>
 
-#include "kernels/cuda/common/primitives.cuh"
 #include "kernels/cuda/matmul/tiles.cuh"
-#include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/team/shares.h"
 
 namespace tessera {

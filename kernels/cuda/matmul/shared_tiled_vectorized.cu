@@ -30,9 +30,7 @@
 // Lesson: kernels/lessons/product_3_registers.cu
 #include <cstdint>
 
-#include "kernels/cuda/common/primitives.cuh"
 #include "kernels/cuda/matmul/tiles.cuh"
-#include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/team/shares.h"
 
 namespace tessera {

@@ -42,10 +42,8 @@
 #include <string>
 #include <type_traits>
 
-#include "kernels/cuda/common/primitives.cuh"
 #include "kernels/cuda/matmul/skinny_narrow.cuh"
 #include "kernels/cuda/matmul/skinny_sums.cuh"
-#include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/runtime/overlap.cuh"
 
 namespace tessera {

@@ -18,7 +18,6 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/common/primitives.cuh"
 #include "kernels/cuda/matmul/skinny.cuh"
 
 namespace tessera::skinny {

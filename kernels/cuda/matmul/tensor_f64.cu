@@ -44,7 +44,6 @@
 #include "kernels/cuda/matmul/f64_product.h"
 #include "kernels/cuda/matmul/f64_tile.cuh"
 #include "kernels/cuda/matmul/hopper/ptx/tensor_map.cuh"
-#include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/team/shares.cuh"
 
 namespace tessera {

@@ -27,30 +27,6 @@
 namespace tessera {
 namespace {
 
-// Launches the kernel, with shared memory for the tree.
-template <class F>
-void LaunchStrides(const Grid& grid, auto terms, std::int64_t n, auto end, cudaStream_t on) {
-  FoldWithStride<F>
-      <<<grid.blocks, grid.block_size, grid.block_size * sizeof(typename F::Wide), on>>>(terms, n,
-                                                                                         end);
-}
-
-// --- grid_stride ---
-
-LessonShape GridStrideShape(const ReduceProblem& p) {
-  const Grid grid = MakeFixedGrid(p.n, p.launch, 256, kFixedGrid);
-  return WithChains(grid.per_thread, {.grid = grid,
-                                      .wide_steps = CeilLog2(grid.block_size) + grid.blocks,
-                                      .extra_bytes = grid.blocks * WideBytes(p)});
-}
-
-void GridStride(const ReduceProblem& p, Stream& stream) {
-  const Grid grid = GridStrideShape(p).grid;
-  IntoHost(p, grid.blocks, stream, [&]<class F>(auto terms, auto* values, cudaStream_t on) {
-    LaunchStrides<F>(grid, terms, p.n, ToValues<F>{values}, on);
-  });
-}
-
 // --- two_pass ---
 
 LessonShape TwoPassShape(const ReduceProblem& p) {
@@ -101,7 +77,7 @@ void Unrolled(const ReduceProblem& p, Stream& stream) {
 }  // namespace
 
 extern constexpr Strategy<ReduceProblem> kReduceGridStride =
-    Lesson<GridStrideShape, GridStride, ReduceProblem>({
+    Lesson<StridesIntoHostShape<ReduceProblem>, StridesIntoHost<ReduceProblem>, ReduceProblem>({
         .name = "grid_stride",
         .summary = "grid-stride loops over the input, a tree per block, the host folds the values",
         .source = "reduction with striding from the HIP training examples",

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <type_traits>
 
 #include "kernels/cuda/matmul/hopper/gemm/plan.cuh"
@@ -22,6 +23,10 @@ inline std::string TensorRefusal(const MatmulProblem& p) {
   constexpr std::int64_t most = (std::int64_t{1} << 31) - 1024;
   return std::max({p.m, p.n, p.k}) <= most ? "" : "extents of at most " + std::to_string(most);
 }
+
+inline constexpr std::string_view kTensorSource =
+    "the warp-specialised kernels of CUTLASS 3, and public work on reaching cuBLAS on the H100 "
+    "(P. Shankhdhar, 2024)";
 
 // Sets the fields that the strategies for Hopper share.
 constexpr Strategy<MatmulProblem> HopperMatmul(Strategy<MatmulProblem> strategy) {

@@ -71,4 +71,15 @@ class TensorWork16 {
   const TensorOperand<T> a_;
 };
 
+// Sets the fields that the two strategies share.
+template <class T>
+constexpr Strategy<MatmulProblem> Tensor16(Strategy<MatmulProblem> strategy) {
+  strategy.source = kTensorSource;
+  strategy.cost = TensorCost16;
+  strategy.launch = MatmulTensor16<T>;
+  strategy.shared = {.launch = LaunchProductShares<TensorWork16<T>>};
+  strategy.scratch = TensorScratch16;
+  return HopperMatmul(strategy);
+}
+
 }  // namespace tessera

@@ -28,8 +28,6 @@
 namespace tessera {
 namespace {
 
-void Enqueue(const MatmulProblem& p, Stream& stream) { MatmulTensor16<BFloat16>(p, stream); }
-
 double Roundoff(const MatmulProblem& p) {
   const double u = p.dtype == DType::kF32 ? UnitRoundoff(DType::kBF16) : 0;
   return Then(Then(u, u), TensorRoundoff(p.k));
@@ -37,18 +35,11 @@ double Roundoff(const MatmulProblem& p) {
 
 }  // namespace
 
-extern constexpr Strategy<MatmulProblem> kMatmulTensorBf16 = HopperMatmul({
+extern constexpr Strategy<MatmulProblem> kMatmulTensorBf16 = Tensor16<BFloat16>({
     .name = "tensor_bf16",
     .summary = "Hopper's tensor cores on bf16; f32 operands are rounded to bf16",
-    .source =
-        "the warp-specialised kernels of CUTLASS 3, and public work on reaching cuBLAS on the H100 "
-        "(P. Shankhdhar, 2024)",
     .dtypes = DTypesOf(DType::kF32, DType::kBF16),
     .roundoff = Roundoff,
-    .cost = TensorCost16,
-    .launch = Enqueue,
-    .shared = {.launch = LaunchProductShares<TensorWork16<BFloat16>>},
-    .scratch = TensorScratch16,
 });
 
 }  // namespace tessera

@@ -16,24 +16,15 @@
 namespace tessera {
 namespace {
 
-void Enqueue(const MatmulProblem& p, Stream& stream) { MatmulTensor16<Half>(p, stream); }
-
 double Roundoff(const MatmulProblem& p) { return TensorRoundoff(p.k); }
 
 }  // namespace
 
-extern constexpr Strategy<MatmulProblem> kMatmulTensorF16 = HopperMatmul({
+extern constexpr Strategy<MatmulProblem> kMatmulTensorF16 = Tensor16<Half>({
     .name = "tensor_f16",
     .summary = "Hopper's tensor cores on f16",
-    .source =
-        "the warp-specialised kernels of CUTLASS 3, and public work on reaching cuBLAS on the H100 "
-        "(P. Shankhdhar, 2024)",
     .dtypes = DTypesOf(DType::kF16),
     .roundoff = Roundoff,
-    .cost = TensorCost16,
-    .launch = Enqueue,
-    .shared = {.launch = LaunchProductShares<TensorWork16<Half>>},
-    .scratch = TensorScratch16,
 });
 
 }  // namespace tessera

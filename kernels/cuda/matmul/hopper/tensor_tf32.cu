@@ -79,9 +79,7 @@ std::uint64_t ScratchOf(const MatmulProblem& p) {
 extern constexpr Strategy<MatmulProblem> kMatmulTensorTf32 = HopperMatmul({
     .name = "tensor_tf32",
     .summary = "Hopper's tensor cores on f32 cut to 19 bits",
-    .source =
-        "the warp-specialised kernels of CUTLASS 3, and public work on reaching cuBLAS on the H100 "
-        "(P. Shankhdhar, 2024)",
+    .source = kTensorSource,
     .dtypes = DTypesOf(DType::kF32),
     .roundoff = Roundoff,
     .cost = CostOf,

@@ -8,11 +8,9 @@
 #include <string_view>
 #include <type_traits>
 
-#include "kernels/cuda/common/primitives.cuh"
 #include "kernels/cuda/matmul/hopper/ptx/ptx.cuh"
 #include "kernels/cuda/matmul/hopper/ptx/tensor_map.cuh"
 #include "kernels/cuda/matmul/tiles.cuh"
-#include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/runtime/overlap.cuh"
 #include "kernels/problem/matmul.h"
 #include "kernels/same_bits/convert.h"
