@@ -13,6 +13,7 @@
 #include "kernels/cuda/common/ladder.cuh"
 
 namespace tessera {
+
 extern constexpr Strategy<DotProblem> kDotBlockPartials =
     Lesson<StridesIntoHostShape<DotProblem>, StridesIntoHost<DotProblem>, DotProblem>({
         .name = "block_partials",

@@ -189,12 +189,11 @@ void LaunchMappedAs(const chained::Chain& chain, const ReduceProblem& p, const T
                 : LaunchMapped<C, T, false>(chain, work, launch, on);
     return true;
   };
-  if (!shares.empty())
-    return LaunchTreeShares<C>(p.op, launch, p.result, shares, stream, launch_work);
-  const std::int64_t chunks = launch.tree.chunks;
-  launch_work({launch.tree, p.op, IsMirrored(p.op), chunks > 1 ? stream.mailbox() : Mailbox{},
-               p.result, 0, chunks, /*last_ticket=*/0},
-              stream);
+  if (shares.empty()) {
+    LaunchTreeAlone(p.op, launch, p.result, stream, launch_work);
+  } else {
+    LaunchTreeShares<C>(p.op, launch, p.result, shares, stream, launch_work);
+  }
 }
 
 // Whether there is a kernel for the operation on values that are folded as T.
