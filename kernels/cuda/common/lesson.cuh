@@ -260,6 +260,16 @@ void IntoSecondKernel(const ReduceProblem& p, std::int64_t blocks, Stream& strea
   });
 }
 
+// Returns the shape of a lesson that ends with a second kernel. `first` and `second` are the steps
+// that the two kernels take after their chains. `twice`: whether the second kernel runs, for which
+// the values of the blocks are written and read.
+inline LessonShape SecondKernelShape(const ReduceProblem& p, const Grid& grid, std::int64_t first,
+                                     std::int64_t second, bool twice) {
+  return WithChains(grid.per_thread, {.grid = grid,
+                                      .wide_steps = first + (twice ? second : 0),
+                                      .extra_bytes = twice ? 2 * grid.blocks * WideBytes(p) : 0});
+}
+
 // --- One launch per level ---
 
 // Returns the number of blocks of a level over n values. It is at least one, because a block must

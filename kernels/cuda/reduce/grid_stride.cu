@@ -31,11 +31,8 @@ namespace {
 
 LessonShape TwoPassShape(const ReduceProblem& p) {
   const Grid grid = MakeFixedGrid(p.n, p.launch, 256, kFixedGrid);
-  const bool twice = grid.blocks > 1;
-  const std::int64_t second = twice ? WideChainSteps(1) + CeilLog2(grid.blocks) : 0;
-  return WithChains(grid.per_thread, {.grid = grid,
-                                      .wide_steps = CeilLog2(grid.block_size) + second,
-                                      .extra_bytes = twice ? 2 * grid.blocks * WideBytes(p) : 0});
+  return SecondKernelShape(p, grid, CeilLog2(grid.block_size),
+                           WideChainSteps(1) + CeilLog2(grid.blocks), /*twice=*/grid.blocks > 1);
 }
 
 void TwoPass(const ReduceProblem& p, Stream& stream) {
@@ -57,9 +54,7 @@ LessonShape UnrolledShape(const ReduceProblem& p) {
   const Grid grid = MakeGrid(p.n, p.launch, 256, 8);
   const std::int64_t second =
       WideChainSteps(CeilDiv(grid.blocks, kMostThreads)) + CeilLog2(kMostThreads);
-  return WithChains(grid.per_thread, {.grid = grid,
-                                      .wide_steps = CeilLog2(grid.block_size) + second,
-                                      .extra_bytes = 2 * grid.blocks * WideBytes(p)});
+  return SecondKernelShape(p, grid, CeilLog2(grid.block_size), second, /*twice=*/true);
 }
 
 void Unrolled(const ReduceProblem& p, Stream& stream) {

@@ -15,13 +15,10 @@ namespace {
 
 LessonShape ShapeOf(const ReduceProblem& p) {
   const Grid grid = MakeGrid(p.n, p.launch, 256, 16);
-  const bool twice = grid.blocks > 1;
   const std::int64_t second =
       WideChainSteps(CeilDiv(grid.blocks, kMostThreads)) + ShuffleDepth(kMostThreads);
-  return WithChains(grid.per_thread,
-                    {.grid = grid,
-                     .wide_steps = ShuffleDepth(grid.block_size) + (twice ? second : 0),
-                     .extra_bytes = twice ? 2 * grid.blocks * WideBytes(p) : 0});
+  return SecondKernelShape(p, grid, ShuffleDepth(grid.block_size), second,
+                           /*twice=*/grid.blocks > 1);
 }
 
 void Enqueue(const ReduceProblem& p, Stream& stream) {
