@@ -157,8 +157,8 @@ inline double MatmulChainRoundoff(const MatmulProblem& p) {
 // Each term of a group, and the result, adds an error of up to 2 u times the largest term (Fasi,
 // Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021). In the worst
 // case, there are 6 such errors for every 4 products.
-inline double TensorRoundoff(std::int64_t k) {
-  return 3 * (static_cast<double>(k) + 16) * kRoundoffF32;
+inline double TensorRoundoff(const MatmulProblem& p) {
+  return 3 * (static_cast<double>(p.k) + 16) * kRoundoffF32;
 }
 
 // Returns the cost of a strategy that loads `loads` elements of its operands from memory.

@@ -104,7 +104,7 @@ void Enqueue(const MatmulProblem& p, Stream& any_stream) {
 }  // namespace
 
 double CublasRoundoff(const MatmulProblem& p) {
-  return SizeOf(p.dtype) == 2 ? TensorRoundoff(p.k) : MatmulChainRoundoff(p);
+  return SizeOf(p.dtype) == 2 ? TensorRoundoff(p) : MatmulChainRoundoff(p);
 }
 
 Cost CublasCost(const MatmulProblem& p) {

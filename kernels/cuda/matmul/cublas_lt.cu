@@ -190,25 +190,10 @@ auto KeyOf(const MatmulProblem& p, bool tf32, const CudaStream& stream) {
 }
 using Key = std::invoke_result_t<decltype(KeyOf), const MatmulProblem&, bool, const CudaStream&>;
 
-// Plans by key. If there are kMostPlans plans, all of them are removed before another plan is
-// added. Thread safe.
-class Plans {
- public:
-  std::shared_ptr<const Plan> Find(const Key& key) {
-    const std::lock_guard lock(mutex_);
-    const auto found = plans_.find(key);
-    return found == plans_.end() ? nullptr : found->second;
-  }
-
-  void Keep(const Key& key, std::shared_ptr<const Plan> plan) {
-    const std::lock_guard lock(mutex_);
-    if (plans_.size() >= kMostPlans) plans_.clear();
-    plans_.emplace(key, std::move(plan));
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<Key, std::shared_ptr<const Plan>> plans_;
+// Plans by key. If there are kMostPlans plans, all of them are removed before another plan is added.
+struct Plans {
+  std::mutex mutex;
+  std::map<Key, std::shared_ptr<const Plan>> by_key;
 };
 
 void Enqueue(const MatmulProblem& p, Stream& stream) { LaunchCublasLt(p, /*tf32=*/false, stream); }
@@ -219,13 +204,19 @@ void LaunchCublasLt(const MatmulProblem& p, bool tf32, Stream& any_stream) {
   static Plans* const plans = new Plans;  // never freed, because the library is never unloaded
   CudaStream& stream = Cuda(any_stream);
   const Key key = KeyOf(p, tf32, stream);
-  if (const std::shared_ptr<const Plan> plan = plans->Find(key)) {
-    plan->Launch(p, stream, stream.Scratch(plan->workspace_bytes()));
-    return;
+  std::unique_lock lock(plans->mutex);
+  if (const auto found = plans->by_key.find(key); found != plans->by_key.end()) {
+    const std::shared_ptr<const Plan> plan = found->second;
+    lock.unlock();
+    return plan->Launch(p, stream, stream.Scratch(plan->workspace_bytes()));
   }
+  lock.unlock();
   void* const workspace = stream.Scratch(kWorkspace);
   const auto plan = std::make_shared<const Plan>(p, tf32, stream, workspace);
-  plans->Keep(key, plan);
+  lock.lock();
+  if (plans->by_key.size() >= kMostPlans) plans->by_key.clear();
+  plans->by_key.emplace(key, plan);
+  lock.unlock();
   plan->Launch(p, stream, workspace);
 }
 

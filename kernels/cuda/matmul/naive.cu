@@ -36,19 +36,15 @@ __global__ void __launch_bounds__(kAnyBlockSize.max)
   }
 }
 
-template <class A, class B, class O>
-void Run(const MatmulProblem& p, CudaStream& stream) {
-  const Grid grid = MakeGrid(p.m * p.n, p.launch, kBlock, 1);
-  MatmulNaive<<<grid.blocks, grid.block_size, 0, stream.handle()>>>(OperandA<A>(p), OperandB<B>(p),
-                                                                    p.k, static_cast<O*>(p.c));
-  CUDA_CHECK_LAUNCH(MatmulNaive);
-}
-
 Cost CostOf(const MatmulProblem& p) { return MatmulCost(p, MatmulTileLoads(p, 1, 1)); }
 
-void Enqueue(const MatmulProblem& p, Stream& stream) {
+void Enqueue(const MatmulProblem& p, Stream& any_stream) {
+  CudaStream& stream = Cuda(any_stream);
+  const Grid grid = MakeGrid(p.m * p.n, p.launch, kBlock, 1);
   DispatchMixedMatmul(p, [&](auto a, auto b, auto o) {
-    Run<decltype(a), decltype(b), decltype(o)>(p, Cuda(stream));
+    MatmulNaive<<<grid.blocks, grid.block_size, 0, stream.handle()>>>(
+        OperandA<decltype(a)>(p), OperandB<decltype(b)>(p), p.k, static_cast<decltype(o)*>(p.c));
+    CUDA_CHECK_LAUNCH(MatmulNaive);
   });
 }
 

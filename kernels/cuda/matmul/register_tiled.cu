@@ -86,25 +86,23 @@ int Each(const MatmulProblem& p) {
                                                          : kDefaultEach);
 }
 
-template <int kEach>
-void Run(const MatmulProblem& p, CudaStream& stream) {
-  constexpr int kTile = kSide * kEach;
-  const std::int64_t tiles = CeilDiv(p.m, kTile) * CeilDiv(p.n, kTile);
-  if (tiles == 0) return;
-  const auto blocks = static_cast<unsigned>(
-      std::min<std::int64_t>(tiles, std::numeric_limits<std::int32_t>::max()));
-  DispatchMatmul(p, [&](auto t, auto o) {
-    using T = decltype(t);
-    MatmulRegisterTiled<kEach><<<blocks, kSide * kSide, 0, stream.handle()>>>(
-        OperandA<T>(p), OperandB<T>(p), p.k, static_cast<decltype(o)*>(p.c));
-    CUDA_CHECK_LAUNCH(MatmulRegisterTiled);
-  });
-}
-
 Cost CostOf(const MatmulProblem& p) { return MatmulCost(p, MatmulTileLoads(p, Each(p), Each(p))); }
 
-void Enqueue(const MatmulProblem& p, Stream& stream) {
-  DispatchAtLeast<1, 2, 4, 8>(Each(p), [&](auto each) { Run<each>(p, Cuda(stream)); });
+void Enqueue(const MatmulProblem& p, Stream& any_stream) {
+  CudaStream& stream = Cuda(any_stream);
+  DispatchAtLeast<1, 2, 4, 8>(Each(p), [&](auto each) {
+    constexpr int kTile = kSide * each;
+    const std::int64_t tiles = CeilDiv(p.m, kTile) * CeilDiv(p.n, kTile);
+    if (tiles == 0) return;
+    const auto blocks = static_cast<unsigned>(
+        std::min<std::int64_t>(tiles, std::numeric_limits<std::int32_t>::max()));
+    DispatchMatmul(p, [&](auto t, auto o) {
+      using T = decltype(t);
+      MatmulRegisterTiled<each><<<blocks, kSide * kSide, 0, stream.handle()>>>(
+          OperandA<T>(p), OperandB<T>(p), p.k, static_cast<decltype(o)*>(p.c));
+      CUDA_CHECK_LAUNCH(MatmulRegisterTiled);
+    });
+  });
 }
 
 std::string Refuses(const MatmulProblem& p) {

@@ -310,7 +310,7 @@ void Enqueue(const MatmulProblem& p, Stream& any_stream) {
 }
 
 double Roundoff(const MatmulProblem& p) {
-  return SizeOf(p.dtype) == 2 ? TensorRoundoff(p.k) : MatmulChainRoundoff(p);
+  return SizeOf(p.dtype) == 2 ? TensorRoundoff(p) : MatmulChainRoundoff(p);
 }
 
 // Returns the cost of a product whose whole result is one tile.

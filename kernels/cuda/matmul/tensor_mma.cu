@@ -235,8 +235,6 @@ std::uint64_t ScratchOf(const MatmulProblem& stack) {
          (p.transpose_b ? copy(p.b, p.ldb, p.n, p.k) : copy(p.b, p.ldb, p.k, p.n));
 }
 
-double Roundoff(const MatmulProblem& p) { return TensorRoundoff(p.k); }
-
 }  // namespace
 
 extern constexpr Strategy<MatmulProblem> kMatmulTensorMma = CudaMatmul({
@@ -245,7 +243,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulTensorMma = CudaMatmul({
     .source = "NVIDIA PTX ISA, mma.m16n8k16 and ldmatrix; the multi-stage kernels of CUTLASS",
     .dtypes = DTypesOf(DType::kF16, DType::kBF16),
     .min_compute_capability = 80,
-    .roundoff = Roundoff,
+    .roundoff = TensorRoundoff,
     .cost = TilesCost<Small>,
     .launch = Enqueue,
     .shared = {.launch = LaunchGathered<kMatmulTensorMma>},

@@ -257,10 +257,13 @@ void LaunchTree(const Problem& p, const TreeLaunch& launch, CudaStream& stream) 
   template void LaunchTree<T, kCompensated>(const Problem&, const TreeLaunch&, CudaStream&); \
   template void LaunchTreeShared<T, kCompensated>(const Problem&, const TreeLaunch&,         \
                                                   std::span<const TeamShare>, CudaStream&);
+// Instantiates the launches for the element type T. It is used outside the namespace.
 #define TESSERA_TREE_INSTANCES(T)                    \
+  namespace tessera {                                \
   TESSERA_TREE_INSTANCES_OF(T, false, DotProblem)    \
   TESSERA_TREE_INSTANCES_OF(T, false, ReduceProblem) \
   TESSERA_TREE_INSTANCES_OF(T, true, DotProblem)     \
-  TESSERA_TREE_INSTANCES_OF(T, true, ReduceProblem)
+  TESSERA_TREE_INSTANCES_OF(T, true, ReduceProblem)  \
+  }
 
 }  // namespace tessera

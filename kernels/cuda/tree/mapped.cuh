@@ -235,4 +235,11 @@ bool LaunchTreeMapped(const ReduceProblem& p, const TreeLaunch& launch,
   return launched;
 }
 
+// Instantiates LaunchTreeMapped for the element type T. It is used outside the namespace.
+#define TESSERA_MAPPED_INSTANCE(T)                                            \
+  namespace tessera {                                                         \
+  template bool LaunchTreeMapped<T>(const ReduceProblem&, const TreeLaunch&,  \
+                                    std::span<const TeamShare>, CudaStream&); \
+  }
+
 }  // namespace tessera

@@ -30,7 +30,7 @@ namespace {
 
 double Roundoff(const MatmulProblem& p) {
   const double u = p.dtype == DType::kF32 ? UnitRoundoff(DType::kBF16) : 0;
-  return Then(Then(u, u), TensorRoundoff(p.k));
+  return Then(Then(u, u), TensorRoundoff(p));
 }
 
 }  // namespace

@@ -14,17 +14,11 @@
 #include "kernels/cuda/matmul/hopper/tensor_16bit.cuh"
 
 namespace tessera {
-namespace {
-
-double Roundoff(const MatmulProblem& p) { return TensorRoundoff(p.k); }
-
-}  // namespace
-
 extern constexpr Strategy<MatmulProblem> kMatmulTensorF16 = Tensor16<Half>({
     .name = "tensor_f16",
     .summary = "Hopper's tensor cores on f16",
     .dtypes = DTypesOf(DType::kF16),
-    .roundoff = Roundoff,
+    .roundoff = TensorRoundoff,
 });
 
 }  // namespace tessera

@@ -57,9 +57,7 @@ void Enqueue(const MatmulProblem& p, Stream& any_stream) {
 }
 
 // Cutting off 13 bits costs up to 2^-10 of an element, twice as much as rounding to nearest.
-double Roundoff(const MatmulProblem& p) {
-  return Then(Then(0x1p-10, 0x1p-10), TensorRoundoff(p.k));
-}
+double Roundoff(const MatmulProblem& p) { return Then(Then(0x1p-10, 0x1p-10), TensorRoundoff(p)); }
 
 Cost CostOf(const MatmulProblem& p) {
   return TensorCost(p, 256, sizeof(T), 1, p.transpose_a || !StoredA(p).IsReadable(sizeof(T)),

@@ -37,9 +37,8 @@
 //   whose sums a second kernel adds, always in the same order. If there are many tiles, but their
 //   number is not a multiple of the number of SMs, some tiles are split in two (see stream_k.h).
 //
-// Correct for any m, n and k: TMA reads zeros outside a matrix, and writes nothing outside c. TMA
-// requires addresses and pitches that are multiples of 16 bytes. Other operands and results go
-// through scratch memory.
+// TMA reads zeros outside a matrix, and writes nothing outside c. It requires addresses and pitches
+// that are multiples of 16 bytes. Other operands and results go through scratch memory.
 #pragma once
 
 #include <algorithm>

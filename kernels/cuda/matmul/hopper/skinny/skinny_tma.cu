@@ -32,11 +32,9 @@
 // There are 64 tiles of 128 k-tiles, and each block computes half a tile. The small operand is read
 // again from the L2 for every tile, which adds an eighth to the traffic with 16 vectors.
 //
-// Correct for any m, n and k with m or n of at most 32: TMA reads zeros outside a matrix, and
-// results beyond the edges are not stored. If the address or pitch of the large operand is not a
-// multiple of 16 bytes, `skinny` computes the product. A small operand with such an address or
-// pitch is copied. The shape and the device determine the order in which the sums of an element are
-// added.
+// If the address or pitch of the large operand is not a multiple of 16 bytes, `skinny` computes the
+// product. A small operand with such an address or pitch is copied. The shape and the device
+// determine the order in which the sums of an element are added.
 //
 // Lesson: kernels/lessons/hopper_product.cu
 #include <algorithm>
