@@ -80,12 +80,13 @@ __global__ void __launch_bounds__(kMostThreads)
 }
 
 // Launches the kernel, with shared memory for the tree.
-template <class F>
-void LaunchStrides(const Grid& grid, auto terms, std::int64_t n, auto end, cudaStream_t on) {
-  FoldWithStride<F>
-      <<<grid.blocks, grid.block_size, grid.block_size * sizeof(typename F::Wide), on>>>(terms, n,
-                                                                                         end);
-}
+struct LaunchStrides {
+  template <class F>
+  void operator()(const Grid& grid, auto terms, std::int64_t n, auto end, cudaStream_t on) const {
+    const std::size_t shared = grid.block_size * sizeof(typename F::Wide);
+    FoldWithStride<F><<<grid.blocks, grid.block_size, shared, on>>>(terms, n, end);
+  }
+};
 
 // A fixed grid whose blocks' values the host folds (`block_partials`, `grid_stride`).
 template <class Problem>
@@ -100,7 +101,7 @@ template <class Problem>
 void StridesIntoHost(const Problem& p, Stream& stream) {
   const Grid grid = StridesIntoHostShape(p).grid;
   IntoHost(p, grid.blocks, stream, [&]<class F>(auto terms, auto* values, cudaStream_t on) {
-    LaunchStrides<F>(grid, terms, p.n, ToValues<F>{values}, on);
+    LaunchStrides().operator()<F>(grid, terms, p.n, ToValues<F>{values}, on);
   });
 }
 

@@ -25,8 +25,6 @@
 // with 64 k-tiles each, 64 barriers per block, and chains of 1024 multiply-adds.
 //
 // Lesson: kernels/lessons/product_4_double_buffer.cu
-#include <cstdint>
-
 #include "kernels/cuda/matmul/tiles.cuh"
 #include "kernels/cuda/team/shares.h"
 

@@ -27,7 +27,6 @@
 // 30.9 us); 2048 blocks without barriers. The variants that were tried are in docs/notebook.md.
 //
 // Lesson: kernels/lessons/product_1_naive.cu
-#include <cstdint>
 #include <string>
 
 #include "kernels/cuda/matmul/tiles.cuh"

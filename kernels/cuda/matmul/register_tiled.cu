@@ -91,14 +91,14 @@ Cost CostOf(const MatmulProblem& p) { return MatmulCost(p, MatmulTileLoads(p, Ea
 void Enqueue(const MatmulProblem& p, Stream& any_stream) {
   CudaStream& stream = Cuda(any_stream);
   DispatchAtLeast<1, 2, 4, 8>(Each(p), [&](auto each) {
-    constexpr int kTile = kSide * each;
+    constexpr int kEach = each, kTile = kSide * kEach;
     const std::int64_t tiles = CeilDiv(p.m, kTile) * CeilDiv(p.n, kTile);
     if (tiles == 0) return;
     const auto blocks = static_cast<unsigned>(
         std::min<std::int64_t>(tiles, std::numeric_limits<std::int32_t>::max()));
     DispatchMatmul(p, [&](auto t, auto o) {
       using T = decltype(t);
-      MatmulRegisterTiled<each><<<blocks, kSide * kSide, 0, stream.handle()>>>(
+      MatmulRegisterTiled<kEach><<<blocks, kSide * kSide, 0, stream.handle()>>>(
           OperandA<T>(p), OperandB<T>(p), p.k, static_cast<decltype(o)*>(p.c));
       CUDA_CHECK_LAUNCH(MatmulRegisterTiled);
     });

@@ -27,8 +27,6 @@
 // 128 barriers per block; a chain of 1024 multiply-adds.
 //
 // Lessons: kernels/lessons/product_2_tiles.cu, kernels/lessons/product_3_registers.cu
-#include <cstdint>
-
 #include "kernels/cuda/matmul/tiles.cuh"
 #include "kernels/cuda/team/shares.h"
 

@@ -28,8 +28,6 @@
 // operand is transposed) and 32 loads from shared memory.
 //
 // Lesson: kernels/lessons/product_3_registers.cu
-#include <cstdint>
-
 #include "kernels/cuda/matmul/tiles.cuh"
 #include "kernels/cuda/team/shares.h"
 

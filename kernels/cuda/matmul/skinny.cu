@@ -37,7 +37,6 @@
 //
 // Lesson: kernels/lessons/product_4_double_buffer.cu
 #include <algorithm>
-#include <cstdint>
 #include <limits>
 #include <string>
 #include <type_traits>

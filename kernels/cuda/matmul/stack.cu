@@ -20,7 +20,6 @@
 //
 // Lesson: kernels/lessons/product_3_registers.cu
 #include <algorithm>
-#include <cstdint>
 #include <limits>
 
 #include "kernels/cuda/matmul/tiles.cuh"

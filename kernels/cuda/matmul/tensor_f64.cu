@@ -38,7 +38,6 @@
 //
 // Lesson: kernels/lessons/product_5_tensor_cores.cu
 #include <algorithm>
-#include <cstdint>
 #include <limits>
 
 #include "kernels/cuda/matmul/f64_product.h"

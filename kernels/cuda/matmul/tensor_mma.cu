@@ -27,8 +27,6 @@
 // On Hopper, `tensor_bf16` and `tensor_f16` are faster, because they use Hopper's own instructions.
 //
 // Lesson: kernels/lessons/product_5_tensor_cores.cu
-#include <cstdint>
-
 #include "kernels/cuda/matmul/k_tiles.cuh"
 #include "kernels/cuda/matmul/mma.cuh"
 #include "kernels/cuda/team/shares.h"

@@ -38,7 +38,6 @@
 // multiply-adds take 2.05 ms at 1.98 GHz.
 //
 // Lesson: kernels/lessons/product_4_double_buffer.cu
-#include <cstdint>
 #include <type_traits>
 
 #include "kernels/cuda/matmul/k_tiles.cuh"

@@ -654,8 +654,7 @@ void LaunchSelection(const ProductTopKProblem& problem, CudaStream& stream) {
   work.k_tiles = static_cast<int>(CeilDiv(p.k, C::kDepth));
 
   const auto kernel = SelectFromProduct<C, kMnB, S>;
-  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  kSelectingBytes<C>));
+  AllowSharedBytes(kernel, kSelectingBytes<C>);
   const auto blocks =
       static_cast<unsigned>(std::min(multiprocessors, selection.row_tiles * selection.parts));
   LaunchOverlapping(kernel, {blocks, C::kThreads, kSelectingBytes<C>}, stream, a_map, b_map, work,

@@ -37,15 +37,7 @@ LessonShape TwoPassShape(const ReduceProblem& p) {
 
 void TwoPass(const ReduceProblem& p, Stream& stream) {
   const Grid grid = TwoPassShape(p).grid;
-  IntoSecondKernel(
-      p, grid.blocks, stream,
-      [&]<class F>(auto terms, auto* values, cudaStream_t on) {
-        LaunchStrides<F>(grid, terms, p.n, ToNextLaunch<F>{values, p.n, p.result}, on);
-      },
-      [&]<class F>(auto terms, auto end, cudaStream_t on) {
-        if (grid.blocks == 1) return;  // the block has written the result
-        LaunchStrides<F>({.block_size = grid.blocks, .blocks = 1}, terms, grid.blocks, end, on);
-      });
+  IntoSecondKernel</*kAlways=*/false>(p, grid, grid.blocks, stream, LaunchStrides());
 }
 
 // --- two_kernels_unrolled ---
@@ -59,14 +51,7 @@ LessonShape UnrolledShape(const ReduceProblem& p) {
 
 void Unrolled(const ReduceProblem& p, Stream& stream) {
   const Grid grid = UnrolledShape(p).grid;
-  IntoSecondKernel(
-      p, grid.blocks, stream,
-      [&]<class F>(auto terms, auto* values, cudaStream_t on) {
-        LaunchStrides<F>(grid, terms, p.n, ToValues<F>{values}, on);
-      },
-      [&]<class F>(auto terms, auto end, cudaStream_t on) {
-        LaunchStrides<F>({.block_size = kMostThreads, .blocks = 1}, terms, grid.blocks, end, on);
-      });
+  IntoSecondKernel</*kAlways=*/true>(p, grid, kMostThreads, stream, LaunchStrides());
 }
 
 }  // namespace

@@ -173,9 +173,7 @@ void LaunchMapped(const chained::Chain& chain, TreeWork work, const TreeLaunch& 
   if (work.last_ticket != kNoTicket) work.last_ticket = grid - 1;
   constexpr auto kernel = FoldMapped<C, T, kSaves, Shape>;
   const std::uint32_t bytes = 2 * chained::Groups<T, Shape::kRows>::Bytes(chain);
-  if (bytes > 32768) {
-    AllowSharedBytes(kernel, bytes);
-  }
+  if (bytes > 32768) AllowSharedBytes(kernel, bytes);
   kernel<<<grid, launch.block == 0 ? kTreeLanes : launch.block, bytes, stream.handle()>>>(chain,
                                                                                           work);
   CUDA_CHECK_LAUNCH(FoldMapped);

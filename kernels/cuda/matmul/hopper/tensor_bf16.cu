@@ -10,10 +10,6 @@
 // copies run at memory speed and take 54 of 233 us at side 4096, and 0.22 of 1.54 ms at side 8192.
 // Callers that keep their operands in bf16 avoid these copies.
 //
-// Tiles are 128 x 256, or 128 x 192 where this size keeps more SMs busy. If there are many tiles
-// and k is long, clusters of two blocks compute tiles in pairs. If there are too few tiles for the
-// SMs, tiles are 128 x 128 or 64 x 128, in pairs or not, or k is cut into pieces.
-//
 // Cost for 4096 x 4096 x 4096: 2^37 flops, 512 tiles (not quite four for each of 132 SMs), 1.5 GiB
 // of loads, nearly all from the L2 (1 GiB with clusters), and 64 k-tiles along k. An H200 takes 177
 // us, which is 775 TFLOP/s. The limit is the GPU's power, not its arithmetic units. The same holds

@@ -14,6 +14,7 @@
 #include "kernels/cuda/matmul/hopper/tensor_16bit.cuh"
 
 namespace tessera {
+
 extern constexpr Strategy<MatmulProblem> kMatmulTensorF16 = Tensor16<Half>({
     .name = "tensor_f16",
     .summary = "Hopper's tensor cores on f16",

@@ -16,10 +16,7 @@
 // The copy of b reads and writes 16 MiB each.
 //
 // Lesson: kernels/lessons/hopper_product.cu
-#include <cstdint>
-
 #include "kernels/cuda/matmul/hopper/strategy.cuh"
-#include "kernels/cuda/team/shares.h"
 
 namespace tessera {
 namespace {

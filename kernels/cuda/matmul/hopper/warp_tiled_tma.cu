@@ -48,8 +48,6 @@
 // Lesson: kernels/lessons/hopper_product.cu
 #include "kernels/cuda/matmul/hopper/gemm/stream_k.h"
 #include "kernels/cuda/matmul/hopper/strategy.cuh"
-#include "kernels/cuda/matmul/k_tiles.cuh"
-#include "kernels/cuda/team/shares.h"
 
 namespace tessera {
 

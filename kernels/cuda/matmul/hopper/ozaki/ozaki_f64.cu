@@ -48,15 +48,7 @@
 // different magnitudes. The device decides, with a flag that every kernel checks. For such a
 // product, the examination is an additional pass over the operands. Rows of zeros are exact.
 //
-// The expected error is also smaller than that of plain f64. The table shows the root mean square
-// of the error over at least 300 sums, relative to sum |x y|, for this arithmetic on a CPU and for
-// a chain of fused multiply-adds:
-//
-//                                     this strategy             plain f64
-//        k                            1024        16384         1024        16384
-//        normal                       3.7e-17     3.4e-17       5.3e-17     5.5e-17
-//        uniform, positive            5.5e-17     5.7e-17       8.2e-16     3.1e-15
-//        uniform exp(normal / 2)      3.7e-17     3.1e-17       5.3e-17     5.9e-17
+// The expected error is also smaller than that of plain f64 (docs/notebook.md, "f64").
 //
 // The kernels of residue_rows.cuh compute the residues of the operands, and the kernel of
 // residue_products.cuh multiplies them. Reconstruct adds up residues times weights, in three f64
@@ -72,7 +64,6 @@
 // Lesson: kernels/lessons/hopper_product.cu
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <span>
 #include <vector>

@@ -38,7 +38,6 @@
 //
 // Lesson: kernels/lessons/hopper_product.cu
 #include <algorithm>
-#include <cstdint>
 #include <limits>
 #include <string>
 #include <type_traits>
