@@ -299,11 +299,13 @@ void Enqueue(const MatmulProblem& p, Stream& any_stream) {
   const std::int64_t vectors = std::min(p.m, p.n);
   DispatchMatmul(p, [&](auto t, auto o) {
     using T = decltype(t);
-    const auto run = [&](auto most) { Run<T, decltype(o), most>(p, stream); };
-    if constexpr (sizeof(T) == 2) {
-      DispatchAtLeast<8, 16, 32>(vectors, run);
-    } else if constexpr (!std::is_integral_v<T>) {
-      DispatchAtLeast<1, 2, 4, 8, 16, 32>(vectors, run);
+    if constexpr (!std::is_integral_v<T>) {
+      const auto run = [&](auto most) { Run<T, decltype(o), most>(p, stream); };
+      if constexpr (sizeof(T) == 2) {
+        DispatchAtLeast<8, 16, 32>(vectors, run);
+      } else {
+        DispatchAtLeast<1, 2, 4, 8, 16, 32>(vectors, run);
+      }
     }
   });
 }

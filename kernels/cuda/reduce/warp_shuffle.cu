@@ -25,7 +25,7 @@ void Enqueue(const ReduceProblem& p, Stream& stream) {
   const Grid grid = ShapeOf(p).grid;
   IntoSecondKernel</*kAlways=*/false>(
       p, grid, kMostThreads, stream,
-      []<class F>(const Grid& g, auto terms, std::int64_t n, auto end, cudaStream_t on) {
+      [&]<class F>(const Grid& g, auto terms, std::int64_t n, auto end, cudaStream_t on) {
         FoldWithShuffles<F><<<g.blocks, g.block_size, 0, on>>>(terms, n, end);
       });
 }
