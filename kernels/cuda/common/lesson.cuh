@@ -241,9 +241,9 @@ __global__ void FinishCell(const typename F::Wide* cell, std::int64_t count, Sca
   F::Finish(*cell, count, result);
 }
 
-// launch.operator()<F>(grid, terms, n, end, stream) launches a kernel over n terms. It is called for
-// the grid, and then for one block of `threads` threads over the values of the grid's blocks. Unless
-// kAlways is set, a grid of one block writes the result itself.
+// launch.operator()<F>(grid, terms, n, end, stream) launches a kernel over n terms. It is called
+// for the grid, and then for one block of `threads` threads over the values of the grid's blocks.
+// Unless kAlways is set, a grid of one block writes the result itself.
 template <bool kAlways, class LaunchKernel>
 void IntoSecondKernel(const ReduceProblem& p, const Grid& grid, std::uint32_t threads,
                       Stream& stream, LaunchKernel launch) {

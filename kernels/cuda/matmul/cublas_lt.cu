@@ -190,7 +190,8 @@ auto KeyOf(const MatmulProblem& p, bool tf32, const CudaStream& stream) {
 }
 using Key = std::invoke_result_t<decltype(KeyOf), const MatmulProblem&, bool, const CudaStream&>;
 
-// Plans by key. If there are kMostPlans plans, all of them are removed before another plan is added.
+// Plans by key. If there are kMostPlans plans, all of them are removed before another plan is
+// added.
 struct Plans {
   std::mutex mutex;
   std::map<Key, std::shared_ptr<const Plan>> by_key;

@@ -6,8 +6,8 @@
 // are fetched as zeros, which add 0 * 0, and results beyond the edges of c are not stored. It is
 // correct for any transpose, pitch and alignment: where 16-byte vectors are not aligned, elements
 // are loaded, copied or stored one by one. Strategies without tensor cores compute each element of
-// c as one chain of k fused multiply-adds, in the same order as `naive`, in f32 for 16-bit operands;
-// integers wrap.
+// c as one chain of k fused multiply-adds, in the same order as `naive`, in f32 for 16-bit
+// operands; integers wrap.
 #pragma once
 
 #include <algorithm>

@@ -93,7 +93,8 @@ struct TreeSource {
 };
 
 // Launches the chunks of the work. One block receives the values of all chunks unless the work's
-// last_ticket is kNoTicket. Returns false if the stream was stopped before all chunks were launched.
+// last_ticket is kNoTicket. Returns false if the stream was stopped before all chunks were
+// launched.
 template <class C>
 bool LaunchTreeWork(const TreeSource<C>& source, TreeWork work, const TreeLaunch& launch,
                     CudaStream& stream) {

@@ -57,8 +57,8 @@ inline Tree SinglePassBound(std::int64_t n, std::int64_t size, const Launch& lau
   return tree;
 }
 
-// Enqueues the fold of a Dot or a Reduce along the tree. It is instantiated in kernels/cuda/tree/ for
-// every T, so that strategies share the kernels.
+// Enqueues the fold of a Dot or a Reduce along the tree. It is instantiated in kernels/cuda/tree/
+// for every T, so that strategies share the kernels.
 template <class T, bool kCompensated, class Problem>
 void LaunchTree(const Problem& p, const TreeLaunch& launch, CudaStream& stream);
 

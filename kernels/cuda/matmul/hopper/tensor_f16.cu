@@ -7,8 +7,8 @@
 // Cost for 1024 x 1024 x 1024: 2^31 flops, 128 tiles of 64 x 128 and 48 MiB of loads. Cost for 4096
 // x 4096 x 4096: 2^37 flops, 512 tiles of 128 x 256 and 1.5 GiB of loads, most of them from the L2.
 //
-// NaN and infinities follow IEEE arithmetic, and subnormal numbers are not flushed to zero. A result
-// beyond the range of f16 is infinite.
+// NaN and infinities follow IEEE arithmetic, and subnormal numbers are not flushed to zero. A
+// result beyond the range of f16 is infinite.
 //
 // Lesson: kernels/lessons/hopper_product.cu
 #include "kernels/cuda/matmul/hopper/tensor_16bit.cuh"
