@@ -151,6 +151,16 @@ inline double MatmulChainRoundoff(const MatmulProblem& p) {
   return static_cast<double>(p.k) * MatmulRoundoffUnit(p.dtype);
 }
 
+// Returns a bound on the error of the tensor cores' sums of k products, relative to the sum of
+// magnitudes. The tensor cores add 16-bit products in groups of 4 (compute capability 7) to 16 (9).
+// They align the products and the running sum to the largest of them and cut off the lower bits.
+// Each term of a group, and the result, adds an error of up to 2 u times the largest term (Fasi,
+// Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021). In the worst
+// case, there are 6 such errors for every 4 products.
+inline double TensorRoundoff(const MatmulProblem& p) {
+  return 3 * (static_cast<double>(p.k) + 16) * kRoundoffF32;
+}
+
 // Returns the cost of a strategy that loads `loads` elements of its operands from memory.
 constexpr Cost MatmulCost(const MatmulProblem& p, std::uint64_t loads) {
   const auto m = static_cast<std::uint64_t>(p.m), n = static_cast<std::uint64_t>(p.n);

@@ -79,6 +79,32 @@ __global__ void __launch_bounds__(kMostThreads)
   end(FoldBlockTree<F>(mine, DynamicShared<typename F::Wide>()));
 }
 
+// Launches the kernel, with shared memory for the tree.
+struct LaunchStrides {
+  template <class F>
+  void operator()(const Grid& grid, auto terms, std::int64_t n, auto end, cudaStream_t on) const {
+    const std::size_t shared = grid.block_size * sizeof(typename F::Wide);
+    FoldWithStride<F><<<grid.blocks, grid.block_size, shared, on>>>(terms, n, end);
+  }
+};
+
+// A fixed grid whose blocks' values the host folds (`block_partials`, `grid_stride`).
+template <class Problem>
+LessonShape StridesIntoHostShape(const Problem& p) {
+  const Grid grid = MakeFixedGrid(p.n, p.launch, 256, kFixedGrid);
+  return WithChains(grid.per_thread, {.grid = grid,
+                                      .wide_steps = CeilLog2(grid.block_size) + grid.blocks,
+                                      .extra_bytes = grid.blocks * WideBytes(p)});
+}
+
+template <class Problem>
+void StridesIntoHost(const Problem& p, Stream& stream) {
+  const Grid grid = StridesIntoHostShape(p).grid;
+  IntoHost(p, grid.blocks, stream, [&]<class F>(auto terms, auto* values, cudaStream_t on) {
+    LaunchStrides().operator()<F>(grid, terms, p.n, ToValues<F>{values}, on);
+  });
+}
+
 // One contiguous part of items * blockDim.x terms per block, with eight loads in flight per thread
 // (`coarsened`). Dynamic shared memory: a Wide per thread.
 template <class F, class Terms, class End>

@@ -241,23 +241,40 @@ __global__ void FinishCell(const typename F::Wide* cell, std::int64_t count, Sca
   F::Finish(*cell, count, result);
 }
 
-// first.operator()<F>(terms, values, stream) launches a kernel of `blocks` blocks over the terms.
-// second.operator()<F>(terms, end, stream) launches a kernel of one block over their values.
-template <class First, class Second>
-void IntoSecondKernel(const ReduceProblem& p, std::int64_t blocks, Stream& stream, First first,
-                      Second second) {
+// launch.operator()<F>(grid, terms, n, end, stream) launches a kernel over n terms. It is called
+// for the grid, and then for one block of `threads` threads over the values of the grid's blocks.
+// Unless kAlways is set, a grid of one block writes the result itself.
+template <bool kAlways, class LaunchKernel>
+void IntoSecondKernel(const ReduceProblem& p, const Grid& grid, std::uint32_t threads,
+                      Stream& stream, LaunchKernel launch) {
   CudaStream& cuda = Cuda(stream);
   DispatchTerms(p, [&]<class F>(auto terms) {
     using P = PartialFold<F>;
     using Wide = typename F::Wide;
-    auto* values =
-        static_cast<Wide*>(cuda.Scratch(static_cast<std::size_t>(blocks) * sizeof(Wide)));
-    first.template operator()<F>(terms, values, cuda.handle());
+    auto* values = static_cast<Wide*>(cuda.Scratch(std::size_t{grid.blocks} * sizeof(Wide)));
+    if constexpr (kAlways) {
+      launch.template operator()<F>(grid, terms, p.n, ToValues<F>{values}, cuda.handle());
+    } else {
+      launch.template operator()<F>(grid, terms, p.n, ToNextLaunch<F>{values, p.n, p.result},
+                                    cuda.handle());
+    }
     CUDA_CHECK_LAUNCH(Lesson);
-    second.template operator()<P>(Values<P>{values}, ToNextLaunch<P>{nullptr, p.n, p.result},
-                                  cuda.handle());
+    if (!kAlways && grid.blocks == 1) return;
+    const Grid one = {.block_size = threads, .blocks = 1, .per_thread = 0};
+    launch.template operator()<P>(one, Values<P>{values}, grid.blocks,
+                                  ToNextLaunch<P>{nullptr, p.n, p.result}, cuda.handle());
     CUDA_CHECK_LAUNCH(Lesson);
   });
+}
+
+// Returns the shape of a lesson that ends with a second kernel. `first` and `second` are the steps
+// that the two kernels take after their chains. `twice`: whether the second kernel runs, for which
+// the values of the blocks are written and read.
+inline LessonShape SecondKernelShape(const ReduceProblem& p, const Grid& grid, std::int64_t first,
+                                     std::int64_t second, bool twice) {
+  return WithChains(grid.per_thread, {.grid = grid,
+                                      .wide_steps = first + (twice ? second : 0),
+                                      .extra_bytes = twice ? 2 * grid.blocks * WideBytes(p) : 0});
 }
 
 // --- One launch per level ---

@@ -91,6 +91,16 @@ void DispatchReal(DType dtype, F&& f) {
   }
 }
 
+// Calls f(std::integral_constant<int, c>()), where c is the first of the constants that is at least
+// `value`, or the last one. REQUIRES: the constants ascend.
+template <int kFirst, int... kOthers, class F>
+decltype(auto) DispatchAtLeast(std::int64_t value, F&& f) {
+  if constexpr (sizeof...(kOthers) > 0) {
+    if (value > kFirst) return DispatchAtLeast<kOthers...>(value, f);
+  }
+  return f(std::integral_constant<int, kFirst>());
+}
+
 // --- Device: one thread ---
 
 // Converts an accumulator of either type to Fold::Wide.
@@ -153,6 +163,10 @@ __device__ inline std::int64_t GridThread() {
   return std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
 }
 __device__ inline std::int64_t GridThreads() { return std::int64_t{gridDim.x} * blockDim.x; }
+
+// The thread's warp in its block, and its lane in the warp.
+__device__ inline int WarpIndex() { return static_cast<int>(threadIdx.x) / kWarpSize; }
+__device__ inline int LaneIndex() { return static_cast<int>(threadIdx.x) % kWarpSize; }
 
 // --- Device: one warp ---
 

@@ -9,35 +9,18 @@
 // At n = 2^20 there are 1024 blocks with 9 barriers each, and 8 KiB go to the host. What remains is
 // the cost of this round trip, 10 us.
 //
-// Kernel: FoldWithStride. Lesson: kernels/lessons/sum_4_coarsened.cu
+// Kernel: FoldWithStride, launched by StridesIntoHost. Lesson: kernels/lessons/sum_4_coarsened.cu
 #include "kernels/cuda/common/ladder.cuh"
 
 namespace tessera {
-namespace {
 
-LessonShape ShapeOf(const DotProblem& p) {
-  const Grid grid = MakeFixedGrid(p.n, p.launch, 256, kFixedGrid);
-  return WithChains(grid.per_thread, {.grid = grid,
-                                      .wide_steps = CeilLog2(grid.block_size) + grid.blocks,
-                                      .extra_bytes = grid.blocks * WideBytes(p)});
-}
-
-void Enqueue(const DotProblem& p, Stream& stream) {
-  const Grid grid = ShapeOf(p).grid;
-  IntoHost(p, grid.blocks, stream, [&]<class F>(auto terms, auto* values, cudaStream_t on) {
-    FoldWithStride<F><<<grid.blocks, grid.block_size, grid.block_size * sizeof *values, on>>>(
-        terms, p.n, ToValues<F>{values});
-  });
-}
-
-}  // namespace
-
-extern constexpr Strategy<DotProblem> kDotBlockPartials = Lesson<ShapeOf, Enqueue, DotProblem>({
-    .name = "block_partials",
-    .summary = "grid-stride loops, a tree in shared memory per block, the host adds the sums",
-    .source = "dot product with shared memory from the CUDA shared-memory tutorial",
-    .deterministic = true,
-    .limits = {.block_size = kAnyBlockSize, .grid_size = kAnyGridSize},
-});
+extern constexpr Strategy<DotProblem> kDotBlockPartials =
+    Lesson<StridesIntoHostShape<DotProblem>, StridesIntoHost<DotProblem>, DotProblem>({
+        .name = "block_partials",
+        .summary = "grid-stride loops, a tree in shared memory per block, the host adds the sums",
+        .source = "dot product with shared memory from the CUDA shared-memory tutorial",
+        .deterministic = true,
+        .limits = {.block_size = kAnyBlockSize, .grid_size = kAnyGridSize},
+    });
 
 }  // namespace tessera

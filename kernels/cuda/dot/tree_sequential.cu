@@ -2,11 +2,8 @@
 //
 // `tree_interleaved` is the tree of `tree_global`, but the products of a block (two per thread) are
 // in shared memory, where a step costs tens of cycles instead of hundreds. Each block adds its
-// value to the result with an atomic addition, so no further launch is needed.
-//
-//   stride 1   0<1 2<3 4<5 6<7    threads 0 1 2 3
-//   stride 2   0<--2   4<--6      threads 0   2
-//   stride 4   0<------4          thread  0
+// value to the result with an atomic addition, so no further launch is needed. DoublingStrides and
+// HalvingStrides in primitives.cuh show the steps of both numberings.
 //
 // Thread t is active at stride s if s divides t. The test takes a division, and adjacent threads
 // get different results: a warp executes the addition if any of its 32 threads needs it. At stride
@@ -15,13 +12,8 @@
 // are in one bank. At n = 2^20 there are 2048 blocks with 10 barriers and an atomic addition each.
 //
 // `tree_sequential` changes only the numbering: strides halve instead of doubling, and thread t
-// adds the cell one stride further on to cell t, as long as t is below the stride.
-//
-//   live 8     0<------4  1<------5  2<------6  3<------7    threads 0 1 2 3
-//   live 4     0<--2  1<--3                                  threads 0 1
-//   live 2     0<1                                           thread  0
-//
-// In all active warps but one, all 32 threads have work, and inactive warps skip the addition as a
+// adds the cell one stride further on to cell t, as long as t is below the stride. In all active
+// warps but one, all 32 threads have work, and inactive warps skip the addition as a
 // whole. The test takes a comparison and no division. A warp's cells are 32 adjacent ones in 32
 // different banks. There are as many barriers and atomic additions as in `tree_interleaved`, but a
 // third of the instructions.

@@ -103,15 +103,8 @@ void Enqueue(const MatmulProblem& p, Stream& any_stream) {
 
 }  // namespace
 
-// The tensor cores sum products of 16-bit elements in groups of 4 (compute capability 7) to 16
-// (compute capability 9). They align a group and the running sum to the largest term and truncate
-// the lower bits. Each term of a group, and the result, adds an error of up to 2 u times the
-// largest term (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores",
-// 2021). The worst case is groups of 4, in which the errors of the 4 products, the running sum and
-// the result add up to at most 12 u.
 double CublasRoundoff(const MatmulProblem& p) {
-  if (SizeOf(p.dtype) != 2) return MatmulChainRoundoff(p);
-  return 3 * (static_cast<double>(p.k) + 16) * kRoundoffF32;
+  return SizeOf(p.dtype) == 2 ? TensorRoundoff(p) : MatmulChainRoundoff(p);
 }
 
 Cost CublasCost(const MatmulProblem& p) {

@@ -20,6 +20,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include "kernels/cuda/matmul/cublas.h"
@@ -180,45 +182,19 @@ class Plan {
   bool found_ = false;
 };
 
-// Everything that a plan depends on.
-using Key = std::array<std::int64_t, 14>;
-
-Key KeyOf(const MatmulProblem& p, bool tf32, const CudaStream& stream) {
-  return {stream.device().ordinal(),
-          static_cast<std::int64_t>(p.dtype),
-          static_cast<std::int64_t>(p.out_dtype),
-          p.m,
-          p.n,
-          p.k,
-          p.lda,
-          p.ldb,
-          p.transpose_a,
-          p.transpose_b,
-          AlignmentOf(p.a),
-          AlignmentOf(p.b),
-          AlignmentOf(p.c),
-          tf32};
+// Returns everything that a plan depends on.
+auto KeyOf(const MatmulProblem& p, bool tf32, const CudaStream& stream) {
+  return std::tuple(stream.device().ordinal(), p.dtype, p.out_dtype, p.m, p.n, p.k, p.lda, p.ldb,
+                    p.transpose_a, p.transpose_b, AlignmentOf(p.a), AlignmentOf(p.b),
+                    AlignmentOf(p.c), tf32);
 }
+using Key = std::invoke_result_t<decltype(KeyOf), const MatmulProblem&, bool, const CudaStream&>;
 
 // Plans by key. If there are kMostPlans plans, all of them are removed before another plan is
-// added. Thread safe.
-class Plans {
- public:
-  std::shared_ptr<const Plan> Find(const Key& key) {
-    const std::lock_guard lock(mutex_);
-    const auto found = plans_.find(key);
-    return found == plans_.end() ? nullptr : found->second;
-  }
-
-  void Keep(const Key& key, std::shared_ptr<const Plan> plan) {
-    const std::lock_guard lock(mutex_);
-    if (plans_.size() >= kMostPlans) plans_.clear();
-    plans_.emplace(key, std::move(plan));
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<Key, std::shared_ptr<const Plan>> plans_;
+// added.
+struct Plans {
+  std::mutex mutex;
+  std::map<Key, std::shared_ptr<const Plan>> by_key;
 };
 
 void Enqueue(const MatmulProblem& p, Stream& stream) { LaunchCublasLt(p, /*tf32=*/false, stream); }
@@ -229,13 +205,19 @@ void LaunchCublasLt(const MatmulProblem& p, bool tf32, Stream& any_stream) {
   static Plans* const plans = new Plans;  // never freed, because the library is never unloaded
   CudaStream& stream = Cuda(any_stream);
   const Key key = KeyOf(p, tf32, stream);
-  if (const std::shared_ptr<const Plan> plan = plans->Find(key)) {
-    plan->Launch(p, stream, stream.Scratch(plan->workspace_bytes()));
-    return;
+  std::unique_lock lock(plans->mutex);
+  if (const auto found = plans->by_key.find(key); found != plans->by_key.end()) {
+    const std::shared_ptr<const Plan> plan = found->second;
+    lock.unlock();
+    return plan->Launch(p, stream, stream.Scratch(plan->workspace_bytes()));
   }
+  lock.unlock();
   void* const workspace = stream.Scratch(kWorkspace);
   const auto plan = std::make_shared<const Plan>(p, tf32, stream, workspace);
-  plans->Keep(key, plan);
+  lock.lock();
+  if (plans->by_key.size() >= kMostPlans) plans->by_key.clear();
+  plans->by_key.emplace(key, plan);
+  lock.unlock();
   plan->Launch(p, stream, workspace);
 }
 

@@ -24,18 +24,8 @@
 // Cost for 1024 x 1024 x 1024, f32: 2^31 flops and 128 MiB of loads. There are 256 tiles of 64 x 64
 // with 64 k-tiles each, 64 barriers per block, and chains of 1024 multiply-adds.
 //
-// Correct for any m, n and k: at the edges a copy reads fewer bytes than it writes and fills the
-// rest with zeros, whose products add nothing, and results beyond the edges are not stored. Also
-// correct for any pitch and alignment: a matrix whose address or pitch is not a multiple of 16
-// bytes is copied or stored one element at a time. Each element of c is one chain of k fused
-// multiply-adds, in the same order as in `naive`.
-//
 // Lesson: kernels/lessons/product_4_double_buffer.cu
-#include <cstdint>
-
-#include "kernels/cuda/common/primitives.cuh"
 #include "kernels/cuda/matmul/tiles.cuh"
-#include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/team/shares.h"
 
 namespace tessera {
@@ -98,18 +88,15 @@ void Enqueue(const MatmulProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern constexpr Strategy<MatmulProblem> kMatmulDoubleBuffered = {
+extern constexpr Strategy<MatmulProblem> kMatmulDoubleBuffered = CudaMatmul({
     .name = "double_buffered",
     .summary = "the next k-tile is copied in the background (cp.async) while this one is used",
     .source = "S. Boehm's series of SGEMM kernels (2022), with cp.async and partial tiles",
-    .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32, DType::kF64),
     .min_compute_capability = 80,
-    .deterministic = true,
-    .roundoff = MatmulChainRoundoff,
     .cost = TilesCost<Small>,
     .launch = Enqueue,
     .shared = {.launch = LaunchGathered<kMatmulDoubleBuffered>},
-};
+});
 
 }  // namespace tessera

@@ -4,10 +4,8 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/common/primitives.cuh"
 #include "kernels/cuda/matmul/hopper/ptx/ptx.cuh"
 #include "kernels/cuda/matmul/k_tiles.cuh"
-#include "kernels/cuda/runtime/cuda.h"
 
 namespace tessera::f64 {
 
@@ -21,20 +19,16 @@ inline constexpr int kSquareBytes = kSquare * kRowBytes;
 inline constexpr int kAlignment = 1024;  // required by the swizzle pattern
 static_assert(kDepth / kStep % 2 == 0, "the first step of a k-tile has to be in buffer 0");
 
-// The shapes of a block's tile and of a warp's part of it.
-template <int kRows_, int kColumns_, int kWarpRows_, int kWarpColumns_>
-struct Config {
-  static inline constexpr int kRows = kRows_, kColumns = kColumns_;
-  static inline constexpr int kWarpRows = kWarpRows_, kWarpColumns = kWarpColumns_;
-  static inline constexpr int kWarpsX = kColumns / kWarpColumns;
-  static inline constexpr int kWarps = kWarpsX * (kRows / kWarpRows);
-  static inline constexpr int kThreads = kWarpSize * kWarps;
-  static inline constexpr int kBytesA = kRows * kRowBytes, kBytesB = kColumns * kRowBytes;
-  static inline constexpr int kStageBytes = kBytesA + kBytesB;
-  static inline constexpr int SharedBytes(int stages) { return kAlignment + stages * kStageBytes; }
+// Adds the sizes of k-tiles in bytes.
+template <int... kShape>
+struct Config : WarpTiling<kShape...> {
+  static constexpr int kBytesA = Config::kRows * kRowBytes;
+  static constexpr int kBytesB = Config::kColumns * kRowBytes;
+  static constexpr int kStageBytes = kBytesA + kBytesB;
+  static constexpr int SharedBytes(int stages) { return kAlignment + stages * kStageBytes; }
 };
-using Large = Config<128, 128, 64, 32>;
-using Small = Config<64, 64, 32, 32>;  // for matrices with few tiles
+using Large = Config<128, 128, 64, 32, 1>;
+using Small = Config<64, 64, 32, 32, 1>;  // for matrices with few tiles
 
 // Returns the address of the first k-tile in the block's shared memory.
 __device__ char* FirstKTile() {

@@ -21,7 +21,7 @@ struct Fragments {
   // Returns the distance from the warp's first square in a k-tile to the lane's first element,
   // which is in half 0 and the first four steps.
   static __device__ std::uint32_t LaneOffset() {
-    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    const int lane = LaneIndex();
     const int i = Place(lane / 4, 0), t = lane % 4;
     return S::kAlongK ? i * kRowBytes + (t / 2 ^ i % 8) * 16 + t % 2 * 8
                       : t * S::kStepBytes + (i / 2 ^ t) * 16 + i % 2 * 8;
@@ -97,8 +97,7 @@ class WarpTile {
   // Writes the part of the tile at [row, column] that is inside c. Rows of c are `pitch` apart.
   __device__ void Store(std::int64_t row, std::int64_t column, std::int64_t m, std::int64_t n,
                         std::int64_t pitch, bool packable, double* c) const {
-    const int g = static_cast<int>(threadIdx.x) % kWarpSize / 4;
-    const int t = static_cast<int>(threadIdx.x) % 4;
+    const int g = LaneIndex() / 4, t = LaneIndex() % 4;
 #pragma unroll
     for (int i = 0; i < kSquaresY; ++i) {
 #pragma unroll
@@ -122,9 +121,8 @@ class WarpTile {
   }
 
  private:
-  static __device__ int Warp() { return static_cast<int>(threadIdx.x) / kWarpSize; }
-  static __device__ int Y() { return Warp() / C::kWarpsX * C::kWarpRows; }
-  static __device__ int X() { return Warp() % C::kWarpsX * C::kWarpColumns; }
+  static __device__ int Y() { return WarpIndex() / C::kWarpsX * C::kWarpRows; }
+  static __device__ int X() { return WarpIndex() % C::kWarpsX * C::kWarpColumns; }
 
   double sums_[kSquaresY][kSquaresX][2][4] = {};
 };

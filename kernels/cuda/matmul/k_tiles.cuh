@@ -26,6 +26,17 @@
 
 namespace tessera {
 
+// The tile of a block, the tile of a warp, and the number of blocks per SM.
+template <int kRows_, int kColumns_, int kWarpRows_, int kWarpColumns_, int kBlocks_>
+struct WarpTiling {
+  static constexpr int kRows = kRows_, kColumns = kColumns_;
+  static constexpr int kWarpRows = kWarpRows_, kWarpColumns = kWarpColumns_;
+  static constexpr int kBlocks = kBlocks_;
+  static constexpr int kWarpsX = kColumns / kWarpColumns;
+  static constexpr int kWarps = kWarpsX * (kRows / kWarpRows);
+  static constexpr int kThreads = kWarpSize * kWarps;
+};
+
 // kShift: the vectors of row r are permuted by (r << kShift) mod 8. This number differs between
 // rows that lanes read together.
 template <class T, int kTile_, int kDepth_, bool kAlongK_, int kShift = 0>

@@ -83,14 +83,4 @@ __device__ inline void MultiplyDoubles(const double (&a)[4], double b0, double b
 #endif
 }
 
-// Returns a bound on the error of the tensor cores' sums of 16-bit products, relative to the sum of
-// magnitudes. The tensor cores add products in groups of 4 (compute capability 7) to 16 (9). They
-// align the products and the running sum to the largest of them and cut off the lower bits. Each
-// term of a group, and the result, adds an error of up to 2 u times the largest term (Fasi, Higham,
-// Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021). In the worst case,
-// there are 6 such errors for every 4 products.
-inline double TensorRoundoff(std::int64_t k) {
-  return 3 * (static_cast<double>(k) + 16) * kRoundoffF32;
-}
-
 }  // namespace tessera

@@ -8,16 +8,11 @@
 // Cost for 1024 x 1024 x 1024, f32: 2^31 flops; 2^31 loads (8 GiB) for operands of 8 MiB; no
 // barriers; a chain of 1024 multiply-adds.
 //
-// Correct for any m, n and k: threads beyond the last element do nothing, threads of a grid of the
-// maximum size continue with further elements, and k = 0 stores zeros. Any block size works, since
-// threads do not synchronize. Also correct for any pitch, transpose and alignment: an operand is a
-// pointer and two strides, and loads are scalar. Each element of c is one chain of k fused
-// multiply-adds, in f32 for 16-bit operands; integers wrap.
+// Any block size works, since threads do not synchronize. Threads of a grid of the maximum size
+// continue with further elements.
 //
 // Lesson: kernels/lessons/product_1_naive.cu
-#include "kernels/cuda/common/primitives.cuh"
 #include "kernels/cuda/matmul/tiles.cuh"
-#include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/team/shares.h"
 
 namespace tessera {
@@ -41,37 +36,30 @@ __global__ void __launch_bounds__(kAnyBlockSize.max)
   }
 }
 
-template <class A, class B, class O>
-void Run(const MatmulProblem& p, CudaStream& stream) {
-  const Grid grid = MakeGrid(p.m * p.n, p.launch, kBlock, 1);
-  MatmulNaive<<<grid.blocks, grid.block_size, 0, stream.handle()>>>(OperandA<A>(p), OperandB<B>(p),
-                                                                    p.k, static_cast<O*>(p.c));
-  CUDA_CHECK_LAUNCH(MatmulNaive);
-}
-
 Cost CostOf(const MatmulProblem& p) { return MatmulCost(p, MatmulTileLoads(p, 1, 1)); }
 
-void Enqueue(const MatmulProblem& p, Stream& stream) {
+void Enqueue(const MatmulProblem& p, Stream& any_stream) {
+  CudaStream& stream = Cuda(any_stream);
+  const Grid grid = MakeGrid(p.m * p.n, p.launch, kBlock, 1);
   DispatchMixedMatmul(p, [&](auto a, auto b, auto o) {
-    Run<decltype(a), decltype(b), decltype(o)>(p, Cuda(stream));
+    MatmulNaive<<<grid.blocks, grid.block_size, 0, stream.handle()>>>(
+        OperandA<decltype(a)>(p), OperandB<decltype(b)>(p), p.k, static_cast<decltype(o)*>(p.c));
+    CUDA_CHECK_LAUNCH(MatmulNaive);
   });
 }
 
 }  // namespace
 
-extern constexpr Strategy<MatmulProblem> kMatmulNaive = {
+extern constexpr Strategy<MatmulProblem> kMatmulNaive = CudaMatmul({
     .name = "naive",
     .summary = "the definition: one thread per element, operands from device memory",
     .source = "the definition, with the thread hierarchy from the notes on hardware acceleration",
-    .backend = Backend::kCuda,
     .dtypes = kMatmulDTypes,
-    .deterministic = true,
     .limits = {.block_size = kAnyBlockSize},
-    .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
     .shared = {.launch = LaunchGathered<kMatmulNaive>},
     .mixed = true,
-};
+});
 
 }  // namespace tessera

@@ -26,18 +26,10 @@
 // Cost for 4096 x 4096 x 1, f32: 2^25 flops and 64 MiB written, 19.8 us on an H200 (cuBLAS takes
 // 30.9 us); 2048 blocks without barriers. The variants that were tried are in docs/notebook.md.
 //
-// Correct for any m and n, and k up to 8: steps beyond k are products of zeros, and results beyond
-// the edges are not stored. Also correct for any pitch, transpose and alignment, since elements are
-// loaded and stored one by one. Each element of c is one chain of fused multiply-adds, in the same
-// order as in `naive`, in f32 for 16-bit operands; integers wrap.
-//
 // Lesson: kernels/lessons/product_1_naive.cu
-#include <cstdint>
 #include <string>
 
-#include "kernels/cuda/common/primitives.cuh"
 #include "kernels/cuda/matmul/tiles.cuh"
-#include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/team/shares.h"
 
 namespace tessera {
@@ -67,8 +59,7 @@ __global__ void __launch_bounds__(kThreads)
   using Value = ValueOf<T>;
   constexpr int kRows = Rows(sizeof(T), kSteps);
   __shared__ __align__(16) Value a_rows[kWarps][kRows][kSteps];
-  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int warp = WarpIndex(), lane = LaneIndex();
   const int warps_across = kWarps / warps_down;
   const auto column_tiles = static_cast<unsigned>(CeilDiv(b.extent, kColumns * warps_across));
   const std::int64_t row =
@@ -111,9 +102,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Returns k rounded up to a number of steps for which a kernel exists.
-constexpr int Steps(std::int64_t k) { return k <= 1 ? 1 : k <= 2 ? 2 : k <= 4 ? 4 : kMostSteps; }
-
 template <int kSteps>
 void Run(const MatmulProblem& p, CudaStream& stream) {
   const int rows = Rows(SizeOf(p.dtype), kSteps);
@@ -129,40 +117,34 @@ void Run(const MatmulProblem& p, CudaStream& stream) {
   });
 }
 
-void Enqueue(const MatmulProblem& p, Stream& any_stream) {
-  CudaStream& stream = Cuda(any_stream);
-  switch (Steps(p.k)) {
-    case 1:
-      return Run<1>(p, stream);
-    case 2:
-      return Run<2>(p, stream);
-    case 4:
-      return Run<4>(p, stream);
-    default:
-      return Run<kMostSteps>(p, stream);
-  }
+// Calls f with k rounded up to a number of steps for which a kernel exists.
+template <class F>
+auto DispatchSteps(const MatmulProblem& p, F&& f) {
+  return DispatchAtLeast<1, 2, 4, kMostSteps>(p.k, f);
+}
+
+void Enqueue(const MatmulProblem& p, Stream& stream) {
+  DispatchSteps(p, [&](auto steps) { Run<steps>(p, Cuda(stream)); });
 }
 
 Cost CostOf(const MatmulProblem& p) {
-  return MatmulCost(p, MatmulTileLoads(p, Rows(SizeOf(p.dtype), Steps(p.k)), kColumns));
+  const int rows = DispatchSteps(p, [&](auto steps) { return Rows(SizeOf(p.dtype), steps); });
+  return MatmulCost(p, MatmulTileLoads(p, rows, kColumns));
 }
 
 std::string Refuses(const MatmulProblem& p) { return p.k <= kMostSteps ? "" : "k of at most 8"; }
 
 }  // namespace
 
-extern constexpr Strategy<MatmulProblem> kMatmulOuterProduct = {
+extern constexpr Strategy<MatmulProblem> kMatmulOuterProduct = CudaMatmul({
     .name = "outer_product",
     .summary = "few steps along k: columns of b in registers, c written at memory speed",
     .source = "definition: a product is the sum of k outer products",
-    .backend = Backend::kCuda,
     .dtypes = kMatmulDTypes,
-    .deterministic = true,
-    .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
     .shared = {.launch = LaunchGathered<kMatmulOuterProduct>},
     .refuses = Refuses,
-};
+});
 
 }  // namespace tessera

@@ -23,18 +23,14 @@
 // Cost for 1024 x 1024 x 1024, f32, V = 4: 2^31 flops; 2^29 loads (2 GiB), most of them served by
 // the caches; no barriers; a chain of 1024 multiply-adds.
 //
-// Correct for any m, n and k: for rows and columns beyond an edge, threads load the last one that
-// exists and store nothing, so the loop needs no conditions; k = 0 stores zeros. Blocks of a grid
-// of the maximum size continue with further tiles. Also correct for any pitch, transpose and
-// alignment: an operand is a pointer and two strides, and loads are scalar.
+// For rows and columns beyond an edge, threads load the last one that exists and store nothing, so
+// the loop needs no conditions. Blocks of a grid of the maximum size continue with further tiles.
 //
 // Lesson: kernels/lessons/product_3_registers.cu
 #include <algorithm>
 #include <limits>
 
-#include "kernels/cuda/common/primitives.cuh"
 #include "kernels/cuda/matmul/tiles.cuh"
-#include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/team/shares.h"
 
 namespace tessera {
@@ -90,35 +86,23 @@ int Each(const MatmulProblem& p) {
                                                          : kDefaultEach);
 }
 
-template <int kEach>
-void Run(const MatmulProblem& p, CudaStream& stream) {
-  constexpr int kTile = kSide * kEach;
-  const std::int64_t tiles = CeilDiv(p.m, kTile) * CeilDiv(p.n, kTile);
-  if (tiles == 0) return;
-  const auto blocks = static_cast<unsigned>(
-      std::min<std::int64_t>(tiles, std::numeric_limits<std::int32_t>::max()));
-  DispatchMatmul(p, [&](auto t, auto o) {
-    using T = decltype(t);
-    MatmulRegisterTiled<kEach><<<blocks, kSide * kSide, 0, stream.handle()>>>(
-        OperandA<T>(p), OperandB<T>(p), p.k, static_cast<decltype(o)*>(p.c));
-    CUDA_CHECK_LAUNCH(MatmulRegisterTiled);
-  });
-}
-
 Cost CostOf(const MatmulProblem& p) { return MatmulCost(p, MatmulTileLoads(p, Each(p), Each(p))); }
 
-void Enqueue(const MatmulProblem& p, Stream& stream) {
-  CudaStream& cuda = Cuda(stream);
-  switch (Each(p)) {
-    case 1:
-      return Run<1>(p, cuda);
-    case 2:
-      return Run<2>(p, cuda);
-    case 4:
-      return Run<4>(p, cuda);
-    default:
-      return Run<8>(p, cuda);
-  }
+void Enqueue(const MatmulProblem& p, Stream& any_stream) {
+  CudaStream& stream = Cuda(any_stream);
+  DispatchAtLeast<1, 2, 4, 8>(Each(p), [&](auto each) {
+    constexpr int kEach = each, kTile = kSide * kEach;
+    const std::int64_t tiles = CeilDiv(p.m, kTile) * CeilDiv(p.n, kTile);
+    if (tiles == 0) return;
+    const auto blocks = static_cast<unsigned>(
+        std::min<std::int64_t>(tiles, std::numeric_limits<std::int32_t>::max()));
+    DispatchMatmul(p, [&](auto t, auto o) {
+      using T = decltype(t);
+      MatmulRegisterTiled<kEach><<<blocks, kSide * kSide, 0, stream.handle()>>>(
+          OperandA<T>(p), OperandB<T>(p), p.k, static_cast<decltype(o)*>(p.c));
+      CUDA_CHECK_LAUNCH(MatmulRegisterTiled);
+    });
+  });
 }
 
 std::string Refuses(const MatmulProblem& p) {
@@ -130,19 +114,16 @@ std::string Refuses(const MatmulProblem& p) {
 
 }  // namespace
 
-extern constexpr Strategy<MatmulProblem> kMatmulRegisterTiled = {
+extern constexpr Strategy<MatmulProblem> kMatmulRegisterTiled = CudaMatmul({
     .name = "register_tiled",
     .summary = "V x V elements per thread in registers, operands from device memory",
     .source = "thread-level register tiling, from the notes on hardware acceleration",
-    .backend = Backend::kCuda,
     .dtypes = kMatmulDTypes,
-    .deterministic = true,
     .limits = {.items_per_thread = {1, 8}},
-    .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
     .shared = {.launch = LaunchGathered<kMatmulRegisterTiled>},
     .refuses = Refuses,
-};
+});
 
 }  // namespace tessera

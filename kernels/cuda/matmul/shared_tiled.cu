@@ -26,18 +26,8 @@
 // Cost for 1024 x 1024 x 1024, f32: 2^31 flops, 128 MiB of loads; 256 tiles of 64 x 64, 64 k-tiles,
 // 128 barriers per block; a chain of 1024 multiply-adds.
 //
-// Correct for any m, n and k: elements beyond an edge are fetched as 0 in both operands, so they
-// add 0 * 0, and results beyond an edge are not stored. Also correct for any pitch, transpose and
-// alignment: threads fetch along whichever dimension is contiguous, one element at a time. 16-bit
-// elements are converted to f32 before they are stored in shared memory. Each element of c is one
-// chain of k fused multiply-adds, in the same order as in `naive`.
-//
 // Lessons: kernels/lessons/product_2_tiles.cu, kernels/lessons/product_3_registers.cu
-#include <cstdint>
-
-#include "kernels/cuda/common/primitives.cuh"
 #include "kernels/cuda/matmul/tiles.cuh"
-#include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/team/shares.h"
 
 namespace tessera {
@@ -153,20 +143,17 @@ void Enqueue(const MatmulProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern constexpr Strategy<MatmulProblem> kMatmulSharedTiled = {
+extern constexpr Strategy<MatmulProblem> kMatmulSharedTiled = CudaMatmul({
     .name = "shared_tiled",
     .summary =
         "L x L elements per block through k-tiles in shared memory, V x V per thread in registers",
     .source =
         "shared-memory tiling with cooperative fetching, from the notes on hardware acceleration",
-    .backend = Backend::kCuda,
     .dtypes = kMatmulDTypes,
-    .deterministic = true,
-    .roundoff = MatmulChainRoundoff,
     .cost = TilesCost<Small>,
     .launch = Enqueue,
     .shared = {.launch = LaunchGathered<kMatmulSharedTiled>},
     .stacks = true,
-};
+});
 
 }  // namespace tessera

@@ -27,18 +27,8 @@
 // tile does 512 multiply-adds with 2 loads from global memory, 5 stores to shared memory (if one
 // operand is transposed) and 32 loads from shared memory.
 //
-// Correct for any m, n and k: a vector that crosses an edge is fetched and stored element by
-// element up to the edge, and padded with zeros, which add 0 * 0. Also correct for any pitch and
-// alignment: where the address or pitch of an operand or of c is not a multiple of 16 bytes, its
-// vectors are read or written element by element as well. Each element of c is one chain of k fused
-// multiply-adds, in the same order as in `naive`.
-//
 // Lesson: kernels/lessons/product_3_registers.cu
-#include <cstdint>
-
-#include "kernels/cuda/common/primitives.cuh"
 #include "kernels/cuda/matmul/tiles.cuh"
-#include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/team/shares.h"
 
 namespace tessera {
@@ -156,17 +146,14 @@ void Enqueue(const MatmulProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern constexpr Strategy<MatmulProblem> kMatmulSharedTiledVectorized = {
+extern constexpr Strategy<MatmulProblem> kMatmulSharedTiledVectorized = CudaMatmul({
     .name = "shared_tiled_vectorized",
     .summary = "tiles in shared memory, moved 16 bytes at a time",
     .source = "S. Boehm's series of SGEMM kernels (2022), extended to partial tiles",
-    .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32, DType::kF64),
-    .deterministic = true,
-    .roundoff = MatmulChainRoundoff,
     .cost = TilesCost<Small>,
     .launch = Enqueue,
     .shared = {.launch = LaunchGathered<kMatmulSharedTiledVectorized>},
-};
+});
 
 }  // namespace tessera

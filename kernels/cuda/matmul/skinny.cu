@@ -33,22 +33,16 @@
 // Cost for 8192 x 1 x 8192, f32: 2^27 flops, 256 MiB read once, 58 us at 4.6 TB/s; 64 tiles, k in
 // two parts. For about 20 vectors or more, the f32 multiply-adds take as long as the reads.
 //
-// Correct for any m, n and k if m or n is at most 32: copies beyond the edges and beyond a part of
-// k write zeros, which add 0 * 0, and results beyond the edges are not stored. Also correct for any
-// pitch and alignment: where vectors are not aligned, elements are copied one by one. The shape and
-// the device determine the order in which the sums of an element are added.
+// The shape and the device determine the order in which the sums of an element are added.
 //
 // Lesson: kernels/lessons/product_4_double_buffer.cu
 #include <algorithm>
-#include <cstdint>
 #include <limits>
 #include <string>
 #include <type_traits>
 
-#include "kernels/cuda/common/primitives.cuh"
 #include "kernels/cuda/matmul/skinny_narrow.cuh"
 #include "kernels/cuda/matmul/skinny_sums.cuh"
-#include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/runtime/overlap.cuh"
 
 namespace tessera {
@@ -115,7 +109,7 @@ __global__ void __launch_bounds__(kThreads, C::kBlocks)
   }
 
   const int thread = static_cast<int>(threadIdx.x);
-  const int warp = thread / kWarpSize, lane = thread % kWarpSize;
+  const int warp = WarpIndex(), lane = LaneIndex();
   Acc* const cells = DynamicShared<Acc>();
   if constexpr (C::kHalves) {
     // The warps of the second half pass their sums to the warps of the first half.
@@ -172,8 +166,8 @@ __global__ void __launch_bounds__(kFinishThreads)
     MatmulSkinnyFinish(const Acc* parts, int count, std::int64_t n, O* c) {
   WaitForKernelBefore();
   __shared__ Acc sums[kFinishGroups][kWarpSize];
-  const int group = static_cast<int>(threadIdx.x) / kWarpSize;
-  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int group = WarpIndex();
+  const int lane = LaneIndex();
   const std::int64_t e = std::int64_t{blockIdx.x} * kWarpSize + lane;
   const int first = group * count / kFinishGroups, end = (group + 1) * count / kFinishGroups;
   Acc sum = 0;
@@ -246,8 +240,7 @@ void RunLayout(const MatmulProblem& p, const Operand<typename C::T>& wide, bool 
   const auto launch = [&](auto* c) {
     using Out = std::remove_pointer_t<decltype(c)>;
     const auto kernel = MatmulSkinny<C, kAlongK, Out>;
-    CUDA_CHECK(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
+    AllowSharedBytes(kernel, C::kSharedBytes);
     kernel<<<grid, kThreads, C::kSharedBytes, stream.handle()>>>(
         wide, wide_packable, thin, thin_packs, p.k, part,
         Destination<Out>{c, wide_stride, thin_stride, wide.extent, thin.extent});
@@ -273,13 +266,6 @@ void RunNarrow(const MatmulProblem& p, const Operand<T>& wide, const Operand<T>&
   });
 }
 
-template <class T, class O, int kMost>
-void RunNarrowPacks(const MatmulProblem& p, bool packs, const Operand<T>& wide,
-                    const Operand<T>& thin, CudaStream& stream) {
-  if (packs) return RunNarrow<T, O, kMost, true>(p, wide, thin, stream);
-  RunNarrow<T, O, kMost, false>(p, wide, thin, stream);
-}
-
 template <class T, class O, int kVectors>
 void Run(const MatmulProblem& p, CudaStream& stream) {
   using C = Config<T, kVectors>;
@@ -291,12 +277,14 @@ void Run(const MatmulProblem& p, CudaStream& stream) {
   const bool thin_packs = thin.k_stride == 1 &&
                           IsPackable<T>(thin.data, thin.extent == 1 ? Pack<T>::kSize : thin.stride);
   const bool wide_packable = a_is_wide ? packable.a : packable.b;
-  // For so few vectors, RunTypes never chooses a larger kVectors.
+  // For so few vectors, Enqueue never chooses a larger kVectors.
   if constexpr (kVectors <= (sizeof(T) == 2 ? 8 : kMostNarrow)) {
     if (wide.extent <= kMostNarrow && p.k >= kLeastNarrowK) {
       const bool packs = wide.k_stride == 1 && wide_packable && thin_packs;
-      if (wide.extent <= 2) return RunNarrowPacks<T, O, 2>(p, packs, wide, thin, stream);
-      return RunNarrowPacks<T, O, 4>(p, packs, wide, thin, stream);
+      return DispatchAtLeast<2, kMostNarrow>(wide.extent, [&](auto most) {
+        packs ? RunNarrow<T, O, most, true>(p, wide, thin, stream)
+              : RunNarrow<T, O, most, false>(p, wide, thin, stream);
+      });
     }
   }
   if (wide.k_stride == 1) {
@@ -306,29 +294,24 @@ void Run(const MatmulProblem& p, CudaStream& stream) {
   }
 }
 
-template <class T, class O>
-void RunTypes(const MatmulProblem& p, CudaStream& stream) {
-  const std::int64_t vectors = std::min(p.m, p.n);
-  if constexpr (sizeof(T) != 2) {
-    if (vectors <= 1) return Run<T, O, 1>(p, stream);
-    if (vectors <= 2) return Run<T, O, 2>(p, stream);
-    if (vectors <= 4) return Run<T, O, 4>(p, stream);
-  }
-  if (vectors <= 8) return Run<T, O, 8>(p, stream);
-  if (vectors <= 16) return Run<T, O, 16>(p, stream);
-  return Run<T, O, 32>(p, stream);
-}
-
 void Enqueue(const MatmulProblem& p, Stream& any_stream) {
   CudaStream& stream = Cuda(any_stream);
+  const std::int64_t vectors = std::min(p.m, p.n);
   DispatchMatmul(p, [&](auto t, auto o) {
     using T = decltype(t);
-    if constexpr (!std::is_integral_v<T>) RunTypes<T, decltype(o)>(p, stream);
+    if constexpr (!std::is_integral_v<T>) {
+      const auto run = [&](auto most) { Run<T, decltype(o), most>(p, stream); };
+      if constexpr (sizeof(T) == 2) {
+        DispatchAtLeast<8, 16, 32>(vectors, run);
+      } else {
+        DispatchAtLeast<1, 2, 4, 8, 16, 32>(vectors, run);
+      }
+    }
   });
 }
 
 double Roundoff(const MatmulProblem& p) {
-  return SizeOf(p.dtype) == 2 ? TensorRoundoff(p.k) : MatmulChainRoundoff(p);
+  return SizeOf(p.dtype) == 2 ? TensorRoundoff(p) : MatmulChainRoundoff(p);
 }
 
 // Returns the cost of a product whose whole result is one tile.
@@ -359,19 +342,17 @@ std::uint64_t ScratchOf(const MatmulProblem& p) {
 
 }  // namespace
 
-extern constexpr Strategy<MatmulProblem> kMatmulSkinny = {
+extern constexpr Strategy<MatmulProblem> kMatmulSkinny = CudaMatmul({
     .name = "skinny",
     .summary = "few rows or columns: the large operand is read once, at memory speed",
     .source = "multi-stage copies as in CUTLASS, with one operand only a few vectors wide",
-    .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32, DType::kF64, DType::kF16, DType::kBF16),
     .min_compute_capability = 80,
-    .deterministic = true,
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
     .refuses = Refuses,
     .scratch = ScratchOf,
-};
+});
 
 }  // namespace tessera

@@ -18,12 +18,11 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/common/primitives.cuh"
 #include "kernels/cuda/matmul/skinny.cuh"
 
 namespace tessera::skinny {
 
-inline constexpr std::int64_t kMostNarrow = 4;
+inline constexpr int kMostNarrow = 4;
 // Products with a shorter k use tiles, because this kernel has not been tried for them.
 inline constexpr std::int64_t kLeastNarrowK = std::int64_t{1} << 15;
 
@@ -87,8 +86,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
 
   __shared__ Acc warp_sums[kWarps][kMost * kMost];
-  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int warp = WarpIndex(), lane = LaneIndex();
 #pragma unroll
   for (int i = 0; i < kMost; ++i) {
 #pragma unroll

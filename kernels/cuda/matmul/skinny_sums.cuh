@@ -15,8 +15,7 @@ __device__ void AddHalves(const typename C::T* wide, const typename C::T* thin,
                           float (&sums)[C::kSums]) {
   using T = typename C::T;
   using Wide = typename C::template WideKTile<kAlongK>;
-  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int warp = WarpIndex(), lane = LaneIndex();
   constexpr int kSteps = C::kDepth / 16 / 2;
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
@@ -44,8 +43,7 @@ __device__ void AddHalves(const typename C::T* wide, const typename C::T* thin,
 // Adds products of f64 on the tensor cores. Each warp has 16 rows of the tile.
 template <class C, bool kAlongK>
 __device__ void AddSquares(const double* wide, const double* thin, double (&sums)[C::kSums]) {
-  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int warp = WarpIndex(), lane = LaneIndex();
 #pragma unroll
   for (int l = 0; l < C::kDepth; l += 8) {
     double a[4];
@@ -69,8 +67,7 @@ __device__ void AddVectors(const typename C::T* wide, const typename C::T* thin,
                            typename C::T (&sums)[C::kSums]) {
   using T = typename C::T;
   using Wide = typename C::template WideKTile<kAlongK>;
-  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int warp = WarpIndex(), lane = LaneIndex();
   constexpr int kEach = C::kTile / kWarpSize;  // elements of the wide operand per lane
   T w[kEach][C::kWidth];
   if constexpr (kAlongK) {

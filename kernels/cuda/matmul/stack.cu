@@ -18,19 +18,11 @@
 //
 // Cost for 4096 products of 16 x 16 by 16 x 16, f32: 12 MiB moved, 2^25 flops, one launch.
 //
-// Correct for any k and stack, for m and n with at most 256 tiles of 4 x 4, and for all strides:
-// steps beyond k are filled with zeros in both operands, and results beyond an edge are computed
-// but not stored. Each element is one chain of k fused multiply-adds, as in `naive`, so both have
-// the same bits.
-//
 // Lesson: kernels/lessons/product_3_registers.cu
 #include <algorithm>
-#include <cstdint>
 #include <limits>
 
-#include "kernels/cuda/common/primitives.cuh"
 #include "kernels/cuda/matmul/tiles.cuh"
-#include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/team/shares.h"
 
 namespace tessera {
@@ -261,7 +253,7 @@ void Run(const MatmulProblem& p, const StackSteps& stack, int multiprocessors,
                               reinterpret_cast<std::uintptr_t>(p.c) % alignof(Four<O>) == 0};
   const int bytes = products * (product_a + product_b) * static_cast<int>(sizeof(V));
   const auto kernel = MatmulStack<T, O>;
-  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  AllowSharedBytes(kernel, bytes);
   kernel<<<static_cast<unsigned>(blocks),
            static_cast<unsigned>(CeilDiv(products * threads, kWarpSize) * kWarpSize), bytes,
            stream>>>(a, b, stack.products, p.k, plan, stack.c, static_cast<O*>(p.c));
@@ -293,19 +285,16 @@ std::string Refuses(const MatmulProblem& p) {
 
 }  // namespace
 
-extern constexpr Strategy<MatmulProblem> kMatmulStack = {
+extern constexpr Strategy<MatmulProblem> kMatmulStack = CudaMatmul({
     .name = "stack",
     .summary = "stacks of small matrices: several products per block, 4 x 4 elements per thread",
     .source = "batched products of small matrices: Dongarra et al., \"Batched BLAS\", 2017",
-    .backend = Backend::kCuda,
     .dtypes = kMatmulDTypes,
-    .deterministic = true,
-    .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
     .shared = {.launch = LaunchGathered<kMatmulStack>},
     .refuses = Refuses,
     .stacks = true,
-};
+});
 
 }  // namespace tessera

@@ -34,20 +34,15 @@
 // steps; a chain of 1024 multiply-adds. For 4096 x 4096 x 4096: 1024 tiles of 128 x 128, nearly
 // eight for each of 132 SMs; 2^37 flops, 2.05 ms at 67 TFLOP/s.
 //
-// Correct for any m, n and k: copies beyond the edges write zeros, which add 0 * 0, and results
-// beyond the edges are not stored. Also correct for any pitch and alignment: where vectors are not
-// aligned, elements are copied one by one. Each sum has k terms, which are added in some order with
-// one rounding per addition.
+// Each sum has k terms, which are added in some order with one rounding per addition.
 //
 // Lesson: kernels/lessons/product_5_tensor_cores.cu
 #include <algorithm>
-#include <cstdint>
 #include <limits>
 
 #include "kernels/cuda/matmul/f64_product.h"
 #include "kernels/cuda/matmul/f64_tile.cuh"
 #include "kernels/cuda/matmul/hopper/ptx/tensor_map.cuh"
-#include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/team/shares.cuh"
 
 namespace tessera {
@@ -90,7 +85,7 @@ __global__ void __launch_bounds__(TmaRing<C, kAAlongK, kBAlongK>::kThreads, 1)
     return GroupedTile<kGroup>(tile, row_tiles, column_tiles);
   };
   // The shuffle tells the compiler that the value is the same in all lanes of a warp.
-  const int warp = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarpSize, 0);
+  const int warp = __shfl_sync(kFullMask, WarpIndex(), 0);
   if (warp >= C::kWarps) {
     GiveRegistersBack<24>();
     if (threadIdx.x % kWarpSize == 0) {
@@ -131,11 +126,6 @@ __global__ void __launch_bounds__(C::kThreads, 1)
 
 // --- Launch ---
 
-template <class C>
-std::int64_t Tiles(const MatmulProblem& p) {
-  return CeilDiv(p.m, C::kRows) * CeilDiv(p.n, C::kColumns);
-}
-
 // Returns whether TMA, which takes signed 32-bit coordinates, can read the operands. Stacks are
 // read by threads.
 bool UsesTma(const MatmulProblem& p, const CudaStream& stream) {
@@ -161,10 +151,9 @@ void RunTma(const MatmulProblem& p, std::int64_t c_pitch, const unsigned* wanted
                      .c_pitch = c_pitch,
                      .wanted = wanted};
   const auto kernel = MatmulTensorF64Tma<Large, kAAlongK, kBAlongK>;
-  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  Ring::kSharedBytes));
+  AllowSharedBytes(kernel, Ring::kSharedBytes);
   const std::int64_t blocks =
-      std::min<std::int64_t>(Tiles<Large>(p), stream.device().info().multiprocessors);
+      std::min<std::int64_t>(TilesOf<Large>(p), stream.device().info().multiprocessors);
   kernel<<<static_cast<unsigned>(blocks), Ring::kThreads, Ring::kSharedBytes, stream.handle()>>>(
       map(p.a, p.m, p.lda, kAAlongK), map(p.b, p.n, p.ldb, kBAlongK), work);
   CUDA_CHECK_LAUNCH(MatmulTensorF64Tma);
@@ -175,12 +164,12 @@ void RunThreads(const MatmulProblem& p, std::int64_t c_pitch, const unsigned* wa
                 CudaStream& stream) {
   constexpr int kShared = ThreadRing<C, kAAlongK, kBAlongK>::kSharedBytes;
   const auto kernel = MatmulTensorF64<C, kAAlongK, kBAlongK>;
-  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
+  AllowSharedBytes(kernel, kShared);
   const MatmulProblem worst = LeastAlignedProduct(p);
   const Packable packable{IsPackable<double>(worst.a, p.lda), IsPackable<double>(worst.b, p.ldb),
                           IsPackable<double>(worst.c, c_pitch)};
   ForEachStackPart(p, kMostGridRows, [&](const MatmulProblem& first, const StackSteps& stack) {
-    const dim3 grid(static_cast<unsigned>(Tiles<C>(p)), static_cast<unsigned>(stack.products));
+    const dim3 grid(static_cast<unsigned>(TilesOf<C>(p)), static_cast<unsigned>(stack.products));
     kernel<<<grid, C::kThreads, kShared, stream.handle()>>>(
         OperandA<double>(first), OperandB<double>(first), packable, p.k,
         static_cast<double*>(first.c), c_pitch, wanted, stack);
@@ -192,13 +181,8 @@ void RunThreads(const MatmulProblem& p, std::int64_t c_pitch, const unsigned* wa
 // long as three and a quarter rounds of small ones.
 bool UsesLarge(const MatmulProblem& p, const CudaStream& stream) {
   const int multiprocessors = stream.device().info().multiprocessors;
-  return 13 * CeilDiv(Tiles<Large>(p) * p.stack, multiprocessors) <=
-         4 * CeilDiv(Tiles<Small>(p) * p.stack, multiprocessors);
-}
-
-// Assumes small tiles, because the actual choice depends on the device.
-Cost CostOf(const MatmulProblem& p) {
-  return MatmulCost(p, MatmulTileLoads(p, Small::kRows, Small::kColumns));
+  return 13 * CeilDiv(TilesOf<Large>(p) * p.stack, multiprocessors) <=
+         4 * CeilDiv(TilesOf<Small>(p) * p.stack, multiprocessors);
 }
 
 // Enqueues the product. The rows of c are c_pitch elements apart.
@@ -244,19 +228,16 @@ void MultiplyF64IfWanted(const MatmulProblem& p, const unsigned* wanted, CudaStr
   EnqueuePitched(p, p.n, wanted, stream);
 }
 
-extern constexpr Strategy<MatmulProblem> kMatmulTensorF64 = {
+extern constexpr Strategy<MatmulProblem> kMatmulTensorF64 = CudaMatmul({
     .name = "tensor_f64",
     .summary = "f64 on the tensor cores of Ampere and newer GPUs (mma.sync)",
     .source = "the f64 tensor cores of compute capability 8.0 and 9.0; NVIDIA PTX ISA, mma.m16n8k8",
-    .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF64),
     .min_compute_capability = 80,
-    .deterministic = true,
-    .roundoff = MatmulChainRoundoff,
-    .cost = CostOf,
+    .cost = TilesCost<Small>,
     .launch = Enqueue,
     .shared = {.launch = LaunchProductShares<PiecesWork>},
     .stacks = true,
-};
+});
 
 }  // namespace tessera

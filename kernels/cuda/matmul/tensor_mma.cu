@@ -24,17 +24,11 @@
 // Cost for 1024 x 1024 x 1024, bf16: 2^31 flops, 64 MiB of loads; 256 tiles of 64 x 64, 16 k-tiles
 // of 64 steps, 16 barriers per block; a chain of 64 tensor core instructions.
 //
-// Correct for any m, n and k: vectors that are only partly inside an operand are padded with zeros,
-// which add 0 * 0, and results beyond the edges are not stored. On Hopper, `tensor_bf16` and
-// `tensor_f16` are faster, because they use Hopper's own instructions.
+// On Hopper, `tensor_bf16` and `tensor_f16` are faster, because they use Hopper's own instructions.
 //
 // Lesson: kernels/lessons/product_5_tensor_cores.cu
-#include <cstdint>
-
-#include "kernels/cuda/common/primitives.cuh"
 #include "kernels/cuda/matmul/k_tiles.cuh"
 #include "kernels/cuda/matmul/mma.cuh"
-#include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/team/shares.h"
 
 namespace tessera {
@@ -45,15 +39,10 @@ constexpr int kDepth = 64;  // steps along k per k-tile: rows of 128 bytes
 constexpr int kGroup = 16;  // tile rows per group of blocks
 constexpr std::uint32_t kCopyBlock = 256;
 
-// The tile of a block, the tile of a warp, and the number of blocks per SM.
-template <int kRows_, int kColumns_, int kWarpRows_, int kWarpColumns_, int kBlocks_>
-struct Config {
-  static constexpr int kRows = kRows_, kColumns = kColumns_;
-  static constexpr int kWarpRows = kWarpRows_, kWarpColumns = kWarpColumns_;
-  static constexpr int kBlocks = kBlocks_;
-  static constexpr int kWarpsX = kColumns / kWarpColumns;
-  static constexpr int kThreads = kWarpSize * kWarpsX * (kRows / kWarpRows);
-  static constexpr int kA = kRows * kDepth, kB = kColumns * kDepth;
+// Adds the sizes of k-tiles, in elements, and of their stages, in bytes.
+template <int... kShape>
+struct Config : WarpTiling<kShape...> {
+  static constexpr int kA = Config::kRows * kDepth, kB = Config::kColumns * kDepth;
   static constexpr int kSharedBytes = kStages * (kA + kB) * 2;
 };
 using Large = Config<128, 128, 64, 32, 2>;
@@ -63,7 +52,7 @@ using Small = Config<64, 64, 32, 32, 4>;  // for matrices with few tiles
 // matrices at [i, l], [i + 8, l], [i, l + 8] and [i + 8, l + 8].
 template <class S, class T>
 __device__ void LoadTile(const T* k_tile, int i, int l, unsigned (&tile)[4]) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int lane = LaneIndex();
   if constexpr (S::kAlongK) {
     LoadMatrices<false>(k_tile + S::At(i + lane % 16, l / 8 + lane / 16), tile);
   } else {
@@ -100,8 +89,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   const TilePlace place = GroupedTile<kGroup>(blockIdx.x, (a.extent + C::kRows - 1) / C::kRows,
                                               (b.extent + C::kColumns - 1) / C::kColumns);
   const std::int64_t row = place.row * C::kRows, column = place.column * C::kColumns;
-  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int warp = WarpIndex(), lane = LaneIndex();
   const int y = warp / C::kWarpsX * C::kWarpRows, x = warp % C::kWarpsX * C::kWarpColumns;
 
   KTileLoader<T, KTileA, C::kThreads> a_stream(a, row, 0);
@@ -191,11 +179,6 @@ Operand<T> Packed(const Operand<T>& operand, std::int64_t k, CudaStream& stream)
   return {copy, operand.extent, along_k ? packed : 1, along_k ? 1 : packed};
 }
 
-template <class C>
-std::int64_t Tiles(const MatmulProblem& p) {
-  return CeilDiv(p.m, C::kRows) * CeilDiv(p.n, C::kColumns);
-}
-
 template <class C, class T, class O>
 void Run(const MatmulProblem& p, CudaStream& stream) {
   const MatmulProblem worst = LeastAlignedProduct(p);
@@ -209,9 +192,8 @@ void Run(const MatmulProblem& p, CudaStream& stream) {
     const Operand<T> b = Packed(OperandB<T>(first), p.k, stream);
     DispatchLayouts(a.k_stride == 1, b.k_stride == 1, [&](auto a_along_k, auto b_along_k) {
       const auto kernel = MatmulTensorMma<C, T, O, a_along_k, b_along_k>;
-      const dim3 grid(static_cast<unsigned>(Tiles<C>(p)), static_cast<unsigned>(stack.products));
-      CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      C::kSharedBytes));
+      const dim3 grid(static_cast<unsigned>(TilesOf<C>(p)), static_cast<unsigned>(stack.products));
+      AllowSharedBytes(kernel, C::kSharedBytes);
       kernel<<<grid, C::kThreads, C::kSharedBytes, stream.handle()>>>(
           a, b, pairs, p.k, static_cast<O*>(first.c), stack);
       CUDA_CHECK_LAUNCH(MatmulTensorMma);
@@ -225,14 +207,9 @@ void Run(const MatmulProblem& p, CudaStream& stream) {
   }
 }
 
-// Assumes small tiles, because the actual choice depends on the device.
-Cost CostOf(const MatmulProblem& p) {
-  return MatmulCost(p, MatmulTileLoads(p, Small::kRows, Small::kColumns));
-}
-
 void Enqueue(const MatmulProblem& p, Stream& any_stream) {
   CudaStream& stream = Cuda(any_stream);
-  const bool large = Tiles<Large>(p) * p.stack >= stream.device().info().multiprocessors;
+  const bool large = TilesOf<Large>(p) * p.stack >= stream.device().info().multiprocessors;
   DispatchMatmul(p, [&](auto t, auto o) {
     using T = decltype(t);
     using O = decltype(o);
@@ -256,24 +233,20 @@ std::uint64_t ScratchOf(const MatmulProblem& stack) {
          (p.transpose_b ? copy(p.b, p.ldb, p.n, p.k) : copy(p.b, p.ldb, p.k, p.n));
 }
 
-double Roundoff(const MatmulProblem& p) { return TensorRoundoff(p.k); }
-
 }  // namespace
 
-extern constexpr Strategy<MatmulProblem> kMatmulTensorMma = {
+extern constexpr Strategy<MatmulProblem> kMatmulTensorMma = CudaMatmul({
     .name = "tensor_mma",
     .summary = "16-bit operands on the tensor cores of Ampere and newer GPUs (mma.sync, ldmatrix)",
     .source = "NVIDIA PTX ISA, mma.m16n8k16 and ldmatrix; the multi-stage kernels of CUTLASS",
-    .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF16, DType::kBF16),
     .min_compute_capability = 80,
-    .deterministic = true,
-    .roundoff = Roundoff,
-    .cost = CostOf,
+    .roundoff = TensorRoundoff,
+    .cost = TilesCost<Small>,
     .launch = Enqueue,
     .shared = {.launch = LaunchGathered<kMatmulTensorMma>},
     .scratch = ScratchOf,
     .stacks = true,
-};
+});
 
 }  // namespace tessera

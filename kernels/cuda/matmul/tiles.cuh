@@ -1,5 +1,13 @@
 // Code that the Matmul strategies on the GPU share: operands without transposes, 16-byte vectors, a
 // thread's share of a tile, and copies of k-tiles in the background.
+//
+// The following holds for every strategy of Matmul, unless its file says otherwise, and is not
+// repeated there. The strategy is correct for any m, n and k: elements beyond an edge of an operand
+// are fetched as zeros, which add 0 * 0, and results beyond the edges of c are not stored. It is
+// correct for any transpose, pitch and alignment: where 16-byte vectors are not aligned, elements
+// are loaded, copied or stored one by one. Strategies without tensor cores compute each element of
+// c as one chain of k fused multiply-adds, in the same order as `naive`, in f32 for 16-bit
+// operands; integers wrap.
 #pragma once
 
 #include <algorithm>
@@ -304,40 +312,50 @@ class KTileCopier {
   std::int64_t step_, k_tile_step_;
 };
 
-// --- Launches with square tiles ---
+// --- Tiles and strategies ---
+
+// The number of tiles of C::kRows x C::kColumns elements in c.
+template <class C>
+std::int64_t TilesOf(const MatmulProblem& p) {
+  return CeilDiv(p.m, C::kRows) * CeilDiv(p.n, C::kColumns);
+}
+
+// Assumes small tiles, because the actual choice depends on the device.
+template <class Small>
+Cost TilesCost(const MatmulProblem& p) {
+  return MatmulCost(p, MatmulTileLoads(p, Small::kRows, Small::kColumns));
+}
+
+// Sets the fields that the strategies of Matmul on the GPU share. The roundoff is that of a chain
+// of fused multiply-adds, unless it is already set.
+constexpr Strategy<MatmulProblem> CudaMatmul(Strategy<MatmulProblem> strategy) {
+  strategy.backend = Backend::kCuda;
+  strategy.deterministic = true;
+  if (strategy.roundoff == nullptr) strategy.roundoff = MatmulChainRoundoff;
+  return strategy;
+}
 
 // A block computes kTile x kTile elements of c in k-tiles of kDepth steps, and a thread kEach x
 // kEach of them (the L, S and V of `shared_tiled`).
 template <int kTile_, int kDepth_, int kEach_>
 struct SquareTile {
-  static constexpr int kTile = kTile_;
-  static constexpr int kDepth = kDepth_;
-  static constexpr int kEach = kEach_;
+  static constexpr int kTile = kTile_, kRows = kTile_, kColumns = kTile_;
+  static constexpr int kDepth = kDepth_, kEach = kEach_;
   static constexpr int kSide = kTile / kEach;  // threads along one side of a tile
   // The pitch is four more than needed, so that rows stay aligned to vectors and threads that fetch
   // along k store to different banks.
   static constexpr int kPitch = kTile + 4;
-
-  static std::int64_t Tiles(const MatmulProblem& p) {
-    return CeilDiv(p.m, kTile) * CeilDiv(p.n, kTile);
-  }
 };
 
 // Calls run(C{}, blocks) with C = Large or Small, where `blocks` is the number of blocks of one
 // product. Large tiles load less in total, but pay off only if every SM has two of them to overlap.
 template <class Large, class Small, class Run>
 void RunTiles(const MatmulProblem& p, CudaStream& stream, Run run) {
-  if (Large::Tiles(p) * p.stack >= 2 * stream.device().info().multiprocessors) {
-    run(Large{}, static_cast<unsigned>(Large::Tiles(p)));
+  if (TilesOf<Large>(p) * p.stack >= 2 * stream.device().info().multiprocessors) {
+    run(Large{}, static_cast<unsigned>(TilesOf<Large>(p)));
   } else {
-    run(Small{}, static_cast<unsigned>(Small::Tiles(p)));
+    run(Small{}, static_cast<unsigned>(TilesOf<Small>(p)));
   }
-}
-
-// Assumes small tiles, because the actual choice depends on the device.
-template <class Small>
-Cost TilesCost(const MatmulProblem& p) {
-  return MatmulCost(p, MatmulTileLoads(p, Small::kTile, Small::kTile));
 }
 
 }  // namespace tessera

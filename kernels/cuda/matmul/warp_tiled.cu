@@ -37,18 +37,10 @@
 // them from the L2, and 2^37 flops. An H200 issues 128 multiply-adds per cycle per SM, so the
 // multiply-adds take 2.05 ms at 1.98 GHz.
 //
-// Correct for any m, n and k: copies beyond the edges write zeros, which add 0 * 0, and results
-// beyond the edges are not stored. Also correct for any pitch and alignment: where vectors are not
-// aligned, elements are copied one by one. Products are computed in full f32: each element of c is
-// one chain of k fused multiply-adds, in the same order as in `naive`.
-//
 // Lesson: kernels/lessons/product_4_double_buffer.cu
-#include <cstdint>
 #include <type_traits>
 
-#include "kernels/cuda/common/primitives.cuh"
 #include "kernels/cuda/matmul/k_tiles.cuh"
-#include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/team/shares.h"
 
 namespace tessera {
@@ -61,19 +53,14 @@ constexpr int kWidth = Pack<float>::kSize;
 constexpr int kLanesY = 8, kLanesX = 4;
 constexpr int kSpanY = kLanesY * kWidth, kSpanX = kLanesX * kWidth;
 
-// The tile of a block, the tile of a warp, and the number of blocks per SM.
-template <int kRows_, int kColumns_, int kWarpRows_, int kWarpColumns_, int kBlocks_>
-struct Config {
-  static constexpr int kRows = kRows_, kColumns = kColumns_;
-  static constexpr int kWarpRows = kWarpRows_, kWarpColumns = kWarpColumns_;
-  static constexpr int kBlocks = kBlocks_;
-  static constexpr int kWarpsX = kColumns / kWarpColumns;
-  static constexpr int kThreads = kWarpSize * kWarpsX * (kRows / kWarpRows);
-  // Elements per thread.
-  static constexpr int kEachY = kWarpRows / kLanesY, kEachX = kWarpColumns / kLanesX;
-};
-using Large = Config<128, 128, 64, 32, 2>;
-using Small = Config<64, 64, 32, 32, 4>;  // for matrices with few tiles
+// The elements of a thread.
+template <class C>
+constexpr int kEachY = C::kWarpRows / kLanesY;
+template <class C>
+constexpr int kEachX = C::kWarpColumns / kLanesX;
+
+using Large = WarpTiling<128, 128, 64, 32, 2>;
+using Small = WarpTiling<64, 64, 32, 32, 4>;  // for matrices with few tiles
 
 // Copies a thread's share of an operand that is contiguous along k, one element at a time, to
 // k-tiles of kTile elements per row; see KTileLoader. A warp copies rectangles of 4 values of i by
@@ -93,8 +80,7 @@ class TransposingLoader {
   static constexpr int kPitch = kTile + 4;
 
   __device__ TransposingLoader(const Operand<float>& operand, std::int64_t first) {
-    const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    const int warp = WarpIndex(), lane = LaneIndex();
     const int i = warp / 2 * 4 + lane / 8;
     l_ = warp % 2 * 8 + lane % 8;
     cell_ = l_ * kPitch + i;
@@ -164,18 +150,18 @@ using Loader = std::conditional_t<kAlongK, TransposingLoader<kTile, kThreads>,
 // The elements of both operands that a thread needs for one step.
 template <class C>
 struct Fragment {
-  float a[C::kEachY], b[C::kEachX];
+  float a[kEachY<C>], b[kEachX<C>];
 
   // `a_row` and `b_row` are the step's row of each k-tile, at the thread's first element.
   __device__ void Load(const float* a_row, const float* b_row) {
 #pragma unroll
-    for (int g = 0; g < C::kEachY / kWidth; ++g) {
+    for (int g = 0; g < kEachY<C> / kWidth; ++g) {
       const Pack<float> pack = LoadPack(a_row + g * kSpanY);
 #pragma unroll
       for (int w = 0; w < kWidth; ++w) a[g * kWidth + w] = pack.v[w];
     }
 #pragma unroll
-    for (int g = 0; g < C::kEachX / kWidth; ++g) {
+    for (int g = 0; g < kEachX<C> / kWidth; ++g) {
       const Pack<float> pack = LoadPack(b_row + g * kSpanX);
 #pragma unroll
       for (int w = 0; w < kWidth; ++w) b[g * kWidth + w] = pack.v[w];
@@ -206,8 +192,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   const std::int64_t row = place.row * C::kRows, column = place.column * C::kColumns;
 
   // The thread's first element in the tile.
-  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int warp = WarpIndex(), lane = LaneIndex();
   const int y = warp / C::kWarpsX * C::kWarpRows + lane / kLanesX * kWidth;
   const int x = warp % C::kWarpsX * C::kWarpColumns + lane % kLanesX * kWidth;
 
@@ -230,7 +215,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     to = to + 1 == kStages ? 0 : to + 1;
   };
 
-  float sums[C::kEachY][C::kEachX] = {};
+  float sums[kEachY<C>][kEachX<C>] = {};
   for (int s = 0; s < kStages - 1; ++s) copy();
   WaitForCopies<kStages - 2>();
   __syncthreads();  // the first k-tile is complete
@@ -257,27 +242,22 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
       }
       const Fragment<C>& now = fragments[l % 2];
 #pragma unroll
-      for (int i = 0; i < C::kEachY; ++i)
+      for (int i = 0; i < kEachY<C>; ++i)
 #pragma unroll
-        for (int j = 0; j < C::kEachX; ++j) sums[i][j] = fma(now.a[i], now.b[j], sums[i][j]);
+        for (int j = 0; j < kEachX<C>; ++j) sums[i][j] = fma(now.a[i], now.b[j], sums[i][j]);
     }
   }
   static_assert(kDepth % 2 == 0, "the first fragment of a k-tile has to be fragments[0]");
 
 #pragma unroll
-  for (int i = 0; i < C::kEachY; ++i) {
+  for (int i = 0; i < kEachY<C>; ++i) {
     const std::int64_t r = row + y + i / kWidth * kSpanY + i % kWidth;
     if (r >= a.extent) continue;
 #pragma unroll
-    for (int j = 0; j < C::kEachX; j += kWidth)
+    for (int j = 0; j < kEachX<C>; j += kWidth)
       StoreClipped(sums[i] + j, column + x + j / kWidth * kSpanX, b.extent, c_packable,
                    c + r * b.extent);
   }
-}
-
-template <class C>
-std::int64_t Tiles(const MatmulProblem& p) {
-  return CeilDiv(p.m, C::kRows) * CeilDiv(p.n, C::kColumns);
 }
 
 template <class C>
@@ -286,10 +266,9 @@ void Run(const MatmulProblem& p, CudaStream& stream) {
   const auto run = [&](auto a_along_k, auto b_along_k, auto packs) {
     const auto kernel = MatmulWarpTiled<C, a_along_k, b_along_k, packs>;
     constexpr int kSharedBytes = Loaders<C, a_along_k, b_along_k, packs>::kSharedBytes;
-    CUDA_CHECK(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+    AllowSharedBytes(kernel, kSharedBytes);
     ForEachStackPart(p, kMostGridRows, [&](const MatmulProblem& first, const StackSteps& stack) {
-      const dim3 grid(static_cast<unsigned>(Tiles<C>(p)), static_cast<unsigned>(stack.products));
+      const dim3 grid(static_cast<unsigned>(TilesOf<C>(p)), static_cast<unsigned>(stack.products));
       kernel<<<grid, C::kThreads, kSharedBytes, stream.handle()>>>(
           OperandA<float>(first), OperandB<float>(first), p.k, packable.c,
           static_cast<float*>(first.c), stack);
@@ -308,14 +287,9 @@ void Run(const MatmulProblem& p, CudaStream& stream) {
 // time per element, which is larger for smaller tiles.
 template <class C>
 double Time(const MatmulProblem& p, int multiprocessors, double factor) {
-  return static_cast<double>(CeilDiv(Tiles<C>(p) * p.stack, multiprocessors) * C::kRows *
+  return static_cast<double>(CeilDiv(TilesOf<C>(p) * p.stack, multiprocessors) * C::kRows *
                              C::kColumns) *
          factor;
-}
-
-// Assumes small tiles, because the actual choice depends on the device.
-Cost CostOf(const MatmulProblem& p) {
-  return MatmulCost(p, MatmulTileLoads(p, Small::kRows, Small::kColumns));
 }
 
 void Enqueue(const MatmulProblem& p, Stream& stream) {
@@ -330,19 +304,16 @@ void Enqueue(const MatmulProblem& p, Stream& stream) {
 
 }  // namespace
 
-extern constexpr Strategy<MatmulProblem> kMatmulWarpTiled = {
+extern constexpr Strategy<MatmulProblem> kMatmulWarpTiled = CudaMatmul({
     .name = "warp_tiled",
     .summary = "tiles for block, warp and thread; three k-tiles; operands loaded one step ahead",
     .source = "the SIMT kernels of CUTLASS, and S. Boehm's series of SGEMM kernels (2022)",
-    .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32),
     .min_compute_capability = 80,
-    .deterministic = true,
-    .roundoff = MatmulChainRoundoff,
-    .cost = CostOf,
+    .cost = TilesCost<Small>,
     .launch = Enqueue,
     .shared = {.launch = LaunchGathered<kMatmulWarpTiled>},
     .stacks = true,
-};
+});
 
 }  // namespace tessera

@@ -161,8 +161,8 @@ class RowSelection {
       : work_(work),
         rows_(rows),
         columns_(columns),
-        lane_(static_cast<int>(threadIdx.x) % kWarpSize),
-        warp_row_(static_cast<int>(threadIdx.x) / kWarpSize * kWarpRows),
+        lane_(LaneIndex()),
+        warp_row_(WarpIndex() * kWarpRows),
         fresh_(&memory.fresh[warp_row_]) {}
 
   // Begins a part of a row of tiles with empty lists and with the limits from the sample. In rows
@@ -411,8 +411,7 @@ __global__ void __launch_bounds__(kMergeWarps* kWarpSize)
   __shared__ ScoreEntry of_warps[kMergeWarps][kMostSelected];
   AllowNextKernel();
   WaitForKernelBefore();
-  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int warp = WarpIndex(), lane = LaneIndex();
   const std::int64_t row = blockIdx.x;
   const ScoreEntry* const lists = work.lists + row * work.parts * work.k;
   ScoreEntry best[kScoreRegisters];
@@ -655,8 +654,7 @@ void LaunchSelection(const ProductTopKProblem& problem, CudaStream& stream) {
   work.k_tiles = static_cast<int>(CeilDiv(p.k, C::kDepth));
 
   const auto kernel = SelectFromProduct<C, kMnB, S>;
-  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  kSelectingBytes<C>));
+  AllowSharedBytes(kernel, kSelectingBytes<C>);
   const auto blocks =
       static_cast<unsigned>(std::min(multiprocessors, selection.row_tiles * selection.parts));
   LaunchOverlapping(kernel, {blocks, C::kThreads, kSelectingBytes<C>}, stream, a_map, b_map, work,

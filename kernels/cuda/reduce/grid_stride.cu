@@ -27,52 +27,17 @@
 namespace tessera {
 namespace {
 
-// Launches the kernel, with shared memory for the tree.
-template <class F>
-void LaunchStrides(const Grid& grid, auto terms, std::int64_t n, auto end, cudaStream_t on) {
-  FoldWithStride<F>
-      <<<grid.blocks, grid.block_size, grid.block_size * sizeof(typename F::Wide), on>>>(terms, n,
-                                                                                         end);
-}
-
-// --- grid_stride ---
-
-LessonShape GridStrideShape(const ReduceProblem& p) {
-  const Grid grid = MakeFixedGrid(p.n, p.launch, 256, kFixedGrid);
-  return WithChains(grid.per_thread, {.grid = grid,
-                                      .wide_steps = CeilLog2(grid.block_size) + grid.blocks,
-                                      .extra_bytes = grid.blocks * WideBytes(p)});
-}
-
-void GridStride(const ReduceProblem& p, Stream& stream) {
-  const Grid grid = GridStrideShape(p).grid;
-  IntoHost(p, grid.blocks, stream, [&]<class F>(auto terms, auto* values, cudaStream_t on) {
-    LaunchStrides<F>(grid, terms, p.n, ToValues<F>{values}, on);
-  });
-}
-
 // --- two_pass ---
 
 LessonShape TwoPassShape(const ReduceProblem& p) {
   const Grid grid = MakeFixedGrid(p.n, p.launch, 256, kFixedGrid);
-  const bool twice = grid.blocks > 1;
-  const std::int64_t second = twice ? WideChainSteps(1) + CeilLog2(grid.blocks) : 0;
-  return WithChains(grid.per_thread, {.grid = grid,
-                                      .wide_steps = CeilLog2(grid.block_size) + second,
-                                      .extra_bytes = twice ? 2 * grid.blocks * WideBytes(p) : 0});
+  return SecondKernelShape(p, grid, CeilLog2(grid.block_size),
+                           WideChainSteps(1) + CeilLog2(grid.blocks), /*twice=*/grid.blocks > 1);
 }
 
 void TwoPass(const ReduceProblem& p, Stream& stream) {
   const Grid grid = TwoPassShape(p).grid;
-  IntoSecondKernel(
-      p, grid.blocks, stream,
-      [&]<class F>(auto terms, auto* values, cudaStream_t on) {
-        LaunchStrides<F>(grid, terms, p.n, ToNextLaunch<F>{values, p.n, p.result}, on);
-      },
-      [&]<class F>(auto terms, auto end, cudaStream_t on) {
-        if (grid.blocks == 1) return;  // the block has written the result
-        LaunchStrides<F>({.block_size = grid.blocks, .blocks = 1}, terms, grid.blocks, end, on);
-      });
+  IntoSecondKernel</*kAlways=*/false>(p, grid, grid.blocks, stream, LaunchStrides());
 }
 
 // --- two_kernels_unrolled ---
@@ -81,27 +46,18 @@ LessonShape UnrolledShape(const ReduceProblem& p) {
   const Grid grid = MakeGrid(p.n, p.launch, 256, 8);
   const std::int64_t second =
       WideChainSteps(CeilDiv(grid.blocks, kMostThreads)) + CeilLog2(kMostThreads);
-  return WithChains(grid.per_thread, {.grid = grid,
-                                      .wide_steps = CeilLog2(grid.block_size) + second,
-                                      .extra_bytes = 2 * grid.blocks * WideBytes(p)});
+  return SecondKernelShape(p, grid, CeilLog2(grid.block_size), second, /*twice=*/true);
 }
 
 void Unrolled(const ReduceProblem& p, Stream& stream) {
   const Grid grid = UnrolledShape(p).grid;
-  IntoSecondKernel(
-      p, grid.blocks, stream,
-      [&]<class F>(auto terms, auto* values, cudaStream_t on) {
-        LaunchStrides<F>(grid, terms, p.n, ToValues<F>{values}, on);
-      },
-      [&]<class F>(auto terms, auto end, cudaStream_t on) {
-        LaunchStrides<F>({.block_size = kMostThreads, .blocks = 1}, terms, grid.blocks, end, on);
-      });
+  IntoSecondKernel</*kAlways=*/true>(p, grid, kMostThreads, stream, LaunchStrides());
 }
 
 }  // namespace
 
 extern constexpr Strategy<ReduceProblem> kReduceGridStride =
-    Lesson<GridStrideShape, GridStride, ReduceProblem>({
+    Lesson<StridesIntoHostShape<ReduceProblem>, StridesIntoHost<ReduceProblem>, ReduceProblem>({
         .name = "grid_stride",
         .summary = "grid-stride loops over the input, a tree per block, the host folds the values",
         .source = "reduction with striding from the HIP training examples",

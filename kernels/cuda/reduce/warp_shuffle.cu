@@ -15,26 +15,18 @@ namespace {
 
 LessonShape ShapeOf(const ReduceProblem& p) {
   const Grid grid = MakeGrid(p.n, p.launch, 256, 16);
-  const bool twice = grid.blocks > 1;
   const std::int64_t second =
       WideChainSteps(CeilDiv(grid.blocks, kMostThreads)) + ShuffleDepth(kMostThreads);
-  return WithChains(grid.per_thread,
-                    {.grid = grid,
-                     .wide_steps = ShuffleDepth(grid.block_size) + (twice ? second : 0),
-                     .extra_bytes = twice ? 2 * grid.blocks * WideBytes(p) : 0});
+  return SecondKernelShape(p, grid, ShuffleDepth(grid.block_size), second,
+                           /*twice=*/grid.blocks > 1);
 }
 
 void Enqueue(const ReduceProblem& p, Stream& stream) {
   const Grid grid = ShapeOf(p).grid;
-  IntoSecondKernel(
-      p, grid.blocks, stream,
-      [&]<class F>(auto terms, auto* values, cudaStream_t on) {
-        FoldWithShuffles<F><<<grid.blocks, grid.block_size, 0, on>>>(
-            terms, p.n, ToNextLaunch<F>{values, p.n, p.result});
-      },
-      [&]<class F>(auto terms, auto end, cudaStream_t on) {
-        if (grid.blocks == 1) return;  // the block has written the result
-        FoldWithShuffles<F><<<1, kMostThreads, 0, on>>>(terms, grid.blocks, end);
+  IntoSecondKernel</*kAlways=*/false>(
+      p, grid, kMostThreads, stream,
+      [&]<class F>(const Grid& g, auto terms, std::int64_t n, auto end, cudaStream_t on) {
+        FoldWithShuffles<F><<<g.blocks, g.block_size, 0, on>>>(terms, n, end);
       });
 }
 

@@ -38,6 +38,13 @@ inline void CheckCuda(cudaError_t error, const char* call) {
 // Must directly follow kernel<<<...>>>(...), which returns no status.
 #define CUDA_CHECK_LAUNCH(kernel) ::tessera::CheckCuda(cudaGetLastError(), "launch of " #kernel)
 
+// Lets the blocks of a kernel use this much dynamic shared memory, which may be more than 48 KiB.
+template <class... Parameters>
+void AllowSharedBytes(void (*kernel)(Parameters...), std::size_t bytes) {
+  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(bytes)));
+}
+
 // --- Owners ---
 
 // Deleters ignore and clear errors, because on a lost device every release fails, and no caller

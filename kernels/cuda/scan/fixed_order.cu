@@ -583,12 +583,6 @@ std::size_t TotalsBytes(const ScanProblem& p) {
   return static_cast<std::size_t>(p.outer * Totals(p.length).per_row() + 1) * sizeof(ulonglong2);
 }
 
-// Allows a kernel to use that much shared memory.
-template <class Kernel>
-void Allow(Kernel* kernel, int bytes) {
-  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-}
-
 template <class F>
 void RunRows(const ScanProblem& p, CudaStream& stream) {
   const Rows<F> rows = {static_cast<const typename F::Element*>(p.x),
@@ -602,7 +596,7 @@ void RunRows(const ScanProblem& p, CudaStream& stream) {
     const auto segments = static_cast<unsigned>(CeilDiv(p.length, kScanItems));
     const int lanes = static_cast<int>(std::bit_ceil(segments));
     const auto blocks = static_cast<unsigned>(CeilDiv(p.outer, std::int64_t{kThreads / lanes}));
-    Allow(ScanShortRows<F>, kBytes);
+    AllowSharedBytes(ScanShortRows<F>, kBytes);
     ScanShortRows<F><<<blocks, kThreads, kBytes, stream.handle()>>>(rows, lanes);
     CUDA_CHECK_LAUNCH(ScanShortRows);
     return;
@@ -616,7 +610,7 @@ void RunRows(const ScanProblem& p, CudaStream& stream) {
     stream.Zero(memory, bytes);
     totals.mailbox = {reinterpret_cast<unsigned*>(memory), memory + 1};
   }
-  Allow(ScanChunksOfRows<F>, kBytes);
+  AllowSharedBytes(ScanChunksOfRows<F>, kBytes);
   ScanChunksOfRows<F><<<static_cast<unsigned>(p.outer * totals.chunks), warps * kWarpSize,
                         warps * Stages<F>::kBytesPerWarp, stream.handle()>>>(rows, totals);
   CUDA_CHECK_LAUNCH(ScanChunksOfRows);

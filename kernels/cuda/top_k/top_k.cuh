@@ -85,10 +85,7 @@ template <class Kernel, class... Arguments>
 void LaunchTopK(Kernel kernel, unsigned blocks, int threads, std::size_t shared, CudaStream& stream,
                 const Arguments&... arguments) {
   constexpr std::size_t kDeclared = 1 << 10;  // at most
-  if (shared + kDeclared > std::size_t{48} << 10) {
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(shared)));
-  }
+  if (shared + kDeclared > std::size_t{48} << 10) AllowSharedBytes(kernel, shared);
   kernel<<<blocks, threads, shared, stream.handle()>>>(arguments...);
   CUDA_CHECK_LAUNCH(kernel);
 }

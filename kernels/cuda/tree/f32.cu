@@ -1,5 +1,3 @@
 #include "kernels/cuda/tree/launch.cuh"
 
-namespace tessera {
 TESSERA_TREE_INSTANCES(float)
-}  // namespace tessera

@@ -83,15 +83,23 @@ inline void CopyPiece(const View* view, const MapProblem* map, std::int64_t begi
   }
 }
 
-// Launches the chunks of the work. One block receives the values of all chunks unless the work's
-// last_ticket is kNoTicket. `views` has the views of the operands that are not contiguous, and null
-// for the others. `map` is the map that computes the only operand, or null. Returns false if the
-// stream was stopped before all chunks were launched.
+// The operands of a fold. `views` has the views of the operands that are not contiguous, and null
+// for the others. `map` is the map that computes the only operand, or null.
 template <class C>
-bool LaunchTreeWork(TreeOperands<C> in, const View* const (&views)[C::kOperands],
-                    const MapProblem* map, TreeWork work, const TreeLaunch& launch,
+struct TreeSource {
+  TreeOperands<C> in;
+  const View* views[C::kOperands];
+  const MapProblem* map = nullptr;
+};
+
+// Launches the chunks of the work. One block receives the values of all chunks unless the work's
+// last_ticket is kNoTicket. Returns false if the stream was stopped before all chunks were
+// launched.
+template <class C>
+bool LaunchTreeWork(const TreeSource<C>& source, TreeWork work, const TreeLaunch& launch,
                     CudaStream& stream) {
   using T = typename C::Element;
+  auto [in, views, map] = source;
   const Tree& tree = launch.tree;
   const unsigned block = launch.block == 0 ? kTreeLanes : launch.block;
   const auto blocks = [&](std::int64_t chunks) {
@@ -134,15 +142,15 @@ bool LaunchTreeWork(TreeOperands<C> in, const View* const (&views)[C::kOperands]
   return work.first >= last;
 }
 
-template <class C>
-void LaunchTreeAlone(const TreeOperands<C>& in, const View* const (&views)[C::kOperands],
-                     const MapProblem* map, ReduceOp op, const TreeLaunch& launch, Scalar* result,
-                     CudaStream& stream) {
+// Launches the whole work with launch_work(work, stream), which is like LaunchTreeWork.
+template <class LaunchWork>
+void LaunchTreeAlone(ReduceOp op, const TreeLaunch& launch, Scalar* result, CudaStream& stream,
+                     const LaunchWork& launch_work) {
   const std::int64_t chunks = launch.tree.chunks;
   const TreeWork work = {launch.tree, op, IsMirrored(op), chunks > 1 ? stream.mailbox() : Mailbox{},
                          result,      0,  chunks,         /*last_ticket=*/0};
   try {
-    if (!LaunchTreeWork<C>(in, views, map, work, launch, stream)) stream.ClearMailbox();
+    if (!launch_work(work, stream)) stream.ClearMailbox();
   } catch (...) {
     stream.ClearMailbox();
     throw;
@@ -199,17 +207,6 @@ void LaunchTreeShares(ReduceOp op, const TreeLaunch& launch, Scalar* result,
   }
 }
 
-template <class T, bool kCompensated>
-void LaunchTreeShared(const DotProblem& p, const TreeLaunch& launch,
-                      std::span<const TeamShare> shares, CudaStream& own) {
-  using C = decltype(DotColumnsType<T, kCompensated>());
-  const TreeOperands<C> in = {{static_cast<const T*>(p.a), static_cast<const T*>(p.b)}};
-  LaunchTreeShares<C>(ReduceOp::kSum, launch, p.result, shares, own,
-                      [&](const TreeWork& work, CudaStream& stream) {
-                        return LaunchTreeWork<C>(in, {}, nullptr, work, launch, stream);
-                      });
-}
-
 // Enqueues a Reduce of a map's values in one launch that reads only the map's operands. Returns
 // false and launches nothing if the map is not a chain over elements of a suitable type
 // (kernels/cuda/map/chain.cuh), or if there is no kernel for the operation. mapped.cuh defines the
@@ -218,49 +215,56 @@ template <class T>
 bool LaunchTreeMapped(const ReduceProblem& p, const TreeLaunch& launch,
                       std::span<const TeamShare> shares, CudaStream& stream);
 
-template <class T, bool kCompensated>
-void LaunchTreeShared(const ReduceProblem& p, const TreeLaunch& launch,
-                      std::span<const TeamShare> shares, CudaStream& own) {
-  if constexpr (!kCompensated && !std::is_same_v<T, std::int64_t>) {
-    if (p.map != nullptr && LaunchTreeMapped<T>(p, launch, shares, own)) return;
-  }
-  DispatchColumns<T, kCompensated>(p.op, [&](auto kind) {
-    using C = decltype(kind);
-    const TreeOperands<C> in = {{static_cast<const T*>(p.x)}};
-    LaunchTreeShares<C>(p.op, launch, p.result, shares, own,
-                        [&](const TreeWork& work, CudaStream& stream) {
-                          return LaunchTreeWork<C>(in, {}, p.map, work, launch, stream);
-                        });
-  });
-}
-
-template <class T, bool kCompensated>
-void LaunchTree(const ReduceProblem& p, const TreeLaunch& launch, CudaStream& stream) {
-  if constexpr (!kCompensated && !std::is_same_v<T, std::int64_t>) {
-    if (p.map != nullptr && LaunchTreeMapped<T>(p, launch, {}, stream)) return;
-  }
-  DispatchColumns<T, kCompensated>(p.op, [&](auto kind) {
-    using C = decltype(kind);
-    LaunchTreeAlone<C>({{static_cast<const T*>(p.x)}}, {p.x_view}, p.map, p.op, launch, p.result,
-                       stream);
-  });
-}
-
-template <class T, bool kCompensated>
-void LaunchTree(const DotProblem& p, const TreeLaunch& launch, CudaStream& stream) {
+// Calls f(source, op) with the TreeSource of the problem.
+template <class T, bool kCompensated, class F>
+void DispatchSource(const DotProblem& p, F&& f) {
   using C = decltype(DotColumnsType<T, kCompensated>());
-  LaunchTreeAlone<C>({{static_cast<const T*>(p.a), static_cast<const T*>(p.b)}},
-                     {p.a_view, p.b_view}, nullptr, ReduceOp::kSum, launch, p.result, stream);
+  f(TreeSource<C>{{{static_cast<const T*>(p.a), static_cast<const T*>(p.b)}}, {p.a_view, p.b_view}},
+    ReduceOp::kSum);
+}
+template <class T, bool kCompensated, class F>
+void DispatchSource(const ReduceProblem& p, F&& f) {
+  DispatchColumns<T, kCompensated>(p.op, [&](auto kind) {
+    f(TreeSource<decltype(kind)>{{{static_cast<const T*>(p.x)}}, {p.x_view}, p.map}, p.op);
+  });
+}
+
+// Folds on `stream` if there are no shares, and otherwise on the shares' streams.
+template <class T, bool kCompensated, class Problem>
+void LaunchTreeShared(const Problem& p, const TreeLaunch& launch, std::span<const TeamShare> shares,
+                      CudaStream& stream) {
+  if constexpr (std::is_same_v<Problem, ReduceProblem> && !kCompensated &&
+                !std::is_same_v<T, std::int64_t>) {
+    if (p.map != nullptr && LaunchTreeMapped<T>(p, launch, shares, stream)) return;
+  }
+  DispatchSource<T, kCompensated>(p, [&]<class C>(const TreeSource<C>& source, ReduceOp op) {
+    const auto launch_work = [&](const TreeWork& work, CudaStream& on) {
+      return LaunchTreeWork(source, work, launch, on);
+    };
+    if (shares.empty()) {
+      LaunchTreeAlone(op, launch, p.result, stream, launch_work);
+    } else {
+      LaunchTreeShares<C>(op, launch, p.result, shares, stream, launch_work);
+    }
+  });
+}
+
+template <class T, bool kCompensated, class Problem>
+void LaunchTree(const Problem& p, const TreeLaunch& launch, CudaStream& stream) {
+  LaunchTreeShared<T, kCompensated>(p, launch, {}, stream);
 }
 
 #define TESSERA_TREE_INSTANCES_OF(T, kCompensated, Problem)                                  \
   template void LaunchTree<T, kCompensated>(const Problem&, const TreeLaunch&, CudaStream&); \
   template void LaunchTreeShared<T, kCompensated>(const Problem&, const TreeLaunch&,         \
                                                   std::span<const TeamShare>, CudaStream&);
+// Instantiates the launches for the element type T. It is used outside the namespace.
 #define TESSERA_TREE_INSTANCES(T)                    \
+  namespace tessera {                                \
   TESSERA_TREE_INSTANCES_OF(T, false, DotProblem)    \
   TESSERA_TREE_INSTANCES_OF(T, false, ReduceProblem) \
   TESSERA_TREE_INSTANCES_OF(T, true, DotProblem)     \
-  TESSERA_TREE_INSTANCES_OF(T, true, ReduceProblem)
+  TESSERA_TREE_INSTANCES_OF(T, true, ReduceProblem)  \
+  }
 
 }  // namespace tessera

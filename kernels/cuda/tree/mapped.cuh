@@ -173,10 +173,7 @@ void LaunchMapped(const chained::Chain& chain, TreeWork work, const TreeLaunch& 
   if (work.last_ticket != kNoTicket) work.last_ticket = grid - 1;
   constexpr auto kernel = FoldMapped<C, T, kSaves, Shape>;
   const std::uint32_t bytes = 2 * chained::Groups<T, Shape::kRows>::Bytes(chain);
-  if (bytes > 32768) {
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(bytes)));
-  }
+  if (bytes > 32768) AllowSharedBytes(kernel, bytes);
   kernel<<<grid, launch.block == 0 ? kTreeLanes : launch.block, bytes, stream.handle()>>>(chain,
                                                                                           work);
   CUDA_CHECK_LAUNCH(FoldMapped);
@@ -190,12 +187,11 @@ void LaunchMappedAs(const chained::Chain& chain, const ReduceProblem& p, const T
                 : LaunchMapped<C, T, false>(chain, work, launch, on);
     return true;
   };
-  if (!shares.empty())
-    return LaunchTreeShares<C>(p.op, launch, p.result, shares, stream, launch_work);
-  const std::int64_t chunks = launch.tree.chunks;
-  launch_work({launch.tree, p.op, IsMirrored(p.op), chunks > 1 ? stream.mailbox() : Mailbox{},
-               p.result, 0, chunks, /*last_ticket=*/0},
-              stream);
+  if (shares.empty()) {
+    LaunchTreeAlone(p.op, launch, p.result, stream, launch_work);
+  } else {
+    LaunchTreeShares<C>(p.op, launch, p.result, shares, stream, launch_work);
+  }
 }
 
 // Whether there is a kernel for the operation on values that are folded as T.
@@ -236,5 +232,12 @@ bool LaunchTreeMapped(const ReduceProblem& p, const TreeLaunch& launch,
   });
   return launched;
 }
+
+// Instantiates LaunchTreeMapped for the element type T. It is used outside the namespace.
+#define TESSERA_MAPPED_INSTANCE(T)                                            \
+  namespace tessera {                                                         \
+  template bool LaunchTreeMapped<T>(const ReduceProblem&, const TreeLaunch&,  \
+                                    std::span<const TeamShare>, CudaStream&); \
+  }
 
 }  // namespace tessera

@@ -1,6 +1,3 @@
 #include "kernels/cuda/tree/mapped.cuh"
 
-namespace tessera {
-template bool LaunchTreeMapped<Half>(const ReduceProblem&, const TreeLaunch&,
-                                     std::span<const TeamShare>, CudaStream&);
-}  // namespace tessera
+TESSERA_MAPPED_INSTANCE(Half)

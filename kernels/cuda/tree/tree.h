@@ -57,21 +57,16 @@ inline Tree SinglePassBound(std::int64_t n, std::int64_t size, const Launch& lau
   return tree;
 }
 
-// Enqueue the fold of a problem along the tree. They are instantiated in kernels/cuda/tree/ for
-// every T, so that strategies share the kernels.
-template <class T, bool kCompensated>
-void LaunchTree(const ReduceProblem& p, const TreeLaunch& launch, CudaStream& stream);
-template <class T, bool kCompensated>
-void LaunchTree(const DotProblem& p, const TreeLaunch& launch, CudaStream& stream);
+// Enqueues the fold of a Dot or a Reduce along the tree. It is instantiated in kernels/cuda/tree/
+// for every T, so that strategies share the kernels.
+template <class T, bool kCompensated, class Problem>
+void LaunchTree(const Problem& p, const TreeLaunch& launch, CudaStream& stream);
 
-// Like the functions above, with the chunks divided into shares. Each stream folds the chunks of
-// its share and sends their values to the mailbox of `own`, which receives all of them. REQUIRES:
-// at least two shares.
-template <class T, bool kCompensated>
-void LaunchTreeShared(const ReduceProblem& p, const TreeLaunch& launch,
-                      std::span<const TeamShare> shares, CudaStream& own);
-template <class T, bool kCompensated>
-void LaunchTreeShared(const DotProblem& p, const TreeLaunch& launch,
-                      std::span<const TeamShare> shares, CudaStream& own);
+// Like LaunchTree, with the chunks divided into shares. Each stream folds the chunks of its share
+// and sends their values to the mailbox of `own`, which receives all of them. REQUIRES: at least
+// two shares.
+template <class T, bool kCompensated, class Problem>
+void LaunchTreeShared(const Problem& p, const TreeLaunch& launch, std::span<const TeamShare> shares,
+                      CudaStream& own);
 
 }  // namespace tessera

@@ -4,9 +4,11 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <type_traits>
 
 #include "kernels/cuda/matmul/hopper/gemm/plan.cuh"
+#include "kernels/cuda/matmul/k_tiles.cuh"
 #include "kernels/cuda/team/shares.cuh"
 
 namespace tessera {
@@ -22,12 +24,16 @@ inline std::string TensorRefusal(const MatmulProblem& p) {
   return std::max({p.m, p.n, p.k}) <= most ? "" : "extents of at most " + std::to_string(most);
 }
 
-// The tensor cores sum the products of one instruction by aligning them and the running sum to the
-// largest term and truncating the lower bits (Fasi, Higham, Mikaitis and Pranesh, "Numerical
-// behavior of NVIDIA tensor cores", 2021). There are up to 17 terms for 16 products, or 9 for 8.
-// Each term, and the result, adds an error of up to 2 u times the largest term.
-inline double TensorSumRoundoff(std::int64_t k) {
-  return 3 * (static_cast<double>(k) + 16) * kRoundoffF32;
+inline constexpr std::string_view kTensorSource =
+    "the warp-specialised kernels of CUTLASS 3, and public work on reaching cuBLAS on the H100 "
+    "(P. Shankhdhar, 2024)";
+
+// Sets the fields that the strategies for Hopper share.
+constexpr Strategy<MatmulProblem> HopperMatmul(Strategy<MatmulProblem> strategy) {
+  strategy.min_compute_capability = 90;
+  strategy.missing = TensorMissing;
+  if (strategy.refuses == nullptr) strategy.refuses = TensorRefusal;
+  return CudaMatmul(strategy);
 }
 
 // Returns the cost of a product with tiles of `columns` columns and with operands in `parts` parts,
@@ -106,15 +112,9 @@ template <class C>
 void RunPlanAnyLayout(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
                       const TensorOperand<typename C::T>& b, const TensorPlan& plan,
                       unsigned* nonfinite, CudaStream& stream, std::int64_t c_pitch) {
-  if (a.mn_major && b.mn_major) {
-    RunPlan<C, true, true>(p, a, b, plan, nonfinite, stream, c_pitch);
-  } else if (a.mn_major) {
-    RunPlan<C, true, false>(p, a, b, plan, nonfinite, stream, c_pitch);
-  } else if (b.mn_major) {
-    RunPlan<C, false, true>(p, a, b, plan, nonfinite, stream, c_pitch);
-  } else {
-    RunPlan<C, false, false>(p, a, b, plan, nonfinite, stream, c_pitch);
-  }
+  DispatchLayouts(!a.mn_major, !b.mn_major, [&](auto a_along_k, auto b_along_k) {
+    RunPlan<C, !a_along_k, !b_along_k>(p, a, b, plan, nonfinite, stream, c_pitch);
+  });
 }
 
 // Returns how many elements of its share a GPU computes at a time, with one tile of rows x columns

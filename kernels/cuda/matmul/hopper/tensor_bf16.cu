@@ -10,18 +10,13 @@
 // copies run at memory speed and take 54 of 233 us at side 4096, and 0.22 of 1.54 ms at side 8192.
 // Callers that keep their operands in bf16 avoid these copies.
 //
-// Tiles are 128 x 256, or 128 x 192 where this size keeps more SMs busy. If there are many tiles
-// and k is long, clusters of two blocks compute tiles in pairs. If there are too few tiles for the
-// SMs, tiles are 128 x 128 or 64 x 128, in pairs or not, or k is cut into pieces.
-//
 // Cost for 4096 x 4096 x 4096: 2^37 flops, 512 tiles (not quite four for each of 132 SMs), 1.5 GiB
 // of loads, nearly all from the L2 (1 GiB with clusters), and 64 k-tiles along k. An H200 takes 177
 // us, which is 775 TFLOP/s. The limit is the GPU's power, not its arithmetic units. The same holds
 // for cuBLAS and for the best algorithm that cublasLt proposes, which also take 177 us in the same
 // run. Cost for 1024 x 1024 x 1024: 128 tiles of 64 x 128 and 48 MiB of loads.
 //
-// Correct for any m, n and k, and for all transposes, pitches and alignments: see gemm.cuh. NaN and
-// infinities follow IEEE arithmetic, and subnormal numbers are not flushed to zero.
+// NaN and infinities follow IEEE arithmetic, and subnormal numbers are not flushed to zero.
 //
 // Lesson: kernels/lessons/hopper_product.cu
 #include "kernels/cuda/matmul/hopper/tensor_16bit.cuh"
@@ -29,32 +24,18 @@
 namespace tessera {
 namespace {
 
-void Enqueue(const MatmulProblem& p, Stream& stream) { MatmulTensor16<BFloat16>(p, stream); }
-
 double Roundoff(const MatmulProblem& p) {
   const double u = p.dtype == DType::kF32 ? UnitRoundoff(DType::kBF16) : 0;
-  return Then(Then(u, u), TensorSumRoundoff(p.k));
+  return Then(Then(u, u), TensorRoundoff(p));
 }
 
 }  // namespace
 
-extern constexpr Strategy<MatmulProblem> kMatmulTensorBf16 = {
+extern constexpr Strategy<MatmulProblem> kMatmulTensorBf16 = Tensor16<BFloat16>({
     .name = "tensor_bf16",
     .summary = "Hopper's tensor cores on bf16; f32 operands are rounded to bf16",
-    .source =
-        "the warp-specialised kernels of CUTLASS 3, and public work on reaching cuBLAS on the H100 "
-        "(P. Shankhdhar, 2024)",
-    .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32, DType::kBF16),
-    .min_compute_capability = 90,
-    .deterministic = true,
     .roundoff = Roundoff,
-    .cost = TensorCost16,
-    .launch = Enqueue,
-    .shared = {.launch = LaunchProductShares<TensorWork16<BFloat16>>},
-    .missing = TensorMissing,
-    .refuses = TensorRefusal,
-    .scratch = TensorScratch16,
-};
+});
 
 }  // namespace tessera

@@ -7,39 +7,19 @@
 // Cost for 1024 x 1024 x 1024: 2^31 flops, 128 tiles of 64 x 128 and 48 MiB of loads. Cost for 4096
 // x 4096 x 4096: 2^37 flops, 512 tiles of 128 x 256 and 1.5 GiB of loads, most of them from the L2.
 //
-// Correct for any m, n and k, and for all transposes, pitches and alignments: see gemm.cuh. NaN and
-// infinities follow IEEE arithmetic, and subnormal numbers are not flushed to zero. A result beyond
-// the range of f16 is infinite.
+// NaN and infinities follow IEEE arithmetic, and subnormal numbers are not flushed to zero. A
+// result beyond the range of f16 is infinite.
 //
 // Lesson: kernels/lessons/hopper_product.cu
 #include "kernels/cuda/matmul/hopper/tensor_16bit.cuh"
 
 namespace tessera {
-namespace {
 
-void Enqueue(const MatmulProblem& p, Stream& stream) { MatmulTensor16<Half>(p, stream); }
-
-double Roundoff(const MatmulProblem& p) { return TensorSumRoundoff(p.k); }
-
-}  // namespace
-
-extern constexpr Strategy<MatmulProblem> kMatmulTensorF16 = {
+extern constexpr Strategy<MatmulProblem> kMatmulTensorF16 = Tensor16<Half>({
     .name = "tensor_f16",
     .summary = "Hopper's tensor cores on f16",
-    .source =
-        "the warp-specialised kernels of CUTLASS 3, and public work on reaching cuBLAS on the H100 "
-        "(P. Shankhdhar, 2024)",
-    .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF16),
-    .min_compute_capability = 90,
-    .deterministic = true,
-    .roundoff = Roundoff,
-    .cost = TensorCost16,
-    .launch = Enqueue,
-    .shared = {.launch = LaunchProductShares<TensorWork16<Half>>},
-    .missing = TensorMissing,
-    .refuses = TensorRefusal,
-    .scratch = TensorScratch16,
-};
+    .roundoff = TensorRoundoff,
+});
 
 }  // namespace tessera

@@ -15,13 +15,8 @@
 // tera-operations per second, and 0.75 GiB of loads in tiles of 128 x 256, nearly all from the L2.
 // The copy of b reads and writes 16 MiB each.
 //
-// Correct for any m, n and k, and for all transposes, pitches and alignments: see gemm.cuh.
-//
 // Lesson: kernels/lessons/hopper_product.cu
-#include <cstdint>
-
 #include "kernels/cuda/matmul/hopper/strategy.cuh"
-#include "kernels/cuda/team/shares.h"
 
 namespace tessera {
 namespace {
@@ -95,43 +90,31 @@ __global__ void __launch_bounds__(kTransposeThreads)
   }
 }
 
-// Returns the operand, of type `dtype`, with k along its `rows` rows. `along_k`: whether it is
-// stored in this way. `others`: see PrepareMatrix.
+// Returns the operand with k along the rows.
 template <class T>
-TensorOperand<T> Prepared(const void* data, DType dtype, std::int64_t rows, std::int64_t k,
-                          std::int64_t pitch, bool along_k, std::int64_t others,
-                          CudaStream& stream) {
-  const auto* elements = static_cast<const T*>(data);
-  if (along_k) {
-    if (IsBoxAligned(data, rows, pitch)) return {elements, rows, k, pitch, false};
-    const auto copy = CopiedTo<std::uint8_t>(
-        PrepareMatrix<T>("aligned", data, dtype, rows, k, pitch, 1, others, stream),
-        static_cast<const std::uint8_t*>(data), rows, k, pitch, false, stream);
-    return {reinterpret_cast<const T*>(copy.data), rows, k, copy.pitch, false};
+TensorOperand<T> Prepared(const StoredMatrix& x, CudaStream& stream) {
+  if (!x.mn_major) {
+    if (x.IsReadable(1)) return x.InPlace<T>();
+    const auto copy = CopiedTo<std::uint8_t, std::uint8_t>(
+        PrepareMatrix("aligned", x, CopyScratch<T>(x), stream), x, stream);
+    return {reinterpret_cast<const T*>(copy.data), x.rows, x.columns, copy.pitch, false};
   }
-  // The size of the copy depends on which extent is padded.
-  const std::int64_t out_pitch = PaddedPitch<T>(k);
-  const auto bytes = static_cast<std::size_t>(CopyScratch<T>(rows, k));
-  const PreparedMemory memory =
-      others > kMostOthersToKeepFor
-          ? PreparedMemory{stream.Scratch(bytes), /*ready=*/false}
-          : stream.Prepare({"transposed", {data, dtype, {2, {k, rows}}, {pitch, 1}}}, bytes);
-  auto* out = static_cast<T*>(memory.data);
+  const std::int64_t rows = x.columns, k = x.rows, out_pitch = PaddedPitch<T>(k);
+  const PreparedMemory memory = PrepareMatrix("transposed", x, CopyScratch<T>(rows, k), stream);
   if (!memory.ready) {
     const std::int64_t squares = CeilDiv(rows, kSide) * CeilDiv(out_pitch, kSide);
-    const auto* in = static_cast<const std::uint8_t*>(data);
+    const auto* in = static_cast<const std::uint8_t*>(x.data);
     TransposeBytes<<<static_cast<unsigned>(squares), kTransposeThreads, 0, stream.handle()>>>(
-        in, rows, k, pitch, IsPackable<std::uint8_t>(in, pitch),
-        reinterpret_cast<std::uint8_t*>(out), out_pitch);
+        in, rows, k, x.pitch, IsPackable<std::uint8_t>(in, x.pitch),
+        static_cast<std::uint8_t*>(memory.data), out_pitch);
     CUDA_CHECK_LAUNCH(TransposeBytes);
   }
-  return {out, rows, k, out_pitch, false};
+  return {static_cast<const T*>(memory.data), rows, k, out_pitch, false};
 }
 
 template <class T>
 void Run(const MatmulProblem& p, CudaStream& stream) {
-  const auto a = Prepared<T>(p.a, p.dtype, p.m, p.k, p.lda, !p.transpose_a, p.n, stream);
-  const auto b = Prepared<T>(p.b, TypeOfB(p), p.n, p.k, p.ldb, p.transpose_b, p.m, stream);
+  const auto a = Prepared<T>(StoredA(p), stream), b = Prepared<T>(StoredB(p), stream);
   RunBestPlan(ProductOf(p.m, p.n, p.k, a, b, stream), tuning::kTiles8<T>,
               [&](auto tile, const TensorPlan& plan) {
                 RunPlan<decltype(tile), false, false>(p, a, b, plan, nullptr, stream, p.n);
@@ -147,37 +130,29 @@ void Enqueue(const MatmulProblem& p, Stream& any_stream) {
   }
 }
 
-bool IsCopied(const void* data, std::int64_t rows, std::int64_t pitch, bool along_k) {
-  return !along_k || !IsBoxAligned(data, rows, pitch);
-}
-bool CopiesA(const MatmulProblem& p) { return IsCopied(p.a, p.m, p.lda, !p.transpose_a); }
-bool CopiesB(const MatmulProblem& p) { return IsCopied(p.b, p.n, p.ldb, p.transpose_b); }
+bool IsCopied(const StoredMatrix& x) { return x.mn_major || !x.IsReadable(1); }
 
-Cost CostOf(const MatmulProblem& p) { return TensorCost(p, 256, 1, 1, CopiesA(p), CopiesB(p)); }
+Cost CostOf(const MatmulProblem& p) {
+  return TensorCost(p, 256, 1, 1, IsCopied(StoredA(p)), IsCopied(StoredB(p)));
+}
 
 std::uint64_t ScratchOf(const MatmulProblem& p) {
-  return SumsScratch(p) + (CopiesA(p) ? CopyScratch<std::int8_t>(p.m, p.k) : 0) +
-         (CopiesB(p) ? CopyScratch<std::int8_t>(p.n, p.k) : 0);
+  return SumsScratch(p) + (IsCopied(StoredA(p)) ? CopyScratch<std::int8_t>(p.m, p.k) : 0) +
+         (IsCopied(StoredB(p)) ? CopyScratch<std::int8_t>(p.n, p.k) : 0);
 }
 
 }  // namespace
 
-extern constexpr Strategy<MatmulProblem> kMatmulTensorI8 = {
+extern constexpr Strategy<MatmulProblem> kMatmulTensorI8 = HopperMatmul({
     .name = "tensor_i8",
     .summary = "Hopper's tensor cores on 8-bit integers, signed or not, with exact i32 sums",
     .source = "the kernel of tensor_bf16, with the byte instructions of wgmma",
-    .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kU8, DType::kI8),
-    .min_compute_capability = 90,
-    .deterministic = true,
-    .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
     .shared = {.launch = LaunchGathered<kMatmulTensorI8>},
-    .missing = TensorMissing,
-    .refuses = TensorRefusal,
     .scratch = ScratchOf,
     .mixed = true,
-};
+});
 
 }  // namespace tessera

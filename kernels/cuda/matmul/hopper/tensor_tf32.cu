@@ -21,9 +21,8 @@
 // chosen (48 MiB in tiles of 128 x 256). Cost for 4096 x 4096 x 4096: 2^37 flops and 3 GiB of
 // loads, most of them from the L2.
 //
-// Correct for any m, n and k, and for all transposes, pitches and alignments: see gemm.cuh. NaN and
-// infinities follow IEEE arithmetic, with one exception: a NaN counts as an infinity if all of its
-// set fraction bits are among the 13 that are cut off. No arithmetic produces such a NaN.
+// NaN and infinities follow IEEE arithmetic, with one exception: a NaN counts as an infinity if all
+// of its set fraction bits are among the 13 that are cut off. No arithmetic produces such a NaN.
 //
 // Lesson: kernels/lessons/hopper_product.cu
 #include "kernels/cuda/matmul/hopper/strategy.cuh"
@@ -34,21 +33,15 @@ namespace {
 using T = Tf32;
 
 // A copy is rounded to nearest; elements that are read in place are truncated by the tensor cores.
-TensorOperand<T> Prepared(const void* data, std::int64_t rows, std::int64_t columns,
-                          std::int64_t pitch, bool mn_major, CudaStream& stream) {
-  const auto* elements = static_cast<const float*>(data);
-  if (!IsBoxAligned(data, rows, pitch * static_cast<std::int64_t>(sizeof(T))))
-    return Copied<T>(elements, rows, columns, pitch, mn_major, stream);
-  return {static_cast<const T*>(data), rows, columns, pitch, mn_major};
+TensorOperand<T> Prepared(const StoredMatrix& x, CudaStream& stream) {
+  return x.IsReadable(sizeof(T)) ? x.InPlace<T>() : Copied<T, float>(x, stream);
 }
 
 void Enqueue(const MatmulProblem& p, Stream& any_stream) {
   CudaStream& stream = Cuda(any_stream);
-  const auto a = p.transpose_a
-                     ? Transposed<T>(static_cast<const float*>(p.a), p.m, p.k, p.lda, stream)
-                     : Prepared(p.a, p.m, p.k, p.lda, false, stream);
-  const auto b = p.transpose_b ? Prepared(p.b, p.n, p.k, p.ldb, false, stream)
-                               : Prepared(p.b, p.k, p.n, p.ldb, true, stream);
+  const auto a =
+      p.transpose_a ? Transposed<T, float>(StoredA(p), stream) : Prepared(StoredA(p), stream);
+  const auto b = Prepared(StoredB(p), stream);
   // If b has k across its rows, the product is computed as c' = b' a'.
   const TensorProduct product =
       b.mn_major ? ProductOf(p.n, p.m, p.k, b, a, stream) : ProductOf(p.m, p.n, p.k, a, b, stream);
@@ -64,42 +57,32 @@ void Enqueue(const MatmulProblem& p, Stream& any_stream) {
 }
 
 // Cutting off 13 bits costs up to 2^-10 of an element, twice as much as rounding to nearest.
-double Roundoff(const MatmulProblem& p) {
-  return Then(Then(0x1p-10, 0x1p-10), TensorSumRoundoff(p.k));
-}
+double Roundoff(const MatmulProblem& p) { return Then(Then(0x1p-10, 0x1p-10), TensorRoundoff(p)); }
 
 Cost CostOf(const MatmulProblem& p) {
-  return TensorCost(p, 256, 4, 1, p.transpose_a || !IsBoxAligned(p.a, p.m, p.lda * 4),
-                    !IsBoxAligned(p.b, p.transpose_b ? p.n : p.k, p.ldb * 4));
+  return TensorCost(p, 256, sizeof(T), 1, p.transpose_a || !StoredA(p).IsReadable(sizeof(T)),
+                    !StoredB(p).IsReadable(sizeof(T)));
 }
 
 std::uint64_t ScratchOf(const MatmulProblem& p) {
-  const auto copy = [](const void* data, std::int64_t rows, std::int64_t columns,
-                       std::int64_t pitch) {
-    return IsBoxAligned(data, rows, pitch * 4) ? 0 : CopyScratch<T>(rows, columns);
+  const auto copy = [](const StoredMatrix& x) {
+    return x.IsReadable(sizeof(T)) ? 0 : CopyScratch<T>(x);
   };
-  return SumsScratch(p) + (p.transpose_a ? CopyScratch<T>(p.m, p.k) : copy(p.a, p.m, p.k, p.lda)) +
-         (p.transpose_b ? copy(p.b, p.n, p.k, p.ldb) : copy(p.b, p.k, p.n, p.ldb));
+  return SumsScratch(p) + (p.transpose_a ? CopyScratch<T>(p.m, p.k) : copy(StoredA(p))) +
+         copy(StoredB(p));
 }
 
 }  // namespace
 
-extern constexpr Strategy<MatmulProblem> kMatmulTensorTf32 = {
+extern constexpr Strategy<MatmulProblem> kMatmulTensorTf32 = HopperMatmul({
     .name = "tensor_tf32",
     .summary = "Hopper's tensor cores on f32 cut to 19 bits",
-    .source =
-        "the warp-specialised kernels of CUTLASS 3, and public work on reaching cuBLAS on the H100 "
-        "(P. Shankhdhar, 2024)",
-    .backend = Backend::kCuda,
+    .source = kTensorSource,
     .dtypes = DTypesOf(DType::kF32),
-    .min_compute_capability = 90,
-    .deterministic = true,
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = TensorMissing,
-    .refuses = TensorRefusal,
     .scratch = ScratchOf,
-};
+});
 
 }  // namespace tessera

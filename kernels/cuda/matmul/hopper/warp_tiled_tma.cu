@@ -45,16 +45,9 @@
 // the L2, and 128 MiB for the copy of an operand that needs one. Products that do not fill the chip
 // with such tiles, or that are too narrow to be worth a copy, go to `warp_tiled`.
 //
-// Correct for any m, n and k: TMA reads zeros outside a matrix, and results beyond the edges are
-// not stored. Also correct for any pitch and alignment: where these are not multiples of 16 bytes,
-// which TMA requires, the operand is copied. Products are computed in full f32: each element of c
-// is one chain of k fused multiply-adds, in the same order as in `naive`.
-//
 // Lesson: kernels/lessons/hopper_product.cu
 #include "kernels/cuda/matmul/hopper/gemm/stream_k.h"
 #include "kernels/cuda/matmul/hopper/strategy.cuh"
-#include "kernels/cuda/matmul/k_tiles.cuh"
-#include "kernels/cuda/team/shares.h"
 
 namespace tessera {
 
@@ -287,7 +280,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
                                 Tile::kAlignment * Tile::kAlignment;
   const Pipeline pipeline(k_tiles, SharedAddress(barriers));
   // The shuffle tells the compiler that the value is the same in all lanes of a warp.
-  const int warp = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarpSize, 0);
+  const int warp = __shfl_sync(kFullMask, WarpIndex(), 0);
   if (threadIdx.x == 0) pipeline.Init();
   __syncthreads();  // the barriers are initialized
   if (warp >= Tile::kConsumers) {
@@ -295,42 +288,26 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     if (threadIdx.x == Tile::kMultiplying) Fetch(a_map, b_map, work, pipeline);
   } else {
     TakeRegisters<232>();
-    Multiply(work, warp, static_cast<int>(threadIdx.x) % kWarpSize, pipeline);
+    Multiply(work, warp, LaneIndex(), pipeline);
   }
 }
 
 // --- Launch ---
 
-// Returns the operand with its index i (see Operand) along the rows, transposed or copied if
-// necessary.
-TensorOperand<float> Prepared(const Operand<float>& operand, std::int64_t k, CudaStream& stream) {
-  if (operand.k_stride == 1)
-    return Transposed<float>(operand.data, k, operand.extent, operand.stride, stream);
-  if (!IsBoxAligned(operand.data, k, operand.k_stride * 4))
-    return Copied<float>(operand.data, k, operand.extent, operand.k_stride, true, stream);
-  return {operand.data, k, operand.extent, operand.k_stride, true};
+// Returns the operand with k across its rows, transposed or copied if necessary.
+TensorOperand<float> Prepared(const StoredMatrix& x, CudaStream& stream) {
+  if (!x.mn_major) return Transposed<float, float>(x, stream);
+  return x.IsReadable(4) ? x.InPlace<float>() : Copied<float, float>(x, stream);
 }
 
-CUtensorMap MapOf(const TensorOperand<float>& x, int width) {
-  return MakeTensorMap<float>(x.data, 1, x.rows, x.columns, x.pitch, Tile::kDepth, width * 4);
-}
-
-bool IsCopied(const void* data, bool along_k, std::int64_t k, std::int64_t pitch) {
-  return along_k || !IsBoxAligned(data, k, pitch * 4);
-}
-bool CopiesA(const MatmulProblem& p) { return IsCopied(p.a, !p.transpose_a, p.k, p.lda); }
-bool CopiesB(const MatmulProblem& p) { return IsCopied(p.b, p.transpose_b, p.k, p.ldb); }
-
-std::int64_t Tiles(const MatmulProblem& p) {
-  return CeilDiv(p.m, Tile::kRows) * CeilDiv(p.n, Tile::kColumns);
-}
+bool IsCopied(const StoredMatrix& x) { return !x.mn_major || !x.IsReadable(4); }
 
 // Returns whether the tiles fill most of the chip and copies are cheap compared with the product.
 // An H200 copies an element in about the time that 64 multiply-adds take.
 bool IsLarge(const MatmulProblem& p, int multiprocessors) {
-  const double copies = (CopiesA(p) ? 64.0 / static_cast<double>(p.n) : 0) +
-                        (CopiesB(p) ? 64.0 / static_cast<double>(p.m) : 0);
-  return Tiles(p) * 4 >= std::int64_t{multiprocessors} * 3 && copies < 0.15;
+  const double copies = (IsCopied(StoredA(p)) ? 64.0 / static_cast<double>(p.n) : 0) +
+                        (IsCopied(StoredB(p)) ? 64.0 / static_cast<double>(p.m) : 0);
+  return TilesOf<Tile>(p) * 4 >= std::int64_t{multiprocessors} * 3 && copies < 0.15;
 }
 
 void Enqueue(const MatmulProblem& p, Stream& any_stream) {
@@ -340,9 +317,10 @@ void Enqueue(const MatmulProblem& p, Stream& any_stream) {
     kMatmulWarpTiled.launch(p, stream);
     return;
   }
-  const auto a = Prepared(OperandA<float>(p), p.k, stream);
-  const auto b = Prepared(OperandB<float>(p), p.k, stream);
-  const std::int64_t tiles = Tiles(p), blocks = std::min<std::int64_t>(tiles, multiprocessors);
+  const auto a = Prepared(StoredA(p), stream);
+  const auto b = Prepared(StoredB(p), stream);
+  const std::int64_t tiles = TilesOf<Tile>(p),
+                     blocks = std::min<std::int64_t>(tiles, multiprocessors);
   Work work{};
   work.m = static_cast<int>(p.m);
   work.n = static_cast<int>(p.n);
@@ -356,42 +334,37 @@ void Enqueue(const MatmulProblem& p, Stream& any_stream) {
         stream.Scratch(static_cast<std::size_t>(blocks) * Tile::kRows * Tile::kColumns * 4));
     work.written = stream.Tickets();
   }
-  CUDA_CHECK(cudaFuncSetAttribute(MatmulWarpTiledTma, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  Tile::kSharedBytes));
+  AllowSharedBytes(MatmulWarpTiledTma, Tile::kSharedBytes);
   MatmulWarpTiledTma<<<static_cast<unsigned>(blocks), Tile::kThreads, Tile::kSharedBytes,
-                       stream.handle()>>>(MapOf(a, Tile::kRows), MapOf(b, Tile::kColumns), work);
+                       stream.handle()>>>(MapOf(a, 1, Tile::kDepth, 4 * Tile::kRows),
+                                          MapOf(b, 1, Tile::kDepth, 4 * Tile::kColumns), work);
   CUDA_CHECK_LAUNCH(MatmulWarpTiledTma);
 }
 
 Cost CostOf(const MatmulProblem& p) {
-  return TensorCost(p, Tile::kColumns, sizeof(float), 1, CopiesA(p), CopiesB(p));
+  return TensorCost(p, Tile::kColumns, sizeof(float), 1, IsCopied(StoredA(p)),
+                    IsCopied(StoredB(p)));
 }
 
 std::uint64_t ScratchOf(const MatmulProblem& p) {
   // There is a tile of partial sums for each SM; see SumsScratch for the maximum number of SMs.
-  const auto partials = static_cast<std::uint64_t>(std::min<std::int64_t>(Tiles(p), 160));
+  const auto partials = static_cast<std::uint64_t>(std::min<std::int64_t>(TilesOf<Tile>(p), 160));
   return partials * Tile::kRows * Tile::kColumns * sizeof(float) +
-         (CopiesA(p) ? CopyScratch<float>(p.k, p.m) : 0) +
-         (CopiesB(p) ? CopyScratch<float>(p.k, p.n) : 0);
+         (IsCopied(StoredA(p)) ? CopyScratch<float>(p.k, p.m) : 0) +
+         (IsCopied(StoredB(p)) ? CopyScratch<float>(p.k, p.n) : 0);
 }
 
 }  // namespace
 
-extern constexpr Strategy<MatmulProblem> kMatmulWarpTiledTma = {
+extern constexpr Strategy<MatmulProblem> kMatmulWarpTiledTma = HopperMatmul({
     .name = "warp_tiled_tma",
     .summary = "8 x 16 elements per thread, fetched by TMA; tiles are divided evenly among the SMs",
     .source = "CUTLASS's SIMT kernels and Stream-K (Osama et al., 2023)",
-    .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32),
-    .min_compute_capability = 90,
-    .deterministic = true,
-    .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
     .shared = {.launch = LaunchGathered<kMatmulWarpTiledTma>},
-    .missing = TensorMissing,
-    .refuses = TensorRefusal,
     .scratch = ScratchOf,
-};
+});
 
 }  // namespace tessera

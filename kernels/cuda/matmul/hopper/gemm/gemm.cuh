@@ -37,9 +37,8 @@
 //   whose sums a second kernel adds, always in the same order. If there are many tiles, but their
 //   number is not a multiple of the number of SMs, some tiles are split in two (see stream_k.h).
 //
-// Correct for any m, n and k: TMA reads zeros outside a matrix, and writes nothing outside c. TMA
-// requires addresses and pitches that are multiples of 16 bytes. Other operands and results go
-// through scratch memory.
+// TMA reads zeros outside a matrix, and writes nothing outside c. It requires addresses and pitches
+// that are multiples of 16 bytes. Other operands and results go through scratch memory.
 #pragma once
 
 #include <algorithm>
@@ -188,22 +187,11 @@ void LaunchTensor(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
                   std::int64_t pitch, unsigned* nonfinite, CudaStream& stream) {
   using T = typename C::T;
   const auto map = [](const TensorOperand<T>& x, bool mn_major) {
-    return MakeTensorMap<T>(x.data, C::kParts, x.rows, x.columns, x.pitch,
-                            mn_major ? C::kDepth : C::kGroupRows, mn_major ? 128 : C::kRowBytes);
+    return MapOf(x, C::kParts, mn_major ? C::kDepth : C::kGroupRows, mn_major ? 128 : C::kRowBytes);
   };
   const CUtensorMap a_map = map(a, kMnA), b_map = map(b, kMnB);
 
-  TensorWork work{};
-  const auto [rows, columns] = kIsTurned<C, kMnA> ? std::pair(p.n, p.m) : std::pair(p.m, p.n);
-  work.rows = static_cast<int>(rows);
-  work.columns = static_cast<int>(columns);
-  work.row_tiles = static_cast<int>(CeilDiv(rows, C::kRows * C::kCluster));
-  const auto column_tiles = static_cast<int>(CeilDiv(columns, C::kColumns));
-  const int group_rows = std::min(tuning::kGroupedRows / (C::kRows * C::kCluster), work.row_tiles);
-  work.tiles = Divisor(work.row_tiles * column_tiles);
-  work.group_tiles = Divisor(group_rows * column_tiles);
-  work.group_rows = Divisor(group_rows);
-  work.last_rows = Divisor((work.row_tiles - 1) % group_rows + 1);
+  TensorWork work = kIsTurned<C, kMnA> ? WorkOfTiles<C>(p.n, p.m) : WorkOfTiles<C>(p.m, p.n);
   work.k_tiles = static_cast<int>(CeilDiv(p.k, C::kDepth));
   const std::int64_t split_k_tiles = CeilDiv(work.k_tiles, plan.splits);
   const std::int64_t splits = CeilDiv(work.k_tiles, split_k_tiles);
@@ -225,8 +213,7 @@ void LaunchTensor(const MatmulProblem& p, const TensorOperand<typename C::T>& a,
                                              /*row_bytes=*/128);
 
   const auto kernel = MatmulTensor<C, kMnA, kMnB>;
-  CUDA_CHECK(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
+  AllowSharedBytes(kernel, C::kSharedBytes);
   LaunchOverlapping(kernel,
                     {static_cast<unsigned>(clusters * C::kCluster), C::kThreads, C::kSharedBytes},
                     stream, a_map, b_map, c_map, work);

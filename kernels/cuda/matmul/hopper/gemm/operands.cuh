@@ -8,11 +8,9 @@
 #include <string_view>
 #include <type_traits>
 
-#include "kernels/cuda/common/primitives.cuh"
 #include "kernels/cuda/matmul/hopper/ptx/ptx.cuh"
 #include "kernels/cuda/matmul/hopper/ptx/tensor_map.cuh"
 #include "kernels/cuda/matmul/tiles.cuh"
-#include "kernels/cuda/runtime/cuda.h"
 #include "kernels/cuda/runtime/overlap.cuh"
 #include "kernels/problem/matmul.h"
 #include "kernels/same_bits/convert.h"
@@ -159,65 +157,95 @@ struct TensorOperand {
   bool mn_major;
 };
 
+// Returns a map with which TMA reads the parts of a matrix; see MakeTensorMap.
+template <class T>
+CUtensorMap MapOf(const TensorOperand<T>& x, int parts, int box_rows, int row_bytes,
+                  bool permuted = true) {
+  return MakeTensorMap<T>(x.data, parts, x.rows, x.columns, x.pitch, box_rows, row_bytes, permuted);
+}
+
+// An operand of a product as it is in memory. The members of the same names are those of
+// TensorOperand. `others` is the number of rows or columns of the product's other operand.
+struct StoredMatrix {
+  const void* data;
+  DType dtype;
+  std::int64_t rows, columns, pitch;
+  bool mn_major = false;
+  std::int64_t others = 0;
+
+  // Returns whether TMA can read the elements, which have `size` bytes.
+  bool IsReadable(std::int64_t size) const { return IsBoxAligned(data, rows, pitch * size); }
+  template <class T>
+  TensorOperand<T> InPlace() const {
+    return {static_cast<const T*>(data), rows, columns, pitch, mn_major};
+  }
+};
+inline StoredMatrix StoredA(const MatmulProblem& p) {
+  return p.transpose_a ? StoredMatrix{p.a, p.dtype, p.k, p.m, p.lda, true, p.n}
+                       : StoredMatrix{p.a, p.dtype, p.m, p.k, p.lda, false, p.n};
+}
+inline StoredMatrix StoredB(const MatmulProblem& p) {
+  return p.transpose_b ? StoredMatrix{p.b, TypeOfB(p), p.n, p.k, p.ldb, false, p.m}
+                       : StoredMatrix{p.b, TypeOfB(p), p.k, p.n, p.ldb, true, p.m};
+}
+
 // Returns the number of bytes of scratch memory that a copy of a matrix in `parts` parts takes.
 template <class T>
 std::uint64_t CopyScratch(std::int64_t rows, std::int64_t columns, int parts = 1) {
   return static_cast<std::uint64_t>(parts * rows * PaddedPitch<T>(columns)) * sizeof(T);
+}
+template <class T>
+std::uint64_t CopyScratch(const StoredMatrix& x, int parts = 1) {
+  return CopyScratch<T>(x.rows, x.columns, parts);
 }
 
 // The maximum number of rows or columns of the other operand for which a copy may be kept. At this
 // maximum, splitting f32 into parts takes a tenth of the product's time.
 constexpr std::int64_t kMostOthersToKeepFor = 1024;
 
-// Returns CopyScratch bytes of memory for a prepared copy of a matrix. `others` is the number of
-// rows or columns of the product's other operand. If that number is so small that the time to make
-// the copy matters, the copy may be kept (Stream::Prepare). For `how`, see Preparation.
-template <class T>
-PreparedMemory PrepareMatrix(std::string_view how, const void* data, DType dtype, std::int64_t rows,
-                             std::int64_t columns, std::int64_t pitch, int parts,
-                             std::int64_t others, CudaStream& stream) {
-  const auto bytes = static_cast<std::size_t>(CopyScratch<T>(rows, columns, parts));
-  if (others > kMostOthersToKeepFor) return {stream.Scratch(bytes), /*ready=*/false};
-  return stream.Prepare({how, {data, dtype, {2, {rows, columns}}, {pitch, 1}}}, bytes);
+// Returns memory for a prepared copy of a matrix. If the other operand is so small that the time to
+// make the copy matters, the copy may be kept (Stream::Prepare). For `how`, see Preparation.
+inline PreparedMemory PrepareMatrix(std::string_view how, const StoredMatrix& x,
+                                    std::uint64_t bytes, CudaStream& stream) {
+  const auto size = static_cast<std::size_t>(bytes);
+  if (x.others > kMostOthersToKeepFor) return {stream.Scratch(size), /*ready=*/false};
+  return stream.Prepare({how, {x.data, x.dtype, {2, {x.rows, x.columns}}, {x.pitch, 1}}}, size);
 }
 
-// Returns the matrix in a form that TMA can read. Copies it to `memory` unless the copy is already
-// there.
+// Returns the matrix, with elements of type In, in a form that TMA can read. Copies it to `memory`
+// unless the copy is already there.
 template <class Out, class In>
-TensorOperand<Out> CopiedTo(const PreparedMemory& memory, const In* data, std::int64_t rows,
-                            std::int64_t columns, std::int64_t pitch, bool mn_major,
+TensorOperand<Out> CopiedTo(const PreparedMemory& memory, const StoredMatrix& x,
                             CudaStream& stream) {
-  const std::int64_t out_pitch = PaddedPitch<Out>(columns);
+  const std::int64_t out_pitch = PaddedPitch<Out>(x.columns);
   auto* out = static_cast<Out*>(memory.data);
   if (!memory.ready) {
-    const std::int64_t threads = rows * (out_pitch / Pack<Out>::kSize);
+    const std::int64_t threads = x.rows * (out_pitch / Pack<Out>::kSize);
     CopyOperand<<<static_cast<unsigned>(CeilDiv(threads, 256)), 256, 0, stream.handle()>>>(
-        data, rows, columns, pitch, IsPackable<In>(data, pitch), out, out_pitch);
+        static_cast<const In*>(x.data), x.rows, x.columns, x.pitch, IsPackable<In>(x.data, x.pitch),
+        out, out_pitch);
     CUDA_CHECK_LAUNCH(CopyOperand);
   }
-  return {out, rows, columns, out_pitch, mn_major};
+  return {out, x.rows, x.columns, out_pitch, x.mn_major};
 }
 
 // Copies the matrix to the stream's scratch memory.
 template <class Out, class In>
-TensorOperand<Out> Copied(const In* data, std::int64_t rows, std::int64_t columns,
-                          std::int64_t pitch, bool mn_major, CudaStream& stream) {
-  const auto bytes = static_cast<std::size_t>(CopyScratch<Out>(rows, columns));
-  return CopiedTo<Out>({stream.Scratch(bytes), /*ready=*/false}, data, rows, columns, pitch,
-                       mn_major, stream);
+TensorOperand<Out> Copied(const StoredMatrix& x, CudaStream& stream) {
+  const auto bytes = static_cast<std::size_t>(CopyScratch<Out>(x));
+  return CopiedTo<Out, In>({stream.Scratch(bytes), /*ready=*/false}, x, stream);
 }
 
-// Returns a transposed copy of a matrix [columns, rows]. k goes across the rows of the matrix and
-// along the rows of the copy.
+// Returns a transposed copy of the matrix. k goes across the rows of the matrix and along the rows
+// of the copy.
 template <class Out, class In>
-TensorOperand<Out> Transposed(const In* data, std::int64_t rows, std::int64_t columns,
-                              std::int64_t pitch, CudaStream& stream) {
-  const std::int64_t out_pitch = PaddedPitch<Out>(columns);
+TensorOperand<Out> Transposed(const StoredMatrix& x, CudaStream& stream) {
+  const std::int64_t rows = x.columns, columns = x.rows, out_pitch = PaddedPitch<Out>(columns);
   auto* out =
       static_cast<Out*>(stream.Scratch(static_cast<std::size_t>(rows * out_pitch) * sizeof(Out)));
   const std::int64_t squares = CeilDiv(rows, kSquare) * CeilDiv(columns, kSquare);
   TransposeOperand<<<static_cast<unsigned>(squares), 256, 0, stream.handle()>>>(
-      data, rows, columns, pitch, out, out_pitch);
+      static_cast<const In*>(x.data), rows, columns, x.pitch, out, out_pitch);
   CUDA_CHECK_LAUNCH(TransposeOperand);
   return {out, rows, columns, out_pitch, false};
 }

@@ -5,6 +5,8 @@
 // Another GPU needs its own values.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <tuple>
 
 #include "kernels/cuda/matmul/hopper/gemm/tile.cuh"
@@ -59,4 +61,22 @@ inline constexpr double kGain = 0.995;
 inline constexpr double kCutLine = 7.6e3, kCutSector = 1.1e4;
 
 }  // namespace tuning
+
+// Returns the part of a launch's parameters that depends only on the extents of c and the tile.
+template <class C>
+TensorWork WorkOfTiles(std::int64_t rows, std::int64_t columns) {
+  constexpr int kRows = C::kRows * C::kCluster;
+  TensorWork work{};
+  work.rows = static_cast<int>(rows);
+  work.columns = static_cast<int>(columns);
+  work.row_tiles = static_cast<int>(CeilDiv(rows, kRows));
+  const auto column_tiles = static_cast<int>(CeilDiv(columns, C::kColumns));
+  const int group_rows = std::min(tuning::kGroupedRows / kRows, work.row_tiles);
+  work.tiles = Divisor(work.row_tiles * column_tiles);
+  work.group_tiles = Divisor(group_rows * column_tiles);
+  work.group_rows = Divisor(group_rows);
+  work.last_rows = Divisor((work.row_tiles - 1) % group_rows + 1);
+  return work;
+}
+
 }  // namespace tessera

@@ -48,15 +48,7 @@
 // different magnitudes. The device decides, with a flag that every kernel checks. For such a
 // product, the examination is an additional pass over the operands. Rows of zeros are exact.
 //
-// The expected error is also smaller than that of plain f64. The table shows the root mean square
-// of the error over at least 300 sums, relative to sum |x y|, for this arithmetic on a CPU and for
-// a chain of fused multiply-adds:
-//
-//                                     this strategy             plain f64
-//        k                            1024        16384         1024        16384
-//        normal                       3.7e-17     3.4e-17       5.3e-17     5.5e-17
-//        uniform, positive            5.5e-17     5.7e-17       8.2e-16     3.1e-15
-//        uniform exp(normal / 2)      3.7e-17     3.1e-17       5.3e-17     5.9e-17
+// The expected error is also smaller than that of plain f64 (docs/notebook.md, "f64").
 //
 // The kernels of residue_rows.cuh compute the residues of the operands, and the kernel of
 // residue_products.cuh multiplies them. Reconstruct adds up residues times weights, in three f64
@@ -69,12 +61,9 @@
 // 0.47 GB of residues. The residues of the results, 0.23 GB, are written and read back, and the
 // results take 0.13 GB. The scratch memory is 0.7 GB, or 5.6 GB for side 16384.
 //
-// Correct for any m, n and k, and for all transposes, pitches and alignments.
-//
 // Lesson: kernels/lessons/hopper_product.cu
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <span>
 #include <vector>
@@ -166,82 +155,78 @@ Bands BandsOf(const MatmulProblem& p) {
   return {band(p.m, std::int64_t{1} << 26, std::max(p.k, columns), kClusterRows), columns};
 }
 
-// Offsets in scratch memory.
-struct Places {
-  std::size_t plain, a_sums, a_exponents, b_sums, b_exponents, a, b, c, end;
+// The parts of the scratch memory, and the size of all parts.
+struct Memory {
+  unsigned* plain;  // set if a row or a column does not meet the bound
+  RowSums *a_sums, *b_sums;
+  std::int32_t *a_exponents, *b_exponents;
+  std::int8_t *a, *b;
+  uint4* c;
+  std::size_t bytes = 0;
 };
-Places PlacesOf(const MatmulProblem& p) {
+Memory MemoryOf(const MatmulProblem& p, void* scratch) {
   const Bands bands = BandsOf(p);
   const auto pieces = static_cast<std::size_t>(Pieces(p.k));
   const auto m = static_cast<std::size_t>(p.m), n = static_cast<std::size_t>(p.n);
-  std::size_t end = 0;
-  const auto place = [&end](std::size_t bytes) {
-    const std::size_t begin = end;
-    end += (bytes + 255) / 256 * 256;
-    return begin;
+  Memory memory{};
+  const auto place = [&]<class T>(T*& part, std::size_t bytes) {
+    // For ScratchOf, there is no memory yet, so the address is computed as a number.
+    part = reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(scratch) + memory.bytes);
+    memory.bytes += (bytes + 255) / 256 * 256;
   };
-  Places places{};
-  places.plain = place(sizeof(unsigned));
-  places.a_sums = place(m * pieces * sizeof(RowSums));
-  places.a_exponents = place(m * sizeof(std::int32_t));
-  places.b_sums = place(n * pieces * sizeof(RowSums));
-  places.b_exponents = place(n * sizeof(std::int32_t));
-  places.a = place(ResidueBytes(bands.rows, p.k));
-  places.b = place(ResidueBytes(bands.columns, p.k));
-  places.c = place(static_cast<std::size_t>(kModuli * bands.rows * bands.columns));
-  places.end = end;
-  return places;
+  place(memory.plain, sizeof(unsigned));
+  place(memory.a_sums, m * pieces * sizeof(RowSums));
+  place(memory.a_exponents, m * sizeof(std::int32_t));
+  place(memory.b_sums, n * pieces * sizeof(RowSums));
+  place(memory.b_exponents, n * sizeof(std::int32_t));
+  place(memory.a, ResidueBytes(bands.rows, p.k));
+  place(memory.b, ResidueBytes(bands.columns, p.k));
+  place(memory.c, static_cast<std::size_t>(kModuli * bands.rows * bands.columns));
+  return memory;
 }
 
 // A product for which the scaling of the operands has been enqueued.
 struct ScaledProduct {
   MatmulProblem p;
-  Places places;
-  std::byte* scratch;
-  unsigned* plain;  // set if a row or a column does not meet the bound
+  Memory memory;
   Scaled a, b;
 };
 
-std::uint64_t ScratchOf(const MatmulProblem& p) { return PlacesOf(p).end; }
+std::uint64_t ScratchOf(const MatmulProblem& p) { return MemoryOf(p, nullptr).bytes; }
 
-// Enqueues the scaling of the operands. `memory` is scratch memory of ScratchOf(p) bytes.
-ScaledProduct EnqueueScales(const MatmulProblem& p, void* memory, CudaStream& stream) {
-  const Places places = PlacesOf(p);
-  auto* const scratch = static_cast<std::byte*>(memory);
-  auto* const plain = reinterpret_cast<unsigned*>(scratch + places.plain);
-  const auto scale = [&](const Operand<double>& x, std::size_t sums, std::size_t exponents) {
-    return EnqueueScale(x, p.k, reinterpret_cast<RowSums*>(scratch + sums),
-                        reinterpret_cast<std::int32_t*>(scratch + exponents), plain, stream);
+// Enqueues the scaling of the operands. `scratch` is scratch memory of ScratchOf(p) bytes.
+ScaledProduct EnqueueScales(const MatmulProblem& p, void* scratch, CudaStream& stream) {
+  const Memory memory = MemoryOf(p, scratch);
+  const auto scale = [&](const Operand<double>& x, RowSums* sums, std::int32_t* exponents) {
+    return EnqueueScale(x, p.k, sums, exponents, memory.plain, stream);
   };
-  stream.Zero(plain, sizeof(unsigned));
-  const Scaled a = scale(OperandA<double>(p), places.a_sums, places.a_exponents);
-  const Scaled b = scale(OperandB<double>(p), places.b_sums, places.b_exponents);
-  return {p, places, scratch, plain, a, b};
+  stream.Zero(memory.plain, sizeof(unsigned));
+  const Scaled a = scale(OperandA<double>(p), memory.a_sums, memory.a_exponents);
+  const Scaled b = scale(OperandB<double>(p), memory.b_sums, memory.b_exponents);
+  return {p, memory, a, b};
 }
 
 void EnqueueProduct(const ScaledProduct& scaled, CudaStream& stream) {
-  const auto& [p, places, scratch, plain, a, b] = scaled;
+  const auto& [p, memory, a, b] = scaled;
   const Bands bands = BandsOf(p);
-  auto* const a_data = reinterpret_cast<std::int8_t*>(scratch + places.a);
-  auto* const b_data = reinterpret_cast<std::int8_t*>(scratch + places.b);
-  auto* const c_data = reinterpret_cast<uint4*>(scratch + places.c);
+  const unsigned* const plain = memory.plain;
   auto* const c = static_cast<double*>(p.c);
   Residues a_residues{};
   for (std::int64_t column = 0; column < p.n; column += bands.columns) {
     const std::int64_t columns = std::min(bands.columns, p.n - column);
-    const Residues b_residues = EnqueueConvert(b, column, columns, plain, b_data, stream);
+    const Residues b_residues = EnqueueConvert(b, column, columns, plain, memory.b, stream);
     for (std::int64_t row = 0; row < p.m; row += bands.rows) {
       const std::int64_t rows = std::min(bands.rows, p.m - row);
       // If all rows of a fit in one band, they are converted only once.
       if (column == 0 || rows < p.m)
-        a_residues = EnqueueConvert(a, row, rows, plain, a_data, stream);
-      EnqueueResidueProducts(a_residues, b_residues, p.k, plain, c_data, stream);
+        a_residues = EnqueueConvert(a, row, rows, plain, memory.a, stream);
+      EnqueueResidueProducts(a_residues, b_residues, p.k, plain, memory.c, stream);
       const std::int64_t row_tiles = CeilDiv(rows, kClusterRows) * ByteTile::kCluster;
       const std::int64_t column_tiles = CeilDiv(columns, kTileColumns);
       const std::int64_t blocks = row_tiles * column_tiles * (kTileVectors / kThreads);
       double* const to = c + row * p.n + column;
       Reconstruct<<<static_cast<unsigned>(blocks), kThreads, 0, stream.handle()>>>(
-          c_data, row_tiles, column_tiles, a.exponents + row, b.exponents + column, kTable, plain,
+          memory.c, row_tiles, column_tiles, a.exponents + row, b.exponents + column, kTable, plain,
           rows, columns, IsPackable<double>(to, p.n), to, p.n);
       CUDA_CHECK_LAUNCH(Reconstruct);
     }
@@ -275,14 +260,14 @@ void ShareFlags(std::span<const ScaledProduct> scaled, std::span<const TeamShare
   auto* const flags = static_cast<unsigned*>(own.Scratch(count * sizeof(unsigned)));
   for (std::size_t i = 0; i < count; ++i) {
     OnDeviceOf(*shares[i].stream, [&] {
-      Cuda(*shares[i].stream).CopyToPeer(own, flags + i, scaled[i].plain, sizeof(unsigned));
+      Cuda(*shares[i].stream).CopyToPeer(own, flags + i, scaled[i].memory.plain, sizeof(unsigned));
     });
     if (shares[i].stream != &own) own.WaitFor(*shares[i].stream);
   }
   AnyOf<<<1, 1, 0, Cuda(own).handle()>>>(flags, static_cast<int>(count));
   CUDA_CHECK_LAUNCH(AnyOf);
   for (std::size_t i = 0; i < count; ++i)
-    own.CopyToPeer(*shares[i].stream, scaled[i].plain, flags, sizeof(unsigned));
+    own.CopyToPeer(*shares[i].stream, scaled[i].memory.plain, flags, sizeof(unsigned));
   for (const TeamShare& share : shares) {
     if (share.stream != &own) OnDeviceOf(*share.stream, [&] { share.stream->WaitFor(own); });
   }
@@ -340,23 +325,16 @@ Cost CostOf(const MatmulProblem& p) {
 
 }  // namespace
 
-extern constexpr Strategy<MatmulProblem> kMatmulOzakiF64 = {
+extern constexpr Strategy<MatmulProblem> kMatmulOzakiF64 = HopperMatmul({
     .name = "ozaki_f64",
     .summary = "f64 in integers: 14 byte products on Hopper's tensor cores, as accurate as f64",
-    .source =
-        "K. Ozaki, Y. Uchino and T. Imamura, Ozaki Scheme II: A GEMM-oriented emulation of "
-        "floating-point matrix multiplication using an integer modular technique, 2025",
-    .backend = Backend::kCuda,
+    .source = "K. Ozaki, Y. Uchino and T. Imamura, Ozaki Scheme II: A GEMM-oriented emulation of "
+              "floating-point matrix multiplication using an integer modular technique, 2025",
     .dtypes = DTypesOf(DType::kF64),
-    .min_compute_capability = 90,
-    .deterministic = true,
-    .roundoff = MatmulChainRoundoff,
     .cost = CostOf,
     .launch = Enqueue,
     .shared = {.launch = EnqueueShared},
-    .missing = TensorMissing,
-    .refuses = TensorRefusal,
     .scratch = ScratchOf,
-};
+});
 
 }  // namespace tessera

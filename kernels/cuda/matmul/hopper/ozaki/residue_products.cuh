@@ -139,24 +139,14 @@ inline void EnqueueResidueProducts(const Residues& a, const Residues& b, std::in
     return MakeTensorMap<std::int8_t>(x.data, kModuli, x.rows, k, x.pitch, C::kGroupRows,
                                       C::kRowBytes);
   };
-  TensorWork work{};
-  work.rows = static_cast<int>(a.rows);
-  work.columns = static_cast<int>(b.rows);
-  work.row_tiles = static_cast<int>(CeilDiv(a.rows, kClusterRows));
-  const auto column_tiles = static_cast<int>(CeilDiv(b.rows, kTileColumns));
-  const int group_rows = std::min(tuning::kGroupedRows / kClusterRows, work.row_tiles);
-  work.tiles = Divisor(work.row_tiles * column_tiles);
-  work.group_tiles = Divisor(group_rows * column_tiles);
-  work.group_rows = Divisor(group_rows);
-  work.last_rows = Divisor((work.row_tiles - 1) % group_rows + 1);
+  TensorWork work = WorkOfTiles<C>(a.rows, b.rows);
   const std::int64_t k_tiles = CeilDiv(k, C::kDepth);
   work.k_tiles = static_cast<int>(k_tiles * kModuli);
   const std::int64_t pieces = std::int64_t{work.tiles.value()} * kModuli;
   const std::int64_t clusters =
       std::min<std::int64_t>(stream.device().info().multiprocessors / C::kCluster, pieces);
   work.sharing = WholeTiles(pieces, k_tiles, clusters);
-  CUDA_CHECK(cudaFuncSetAttribute(MultiplyResidues, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  C::kSharedBytes));
+  AllowSharedBytes(MultiplyResidues, C::kSharedBytes);
   MultiplyResidues<<<static_cast<unsigned>(clusters * C::kCluster), C::kThreads, C::kSharedBytes,
                      stream.handle()>>>(map(a), map(b), work, kTable, plain, out);
   CUDA_CHECK_LAUNCH(MultiplyResidues);

@@ -28,8 +28,7 @@ __global__ void __launch_bounds__(kThreads)
   const auto steps = static_cast<int>(min(k - piece * kPiece, std::int64_t{kPiece}));
   const double* const data = x.data + row * x.stride + piece * kPiece * x.k_stride;
   const auto rows = static_cast<int>(min(x.extent - row, std::int64_t{kBlockRows}));
-  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int warp = WarpIndex(), lane = LaneIndex();
   RowSums* const out = sums + piece * x.extent + row;
   const auto sum = [](const double* from, int first, int end, int step, std::int64_t stride) {
     RowSums s{};
@@ -93,8 +92,7 @@ __global__ void __launch_bounds__(kThreads)
   const auto place = [](int row, int step) { return step * kBlockRows + row + step / kEach; };
   __shared__ double tile[kAlongK ? 1 : kTileSteps * kBlockRows + kTileSteps / kEach];
   if constexpr (!kAlongK) {
-    const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    const int warp = WarpIndex(), lane = LaneIndex();
 #pragma unroll
     for (int step = warp; step < kTileSteps; step += kWarps) {
       const std::int64_t l = first_step + step;

@@ -32,19 +32,16 @@
 // There are 64 tiles of 128 k-tiles, and each block computes half a tile. The small operand is read
 // again from the L2 for every tile, which adds an eighth to the traffic with 16 vectors.
 //
-// Correct for any m, n and k with m or n of at most 32: TMA reads zeros outside a matrix, and
-// results beyond the edges are not stored. If the address or pitch of the large operand is not a
-// multiple of 16 bytes, `skinny` computes the product. A small operand with such an address or
-// pitch is copied. The shape and the device determine the order in which the sums of an element are
-// added.
+// If the address or pitch of the large operand is not a multiple of 16 bytes, `skinny` computes the
+// product. A small operand with such an address or pitch is copied. The shape and the device
+// determine the order in which the sums of an element are added.
 //
 // Lesson: kernels/lessons/hopper_product.cu
 #include <algorithm>
-#include <cstdint>
 #include <limits>
 #include <string>
-#include <tuple>
 #include <type_traits>
+#include <utility>
 
 #include "kernels/cuda/matmul/hopper/skinny/skinny_sums.cuh"
 
@@ -229,33 +226,34 @@ Clusters ChooseClusters(std::int64_t tiles, std::int64_t k_tiles, int multiproce
   return best;
 }
 
+// Returns an operand as it is in memory. With a pitch of 1, it counts as contiguous along k.
+template <class T>
+StoredMatrix Stored(const Operand<T>& x, std::int64_t k) {
+  if (x.k_stride == 1) return {.data = x.data, .rows = x.extent, .columns = k, .pitch = x.stride};
+  return {.data = x.data, .rows = k, .columns = x.extent, .pitch = x.k_stride, .mn_major = true};
+}
+
 // Returns whether TMA can read the small operand in the layout that the tile type C requires.
-template <class C, class T = typename C::T>
-bool IsReadable(const Operand<T>& thin, std::int64_t k) {
-  const auto [rows, pitch, step] = C::kThinAlongK
-                                       ? std::tuple(thin.extent, thin.stride, thin.k_stride)
-                                       : std::tuple(k, thin.k_stride, thin.stride);
-  return step == 1 && IsBoxAligned(thin.data, rows, pitch * std::int64_t{sizeof(T)});
+template <class C>
+bool IsReadable(const StoredMatrix& thin) {
+  return thin.mn_major != C::kThinAlongK && thin.IsReadable(sizeof(typename C::T));
 }
 
 // Returns the small operand, or a copy of it that TMA can read.
 template <class C, class T = typename C::T>
-TensorOperand<T> Prepared(const Operand<T>& thin, std::int64_t k, CudaStream& stream) {
-  if constexpr (!C::kThinAlongK) return {thin.data, k, thin.extent, thin.k_stride, true};
-  if (IsReadable<C>(thin, k)) return {thin.data, thin.extent, k, thin.stride, false};
-  if (thin.k_stride == 1) return Copied<T>(thin.data, thin.extent, k, thin.stride, false, stream);
-  return Transposed<T>(thin.data, thin.extent, k, thin.k_stride, stream);
+TensorOperand<T> Prepared(const StoredMatrix& thin, CudaStream& stream) {
+  if (IsReadable<C>(thin)) return thin.InPlace<T>();
+  return thin.mn_major ? Transposed<T, T>(thin, stream) : Copied<T, T>(thin, stream);
 }
 
 template <class C, class Out>
-void Run(const MatmulProblem& p, const Operand<typename C::T>& wide,
-         const Operand<typename C::T>& thin, CudaStream& stream) {
+void Run(const MatmulProblem& p, const StoredMatrix& wide, const StoredMatrix& thin,
+         CudaStream& stream) {
   using T = typename C::T;
-  const auto prepared = Prepared<C>(thin, p.k, stream);
-  const std::int64_t tiles = CeilDiv(wide.extent, C::kWide), k_tiles = CeilDiv(p.k, C::kDepth);
+  const std::int64_t rows = std::max(p.m, p.n), vectors = std::min(p.m, p.n);
+  const std::int64_t tiles = CeilDiv(rows, C::kWide), k_tiles = CeilDiv(p.k, C::kDepth);
   const auto kernel = MatmulSkinnyTma<C, Out>;
-  CUDA_CHECK(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
+  AllowSharedBytes(kernel, C::kSharedBytes);
   const Clusters clusters =
       ChooseClusters(tiles, k_tiles, stream.device().info().multiprocessors, [&](int blocks) {
         return ClustersAtATime(kernel, C::kThreads, C::kSharedBytes, blocks, stream);
@@ -264,19 +262,15 @@ void Run(const MatmulProblem& p, const Operand<typename C::T>& wide,
   const Work<Out> work{
       .tiles = static_cast<int>(tiles),
       .k_tiles = static_cast<int>(k_tiles),
-      .wide = static_cast<int>(wide.extent),
-      .vectors = static_cast<int>(thin.extent),
+      .wide = static_cast<int>(rows),
+      .vectors = static_cast<int>(vectors),
       .c = static_cast<Out*>(p.c),
       .wide_stride = a_is_wide ? p.n : 1,
       .thin_stride = a_is_wide ? 1 : p.n,
   };
-  const bool along_k = C::kAlongK;
-  const CUtensorMap wide_map =
-      MakeTensorMap<T>(wide.data, 1, along_k ? wide.extent : p.k, along_k ? p.k : wide.extent,
-                       along_k ? wide.stride : wide.k_stride, C::kWideBoxRows, C::kWideBoxRowBytes);
-  const CUtensorMap thin_map =
-      MakeTensorMap<T>(prepared.data, 1, prepared.rows, prepared.columns, prepared.pitch,
-                       C::kThinBoxRows, C::kThinBoxRowBytes, /*permuted=*/C::kHalves);
+  const CUtensorMap wide_map = MapOf(wide.InPlace<T>(), 1, C::kWideBoxRows, C::kWideBoxRowBytes);
+  const CUtensorMap thin_map = MapOf(Prepared<C>(thin, stream), 1, C::kThinBoxRows,
+                                     C::kThinBoxRowBytes, /*permuted=*/C::kHalves);
   // Even a single block is launched as a cluster. Without a cluster, ClusterWait would return only
   // when all threads of the block wait there, and the fetching thread is the last to wait.
   LaunchOverlapping(kernel,
@@ -286,19 +280,19 @@ void Run(const MatmulProblem& p, const Operand<typename C::T>& wide,
 }
 
 template <class T, class Out, bool kAlongK>
-void RunLayout(const MatmulProblem& p, const Operand<T>& wide, const Operand<T>& thin,
+void RunLayout(const MatmulProblem& p, const StoredMatrix& wide, const StoredMatrix& thin,
                CudaStream& stream) {
+  const std::int64_t most = std::min(p.m, p.n);
   if constexpr (sizeof(T) == 4) {
-    if (thin.extent <= 1) return Run<Tile<T, 1, kAlongK>, Out>(p, wide, thin, stream);
-    if (thin.extent <= 4) return Run<Tile<T, 4, kAlongK>, Out>(p, wide, thin, stream);
+    if (most <= 1) return Run<Tile<T, 1, kAlongK>, Out>(p, wide, thin, stream);
+    if (most <= 4) return Run<Tile<T, 4, kAlongK>, Out>(p, wide, thin, stream);
   }
   const auto run_many = [&](auto vectors) {
     using Across = Tile<T, vectors(), kAlongK, false>;
-    if (IsReadable<Across>(thin, p.k)) return Run<Across, Out>(p, wide, thin, stream);
+    if (IsReadable<Across>(thin)) return Run<Across, Out>(p, wide, thin, stream);
     Run<Tile<T, vectors(), kAlongK>, Out>(p, wide, thin, stream);
   };
-  if (thin.extent <= 16) return run_many(std::integral_constant<int, 16>{});
-  run_many(std::integral_constant<int, 32>{});
+  DispatchAtLeast<16, 32>(most, run_many);
 }
 
 void Enqueue(const MatmulProblem& p, Stream& any_stream) {
@@ -307,18 +301,14 @@ void Enqueue(const MatmulProblem& p, Stream& any_stream) {
     using T = decltype(t);
     using Out = decltype(o);
     if constexpr (std::is_same_v<T, float> || sizeof(T) == 2) {
-      const bool a_is_wide = p.m >= p.n;
-      const Operand<T> wide = a_is_wide ? OperandA<T>(p) : OperandB<T>(p);
-      const Operand<T> thin = a_is_wide ? OperandB<T>(p) : OperandA<T>(p);
-      const bool along_k = wide.k_stride == 1;
-      const std::int64_t rows = along_k ? wide.extent : p.k;
-      const std::int64_t pitch = along_k ? wide.stride : wide.k_stride;
-      if (!IsBoxAligned(wide.data, rows, pitch * std::int64_t{sizeof(T)})) {
+      const StoredMatrix a = Stored(OperandA<T>(p), p.k), b = Stored(OperandB<T>(p), p.k);
+      const auto [wide, thin] = p.m >= p.n ? std::pair(a, b) : std::pair(b, a);
+      if (!wide.IsReadable(sizeof(T))) {
         kMatmulSkinny.launch(p, stream);
-      } else if (along_k) {
-        RunLayout<T, Out, true>(p, wide, thin, stream);
-      } else {
+      } else if (wide.mn_major) {
         RunLayout<T, Out, false>(p, wide, thin, stream);
+      } else {
+        RunLayout<T, Out, true>(p, wide, thin, stream);
       }
     }
   });
@@ -338,20 +328,16 @@ std::uint64_t ScratchOf(const MatmulProblem& p) {
 
 }  // namespace
 
-extern constexpr Strategy<MatmulProblem> kMatmulSkinnyTma = {
+extern constexpr Strategy<MatmulProblem> kMatmulSkinnyTma = HopperMatmul({
     .name = "skinny_tma",
     .summary = "skinny, with operands fetched by Hopper's TMA and tiles shared within a cluster",
     .source = "warp-specialized kernels as in CUTLASS, with one operand a few vectors wide",
-    .backend = Backend::kCuda,
     .dtypes = DTypesOf(DType::kF32, DType::kF16, DType::kBF16),
-    .min_compute_capability = 90,
-    .deterministic = true,
     .roundoff = Roundoff,
     .cost = CostOf,
     .launch = Enqueue,
-    .missing = TensorMissing,
     .refuses = Refuses,
     .scratch = ScratchOf,
-};
+});
 
 }  // namespace tessera
