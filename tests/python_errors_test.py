@@ -79,6 +79,9 @@ class ReasonsTest(unittest.TestCase):
         self.assertTrue(0.5 <= pause(*full, retry_after=0.5) <= 0.625)
         self.assertTrue(10 <= pause(*full, retry_after=1000) <= 12.5)
         self.assertIsNone(pause(*full, left=0.1, retry_after=0.5))
+        never = _retry.Retry(_connect.Options("127.0.0.1:1", retry_refused=False), True, 60)
+        self.assertIsNone(never.pause(_errors.make("", *full, retry_after=0.5)))
+        self.assertTrue(never.pause(_errors.make("", *lost)))  # This is not a refusal.
         self.assertIsNone(pause(*lost))
         self.assertIsNone(pause("UNAVAILABLE", "DEVICE_LOST", True))
         # Calls that the server has not run, or whose data it has dropped, are retried.
