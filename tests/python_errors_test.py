@@ -79,18 +79,19 @@ class ReasonsTest(unittest.TestCase):
         self.assertTrue(0.5 <= pause(*full, retry_after=0.5) <= 0.625)
         self.assertTrue(10 <= pause(*full, retry_after=1000) <= 12.5)
         self.assertIsNone(pause(*full, left=0.1, retry_after=0.5))
-        never = _retry.Retry(_connect.Options("127.0.0.1:1", retry_refused=False), True, 60)
-        self.assertIsNone(never.pause(_errors.make("", *full, retry_after=0.5)))
-        self.assertTrue(never.pause(_errors.make("", *lost)))  # This is not a refusal.
         self.assertIsNone(pause(*lost))
         self.assertIsNone(pause("UNAVAILABLE", "DEVICE_LOST", True))
         # Calls that the server has not run, or whose data it has dropped, are retried.
         self.assertTrue(pause("UNAVAILABLE", "DRAINING"))
         self.assertTrue(pause("DATA_LOSS", "BAD_CHECKSUM"))
-        retry = _retry.Retry(options, True, 60)
-        pauses = [retry.pause(_errors.make("", *lost)) for _ in range(5)]
-        self.assertIsNone(pauses[4])
-        self.assertTrue(all(pauses[:4]))
+        lost, full = _errors.make("", *lost), _errors.make("", *full, retry_after=0)
+        never = _connect.Options("127.0.0.1:1", retry_refused=False)
+        with mock.patch.object(_retry.random, "uniform", lambda low, high: high):
+            for options_, error, pauses in (
+                    (options, lost, [0.1, 0.2, 0.4, 0.8, None]), (never, full, [None]),
+                    (options, full, [0.1, 0.2, 0.4, 0.8, 1.6, 2, 2]), (never, lost, [0.1])):
+                retry = _retry.Retry(options_, True, 60)
+                self.assertEqual([retry.pause(error) for _ in pauses], pauses)
 
     def test_a_transfer_that_moves_begins_patience_and_failures_again(self):
         now = [0.0]

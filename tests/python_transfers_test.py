@@ -402,8 +402,11 @@ class SharedTest(o.Case):
                 np.testing.assert_array_equal(x.numpy(), self.data + i)
 
         o.in_threads(3, work)
-        self.assertTrue(self.t._core.pool.region())
-        self.assertEqual(sorted(self.t._core.pool.region()._free), [0, 1, 2, 3])
+        region, slot = self.t._core.pool.region(), _shared.SLOT
+        self.assertEqual(sorted(region._free), [0, 1, 2, 3])
+        parts = [region.take(size) for size in (slot, slot + 1, slot + 1, 1)]
+        self.assertEqual([len(part) for part in parts], [1, 2, 1, 0])
+        region.give_back(sum(parts, []))
 
     def test_a_region_that_is_lost_under_way(self):
         """Streams transfer the rest. The region, to which the server may still write, is not used
@@ -616,6 +619,20 @@ class ProgressTest(unittest.TestCase):
                 self.assertEqual((told.pop(), transfer.done), (done, done))
         transfer.end()
         region.give_back.assert_called_once_with([0, 1])
+        with mock.patch.object(_shared.SharedDownload, "_request", lambda *_: b""):
+            transfer = _shared.SharedDownload(region, "x", 1, 0, bytearray(9), told.append)
+            transfer.begin()
+            with self.assertRaisesRegex(ts.Error, "not requested"):
+                transfer.finish(mock.Mock(size=8))
+
+    @mock.patch.object(_shared, "SLOT", 1 << 16)
+    def test_a_region_that_the_server_refuses(self):
+        refusal = p.RegisterRegionResponse(reason="TOO_MANY_REGIONS").SerializeToString()
+        for answer in (OSError, [refusal]):
+            with mock.patch.object(_shared.socket, "socket") as made:
+                made().recv.side_effect = answer
+                self.assertIsNone(_shared.share("socket", 1))
+            made().close.assert_called_once_with()
 
     def test_a_region_is_used_while_its_server_is_there(self):
         now, pool = [100.0], _shared.Pool()
@@ -748,6 +765,26 @@ class WireTest(unittest.TestCase):
         message = response(offset=1 << 40, data=b"abc", crc32c=9, buffer=p.Buffer(name="n"))
         offset, found = _messages.data_of(message.SerializeToString())
         self.assertEqual((offset, bytes(found)), (1 << 40, b"abc"))
+        unknown = b"\x79" + 8 * b"\x1a" + b"\x7d" + 4 * b"\x1a"  # Fields of later versions.
+        self.assertEqual(_messages.data_of(unknown + message.SerializeToString()), (offset, b"abc"))
+
+    def test_a_stream_that_is_stopped_sends_nothing_more(self):
+        def upload():
+            return _messages.Upload("x", bytes(3 * MIB), 0, 3 * MIB, 7, None, _messages.Tally(None))
+
+        early, late = upload(), upload()
+        messages = iter(late)
+        next(messages)
+        for stream, steps in ((early, ("stop", "begun")), (late, ("begun", "stop"))):
+            call = mock.Mock()
+            for step in steps:
+                getattr(stream, step)(*[call][: step == "begun"])
+            call.cancel.assert_called_once_with()
+        self.assertEqual((list(early), list(messages)), ([], []))
+        messages = iter(full := upload())
+        next(messages)
+        messages.close()  # gRPC does this if the server needs no more messages.
+        self.assertIsNone(full.failure)
 
     def test_a_download_takes_the_bytes_that_it_lacks_and_no_others(self):
         method, out = p.METHODS["Download"], np.zeros(5, np.uint8)
