@@ -1140,9 +1140,6 @@ class ArraysTest(python_outsider.Case):
             self.assertIsInstance(array, ts.Array)
             self.check(array, want, 1e-4)
         self.assertEqual(kept[0].name, kept[5].name)
-        name = kept[1].name
-        del kept, array
-        self.assertTrue(o.eventually(lambda: name not in self.t, 5))
 
     # --- lifetimes
 

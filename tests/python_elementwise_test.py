@@ -384,6 +384,14 @@ class FusionTest(python_outsider.Case):
         np.testing.assert_array_equal(got, want)
         self.assertIn("where(a > 0.0, sqrt(abs(a)) * 2.0, -a / (a * a + 1.0)) + ", e.explain())
 
+    def test_what_has_a_strategy_or_timing_is_a_separate_step(self):
+        a = self.array()
+        for strategy, timing, steps in (("", False, 1), ("one", False, 2), ("", True, 2)):
+            self.assertEqual(len(self.steps((a * a).with_(strategy, timing).sum())), steps)
+            results = [e.with_(strategy, timing)._term()[0] for e in a.topk(2)]
+            self.assertEqual([(e.strategy, e.timing, e.output) for e in results],
+                             [(strategy, timing, 0), (strategy, timing, 1)])
+
     def test_equal_parts_are_computed_once(self):
         x = self.x
         (step,) = self.steps((x + 1) * (x + 1) + (self.x + 1))
@@ -447,6 +455,8 @@ class FusionTest(python_outsider.Case):
             with np.errstate(all="ignore"):
                 total, want = total * 0.5 + x, want * np.float32(0.5) + a
         self.assertEqual(len(self.steps(total)), 3)
+        eight = sum(resident[1:8], resident[0])  # The largest part becomes a separate step.
+        self.assertEqual(len(self.steps(eight + np.exp(resident[8]))), 2)
         got, calls = self.one_call(total)
         self.assertEqual(calls, ["Execute"])
         np.testing.assert_array_equal(got, want)
@@ -472,6 +482,8 @@ class FusionTest(python_outsider.Case):
         gone = {"error": {"code": 5, "reason": "BUFFER_NOT_FOUND", "message": "first"}}
         failed = {"error": {"code": 9, "reason": "STEP_FAILED", "metadata": {"step": "7"}}}
         empty = {"error": {"code": 3, "reason": "EMPTY_INPUT"}}
+        codes = {ts.BufferNotFound: "NOT_FOUND", ts.StepFailed: "FAILED_PRECONDITION",
+                 ts.EmptyInput: "INVALID_ARGUMENT"}
 
         def answers(*results):
             return plan.answers("Execute", p.METHODS["Execute"].response(results=results))
@@ -487,6 +499,7 @@ class FusionTest(python_outsider.Case):
             with self.assertRaises(kind) as caught:
                 answers(*results)
             self.assertEqual(caught.exception.details["step"], step)
+            self.assertEqual(caught.exception.code, codes[kind])
         for results in ((), (gone,), (good, good, good), (good, gone, {}, good)):
             with self.assertRaisesRegex(ts.Error, "lacks results") as caught:
                 answers(*results)

@@ -68,6 +68,17 @@ class ReasonsTest(unittest.TestCase):
                 self.assertEqual((str(again), again.reason, again.details, again.retry_after),
                                  (str(error), error.reason, {"a": "b"}, 2))
 
+    def test_what_counts_as_a_lost_connection(self):
+        for code, text, kind in (
+            ("UNAVAILABLE", "", ts.ConnectionLost), ("CANCELLED", "", ts.ConnectionLost),
+            ("INTERNAL", "Internal error from Core", ts.ConnectionLost),
+            ("INTERNAL", "another text", ts.Error), ("NOT_FOUND", "", ts.Error),
+        ):
+            error = mock.Mock()
+            error.code.return_value = _errors.grpc.StatusCode[code]
+            error.details.return_value, error.trailing_metadata.return_value = text, None
+            self.assertIs(type(_errors.from_rpc(error)), kind, (code, text))
+
     def test_what_is_tried_again(self):
         options = _connect.Options("127.0.0.1:1")
 
@@ -84,10 +95,14 @@ class ReasonsTest(unittest.TestCase):
         # Calls that the server has not run, or whose data it has dropped, are retried.
         self.assertTrue(pause("UNAVAILABLE", "DRAINING"))
         self.assertTrue(pause("DATA_LOSS", "BAD_CHECKSUM"))
-        retry = _retry.Retry(options, True, 60)
-        pauses = [retry.pause(_errors.make("", *lost)) for _ in range(5)]
-        self.assertIsNone(pauses[4])
-        self.assertTrue(all(pauses[:4]))
+        lost, full = _errors.make("", *lost), _errors.make("", *full, retry_after=0)
+        never = _connect.Options("127.0.0.1:1", retry_refused=False)
+        with mock.patch.object(_retry.random, "uniform", lambda low, high: high):
+            for chosen, error, pauses in (
+                    (options, lost, [0.1, 0.2, 0.4, 0.8, None]), (never, full, [None]),
+                    (options, full, [0.1, 0.2, 0.4, 0.8, 1.6, 2, 2]), (never, lost, [0.1])):
+                retry = _retry.Retry(chosen, True, 60)
+                self.assertEqual([retry.pause(error) for _ in pauses], pauses)
 
     def test_a_transfer_that_moves_begins_patience_and_failures_again(self):
         now = [0.0]
@@ -378,10 +393,6 @@ class ErrorsOfCallsTest(python_outsider.Case):
             self.t.put(np.zeros(80 << 20, np.uint8).view("f4"))
         self.assertEqual(caught.exception.code, "RESOURCE_EXHAUSTED")
         self.assertIn("requested", caught.exception.details)
-        deleted = self.t.put(np.ones(3))
-        total = (deleted + 1).sum()
-        deleted.delete()
-        self.assertRaisesRegex(ts.BufferNotFound, "is gone", total.numpy)
         for error, call in ((ts.BadName, lambda: self.t.put(np.zeros(1), "no spaces")),
                             (ts.EmptyInput, lambda: x[:0].max().numpy()),
                             (ts.EmptyInput, lambda: (x[:0] + 1).max().numpy()),

@@ -16,6 +16,7 @@ import tempfile
 import threading
 import types
 import warnings
+import weakref
 from unittest import mock
 
 import numpy as np
@@ -23,6 +24,7 @@ import numpy as np
 import outsider as o
 import python_outsider
 import tessera as ts
+from tessera import _sweep
 from tessera.wire import _protocol as p
 
 MIB = 1 << 20
@@ -381,6 +383,21 @@ class ProcessesTest(python_outsider.Case):
         del other, x
         gc.collect()
         self.eventually_gone(names)
+
+    def test_the_background_thread_forgets_a_job_before_it_waits_for_the_next(self):
+        class Job:
+            def __call__(self):
+                raise ts.Error("the background thread ignores this")
+
+        def get():
+            alive.append(of_job() is not None)
+            return jobs.pop() if jobs else None
+
+        jobs, alive = [Job()], []
+        of_job = weakref.ref(jobs[0])
+        with mock.patch.object(_sweep, "_jobs", mock.Mock(get=get)):
+            _sweep._work()
+        self.assertEqual(alive, [True, False])
 
     def test_unreferenced_buffers_are_deleted_without_their_event_loop(self):
         async def work(dropped):

@@ -21,9 +21,10 @@ import tessera as ts
 from python_outsider import impatient
 from relay import Relay
 from tessera import _async, _blocking, _core
-from tessera.graph import _dtypes
+from tessera.graph import _dtypes, _graph
 from tessera.transfers import _messages, _progress, _shared
 from tessera.wire import _connect, _errors
+from tessera.wire import _protocol as p
 
 MIB = 1 << 20
 STALL_S = 0.4  # The timeout of transfers that stall.
@@ -168,6 +169,7 @@ class DividedTest(TransfersTest):
 
     STREAMS = _messages.UPLOADS
     CUTS = [None, 8 * MIB]
+    test_a_window_fetches_its_range_alone = None  # Small windows are not divided.
 
     def setUp(self):
         self.enterContext(mock.patch.object(_messages, "DIVIDED", 8 * MIB))
@@ -240,23 +242,27 @@ class DividedTest(TransfersTest):
     def test_a_server_that_never_has_room(self):
         """gRPC accepts the first bytes of a stream before it knows of the refusal. They do not
         count as progress."""
-        options = dict(stall_timeout=STALL_S, shared_memory=False)
-        t = self.enterContext(ts.connect(self.server.address, **options))
-        perform, refused = t._io.perform, []
+        t = self.enterContext(ts.connect(self.server.address, shared_memory=False))
+        perform, refused, ahead, now = t._io.perform, [], 0, time.monotonic
 
         def refuse(command):
+            nonlocal ahead
+            if isinstance(command, _core.Pause):
+                ahead += command.seconds
+                return True
             if not isinstance(command, (_messages.Upload, _messages.Several)):
                 return perform(command)
             for stream in getattr(command, "streams", [command]):
                 messages = iter(stream)
                 next(messages), next(messages)
             refused.append(command)
-            if len(refused) > 10:
+            if ahead > t._core.options.stall_timeout:
                 raise AssertionError("it continues")
             raise _errors.make("", "RESOURCE_EXHAUSTED", "HOST_MEMORY_EXHAUSTED", retry_after=0.02)
 
         t._io.perform = refuse
-        with self.assertRaises(ts.HostMemoryExhausted):
+        clock = mock.patch("time.monotonic", lambda: now() + ahead)
+        with self.assertRaises(ts.HostMemoryExhausted), clock:
             t.put(self.data)
         self.assertGreater(len(refused), 1)
 
@@ -397,8 +403,11 @@ class SharedTest(o.Case):
                 np.testing.assert_array_equal(x.numpy(), self.data + i)
 
         o.in_threads(3, work)
-        self.assertTrue(self.t._core.pool.region())
-        self.assertEqual(sorted(self.t._core.pool.region()._free), [0, 1, 2, 3])
+        region, slot = self.t._core.pool.region(), _shared.SLOT
+        self.assertEqual(sorted(region._free), [0, 1, 2, 3])
+        parts = [region.take(size) for size in (slot, slot + 1, slot + 1, 1)]
+        self.assertEqual([len(part) for part in parts], [1, 2, 1, 0])
+        region.give_back(sum(parts, []))
 
     def test_a_region_that_is_lost_under_way(self):
         """Streams transfer the rest. The region, to which the server may still write, is not used
@@ -611,6 +620,20 @@ class ProgressTest(unittest.TestCase):
                 self.assertEqual((told.pop(), transfer.done), (done, done))
         transfer.end()
         region.give_back.assert_called_once_with([0, 1])
+        with mock.patch.object(_shared.SharedDownload, "_request", lambda *_: b""):
+            transfer = _shared.SharedDownload(region, "x", 1, 0, bytearray(9), told.append)
+            transfer.begin()
+            with self.assertRaisesRegex(ts.Error, "not requested"):
+                transfer.finish(mock.Mock(size=8))
+
+    @mock.patch.object(_shared, "SLOT", 1 << 16)
+    def test_a_region_that_the_server_refuses(self):
+        refusal = p.RegisterRegionResponse(reason="TOO_MANY_REGIONS").SerializeToString()
+        for answer in (OSError, [refusal]):
+            with mock.patch.object(_shared.socket, "socket") as made:
+                made().recv.side_effect = answer
+                self.assertIsNone(_shared.share("socket", 1))
+            made().close.assert_called_once_with()
 
     def test_a_region_is_used_while_its_server_is_there(self):
         now, pool = [100.0], _shared.Pool()
@@ -734,8 +757,6 @@ class WireTest(unittest.TestCase):
         self.assertEqual(waited, [13])
 
     def test_messages_by_hand_are_those_of_protobuf(self):
-        from tessera.wire import _protocol as p
-
         data = memoryview(os.urandom(3 * MIB + 5))
         messages = list(_messages.Upload("x", data, MIB, len(data), 7, None, _messages.Tally(None)))
         parsed = [p.UploadRequest.FromString(message) for message in messages]
@@ -745,6 +766,67 @@ class WireTest(unittest.TestCase):
         message = response(offset=1 << 40, data=b"abc", crc32c=9, buffer=p.Buffer(name="n"))
         offset, found = _messages.data_of(message.SerializeToString())
         self.assertEqual((offset, bytes(found)), (1 << 40, b"abc"))
+        unknown = b"\x79" + 8 * b"\x1a" + b"\x7d" + 4 * b"\x1a"  # Fields of later versions.
+        self.assertEqual(_messages.data_of(unknown + message.SerializeToString()), (offset, b"abc"))
+
+    def test_a_stream_that_is_stopped_sends_nothing_more(self):
+        def upload():
+            return _messages.Upload("x", bytes(3 * MIB), 0, 3 * MIB, 7, None, _messages.Tally(None))
+
+        early, late = upload(), upload()
+        messages = iter(late)
+        next(messages)
+        for stream, steps in ((early, ("stop", "begun")), (late, ("begun", "stop"))):
+            call = mock.Mock()
+            for step in steps:
+                getattr(stream, step)(*[call][: step == "begun"])
+            call.cancel.assert_called_once_with()
+        self.assertEqual((list(early), list(messages)), ([], []))
+        messages = iter(full := upload())
+        next(messages)
+        messages.close()  # gRPC does this if the server needs no more messages.
+        self.assertIsNone(full.failure)
+
+    def test_a_download_takes_the_bytes_that_it_lacks_and_no_others(self):
+        method, out = p.METHODS["Download"], np.zeros(5, np.uint8)
+        download = _messages.Download("x", 7, 100, out, _messages.Tally(None))
+
+        def take(offset, data):
+            download.take(method.response(offset=offset, data=data).SerializeToString())
+
+        take(100, b"ab")
+        for offset, data in ((100, b"c"), (103, b"c"), (2, b"c"), (102, b"cdef")):
+            with self.assertRaisesRegex(ts.Error, "not requested"):
+                take(offset, data)
+        self.assertEqual((bytes(out), download.done), (b"ab\0\0\0", 2))
+        request = method.request.FromString(download.request())
+        self.assertEqual((request.version, request.offset, request.limit), (7, 102, 3))
+        take(102, b"cde")
+        self.assertEqual((bytes(out), download.done, download.tally.done), (b"abcde", 5, 5))
+
+    def test_a_divided_download_resumes_with_the_bytes_that_it_lacks(self):
+        method, data = p.METHODS["Download"], os.urandom(4 * MIB)
+        core = _core.Core(_connect.Options("127.0.0.1:1", shared_memory=False))
+        x = _graph.Leaf(p.Buffer(name="x", version=7, dtype=8, shape=[len(data)]))
+
+        def take(stream, count):
+            """Answers with this number of bytes. Returns the range that the stream requests."""
+            request = method.request.FromString(stream.request())
+            piece = data[request.offset : request.offset + count]
+            stream.take(method.response(offset=request.offset, data=piece).SerializeToString())
+            return request.offset, request.limit
+
+        with mock.patch.object(_messages, "DIVIDED", len(data)):
+            steps = core.fetch(x, x.whole)
+            counts = MIB, 3, 0, MIB
+            ranges = [take(*one) for one in zip(next(steps).streams, counts)]
+            steps.throw(ts.ConnectionLost(""))  # The client pauses.
+            ranges += [take(steps.send(True), MIB - 3), take(steps.send(None), MIB)]
+            with self.assertRaises(StopIteration) as caught:
+                steps.send(None)
+        self.assertEqual(ranges[:4], [(begin, MIB) for begin in range(0, len(data), MIB)])
+        self.assertEqual(ranges[4:], [(MIB + 3, MIB - 3), (2 * MIB, MIB)])
+        self.assertEqual(caught.exception.value.tobytes(), data)
 
 
 if __name__ == "__main__":
