@@ -48,8 +48,9 @@ OF_NUMBERS = {**r.BINARY, **COMPARISONS, **r.UNARY, "MINIMUM": minimum, "MAXIMUM
               "SIGN": np.sign, "CLIP": lambda a, b, c: minimum(maximum(a, b), c)}
 OF_FLOATS = {"FLOOR": np.floor, "CEIL": np.ceil, "TRUNC": np.trunc, "ROUND": np.rint}
 OF_INTEGERS = {"FLOOR_DIVIDE": np.floor_divide, "REMAINDER": np.remainder, "POWER": integer_power,
-               "RANDOM_BITS": r.random_bits}
-ARGUMENTS = {"CLIP": 3, "RANDOM_BITS": 3}  # Others have 2 unless listed below.
+               "RANDOM_BITS": r.random_bits, "AND": np.bitwise_and, "OR": np.bitwise_or,
+               "XOR": np.bitwise_xor, "NOT": np.invert}
+ARGUMENTS = {"CLIP": 3, "RANDOM_BITS": 3, "NOT": 1}  # Others have 2 unless listed below.
 ARGUMENTS |= dict.fromkeys((*r.UNARY, *OF_FLOATS, "SIGN"), 1)
 SPECIAL = (0.0, -0.0, 1, -1, 0.5, 1.5, 2.5, -2.5, 3.75, 5e-324, 1e-45, -6e-8, 6e4, -3e38, 1e308,
            np.inf, -np.inf, np.nan)
@@ -133,10 +134,13 @@ def test_integers_and_constants_are_compared_by_value(server, client):
     # Python compares integers and floats exactly.
     comparisons = {"EQUAL": operator.eq, "NOT_EQUAL": operator.ne, "LESS": operator.lt,
                    "LESS_EQUAL": operator.le, "GREATER": operator.gt, "GREATER_EQUAL": operator.ge}
-    constants = (2**31, -(2**31) - 1, 2**63 - 1, -(2**63), 2.0**63, 2.0**64, -(2.0**64))
+    constants = (2**31, -(2**31) - 1, 2**63 - 1, -(2**63), 2.0**63, 2.0**64, -(2.0**64), 2.0**53,
+                 -(2.0**63), 2.0**62 + 2.0**10)
     for dtype in INTEGERS:
         ends = np.iinfo(o.NUMPY_TYPES[dtype])
-        x = np.array([ends.min, 0, ends.max - 1, ends.max], o.NUMPY_TYPES[dtype])
+        near = [int(c) + i for c in constants for i in (-1, 0, 1)]
+        near = [value for value in near if ends.min <= value <= ends.max]
+        x = np.array([ends.min, 0, ends.max - 1, ends.max, *near], o.NUMPY_TYPES[dtype])
         for (op, compare), c in itertools.product(comparisons.items(), constants):
             nodes = [operand(0), real(c) if isinstance(c, float) else integer(c)]
             for args in ((0, 1), (1, 0)):
@@ -275,6 +279,11 @@ def test_counts_and_shapes(server, client):
         for outcome in (client.attempt("Map", operands=operands, expression=expression(*nodes)),
                         o.Outcome.of_step(client.call("Execute", steps=[step]).results[0])):
             o.check_refusal(outcome, "INVALID_ARGUMENT", "BAD_EXPRESSION", field=field, limit=limit)
+    scan = lambda nodes: client.attempt("Scan", x=x[0], op="REDUCE_OP_ANY",
+                                        expression=expression(*nodes), result=dict(inline=True))
+    assert scan(chain[:-1]).ok
+    o.check_refusal(scan(chain), "INVALID_ARGUMENT", "BAD_EXPRESSION", field="expression.nodes",
+                    limit="63")
     eight = [np.full(3, i) for i in range(8)]
     nodes = [operand(i) for i in range(8)] + [node("ADD", 0, 1)]
     nodes += [node("ADD", 7 + i, i + 1) for i in range(1, 7)]

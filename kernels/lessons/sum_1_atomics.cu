@@ -1,20 +1,22 @@
 // Sums, lesson 1 of 8: every thread adds one element to the total.
 //
-// A loop on a CPU takes one element after another. A GPU starts one thread per element instead,
-// in blocks of 256 threads. `*total += x[i]` would lose terms: it reads the total, adds, and writes
-// the sum back, and two threads that read the same total write over each other's sum. atomicAdd
-// does these three steps as one step that no other thread can interrupt.
+// A loop on a CPU takes one of the n elements after another. This program starts one GPU thread per
+// element instead, in groups of 256, which are called blocks. `__global__` marks a kernel: a
+// function that every thread runs. `Kernel<<<B, T>>>(...)` launches it on B blocks of T threads, and
+// blockIdx.x and threadIdx.x tell a thread which one it is. `*total += x[i]` would lose terms: it
+// reads the total, adds, and writes the sum back, and two threads that read the same total write
+// over each other's sum. atomicAdd does these three steps as one, like std::atomic's fetch_add.
 //
 //   block     0                   1
 //   thread    0  1  2  ... 255    0    1   ...
 //   element   0  1  2  ... 255    256  257 ...       all of them -> *total, one at a time
 //
 // The result is right for every n: threads at n and beyond do nothing, and each of the others adds
-// one element. The total is a double, because a float that has reached 2^24 no longer changes when
-// 1 is added to it. The order of the additions differs from run to run, so the last bits differ as
-// well.
+// one element. The total is a double, because each addition rounds, and the rounding errors of
+// 2^26 additions of floats could add up. The order of the additions differs from run to run, and
+// floating-point addition is not associative, so the last bits may differ as well.
 //
-// The service's strategy `atomic` of Reduce does this for every type, with several elements per
+// In this repository, the service's strategy `atomic` of Reduce does this for every type, with several elements per
 // thread.
 //
 // Strategy: kernels/cuda/reduce/atomic.cu

@@ -1,17 +1,20 @@
 // Sums, lesson 2 of 8: the threads of a block add their elements as a tree.
 //
-// Lesson 1 is limited by its single address, where n additions wait for each other. Here, the
-// threads of a block first add their elements among themselves, in the shared memory of their
-// multiprocessor, so that only one addition per block is atomic. In a tree, many threads add at the
-// same time. With 8 threads:
+// Lesson 1 is limited by its single address, where n additions wait for each other. A GPU has many
+// processors (SMs). A block runs on one of them, which has a small, fast memory that the threads of
+// the block share. Here, they first add their elements there, so that only one addition per block
+// is atomic. In a tree, many threads add at the same time. In this drawing for 8 threads, `a<b`
+// means that thread a adds cell b to its own cell a, and each row is a level of the tree:
 //
 //   stride 1   0<1 2<3 4<5 6<7     threads 0 2 4 6 add
 //   stride 2   0<--2   4<--6       threads 0   4
 //   stride 4   0<------4           thread  0
 //
-// The result is right for every n and every block size. A thread at n or beyond stores 0. A cell
-// without a partner waits for a later level. In a level, a thread writes only its own cell, and
-// reads only a cell that no thread writes in this level.
+// The result is right for every n and every block size. A thread at n or beyond stores 0. If the
+// block size is not a power of 2, a cell without a partner is added in a later level. In a level, a
+// thread writes only its own cell, and reads only that cell and one that no thread writes in this
+// level. One barrier per level is therefore enough: at __syncthreads, no thread of the block
+// continues until all have arrived.
 //
 // The service's strategy `tree_interleaved` of Dot is this kernel for products of every type, with
 // two elements per thread.

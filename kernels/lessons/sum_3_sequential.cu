@@ -1,19 +1,24 @@
 // Sums, lesson 3 of 8: the threads that add are adjacent.
 //
-// Lesson 2 wastes time through divergence. A GPU runs threads in warps of 32, and a warp takes the
-// time of an addition if any of its threads adds. At strides of 2 or more, at most 8 threads of
-// each warp add, but every warp in which a thread adds takes the full time. Here, only the
-// numbering changes: if L cells are live, thread t adds cell t + L / 2 to its own. With 8 threads:
+// A GPU runs threads in warps of 32, which share each instruction. If only some of the threads need
+// it, the others are idle: this is divergence. In lesson 2, at strides of 2 or more, at most 8
+// threads of a warp add, but every warp in which a thread adds takes the full time. Here, other
+// pairs are added: while L cells still hold sums (they are live), thread t adds cell t + L / 2 to
+// its own. With 8 threads:
 //
 //   live 8     0<------4  1<------5  2<------6  3<------7    threads 0 1 2 3 add
 //   live 4     0<--2  1<--3                                  threads 0 1
 //   live 2     0<1                                           thread  0
 //
-// Warps without an active thread skip the addition. The cells that a warp reads are adjacent, so
-// they are in different banks of shared memory and arrive together.
+// Warps without an active thread skip the addition, but still wait at the barrier. The cells that a
+// warp reads are adjacent, so they are in different banks of shared memory, each of which serves one
+// word at a time.
 //
-// The result is right for every n and every block size: if the number of live cells is odd, the
-// middle cell waits for the next level. A level writes the lower half and reads the upper half.
+// The result is right for every n and every block size: if the number of live cells is odd, L / 2 is
+// rounded up, and the middle cell is added in the next level. A level writes the lower half and
+// reads both halves.
+//
+// The rate does not change: see "What the hardware counts" in README.md.
 //
 // The service's strategy `tree_sequential` of Dot is this kernel for products of every type, with
 // two elements per thread.

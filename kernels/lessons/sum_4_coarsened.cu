@@ -1,20 +1,23 @@
 // Sums, lesson 4 of 8: each thread adds many elements before the tree begins.
 //
-// The limit of lesson 3 is the work around the additions: for each 256 elements, a block starts,
-// waits at 9 barriers and does an atomic addition. Here, the grid has 1024 blocks for every n, so
-// this work does not grow with n. A thread adds every T-th element in a register, where T is the
-// number of threads in the grid:
+// The limit of lesson 3 is the work per block: for only 256 elements, a block starts, waits at 9
+// barriers, and adds to the total, where it waits for other blocks. Here, a launch always has 1024
+// blocks (the grid), about 8 for each of 132 SMs, so this work does not grow with n. A thread adds
+// every T-th element to a local variable, which is in a register; T is the number of threads in the
+// grid:
 //
 //   element   0  1  2  3 | 4  5  6  7 | 8  9          T = 4
 //   thread    0  1  2  3 | 0  1  2  3 | 0  1
 //
 // Adjacent threads read adjacent elements, so the 32 loads of a warp are one request of 128 bytes
-// (they are coalesced). If each thread took a contiguous part of the array instead, the 32 loads
-// would go to 32 places.
+// (they are coalesced). If each thread took a contiguous part of the array instead, each load would
+// fetch a sector of 32 bytes for 4 bytes, and the other 28 would only help if they were still in a
+// cache when the thread needs them.
 //
 // The result is right for every n: each element belongs to one thread, and a thread without
-// elements adds 0. A thread adds n / T elements in single precision, 256 of them here. For much
-// longer arrays, it should add its sum to a double now and then, as the service does.
+// elements adds 0. A thread adds 256 or 257 elements in single precision. In much longer arrays, the
+// rounding error of this chain would grow, so a thread should add its sum to a double now and then,
+// as the service does.
 //
 // The service's strategy `grid_stride` of Reduce divides the array in this way; `coarsened` of
 // Reduce and Dot fixes the number of elements per thread instead.
