@@ -209,6 +209,23 @@ class TlsTest(o.FreshCase):
                 used = lambda: "\ntessera_file_unusable{file=\"tls\"} 0\n" in server.page()
                 self.assertTrue(o.eventually(used, 20), server.log())
 
+    def test_every_connection_proves_the_certificate_of_its_client(self):
+        """A resumed session would not: its client's certificate may have expired since."""
+        server = self.serve("--tls-client-ca", self.ca.cert)
+        for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+            with self.subTest(version.name):
+                tls = ssl.create_default_context(cafile=self.ca.cert)
+                tls.minimum_version = tls.maximum_version = version
+                tls.set_alpn_protocols(["h2"])
+                tls.load_cert_chain(*self.client_pair)
+                session = None
+                for _ in range(3):
+                    one = o.RawConnection(server, tls=tls, session=session)
+                    self.addCleanup(one.close)
+                    self.assertIsNotNone(one.find_frame(o.SETTINGS, 20))
+                    self.assertFalse(one.socket.session_reused)
+                    session = one.socket.session
+
     def test_imports(self):
         """Imports use the certificate of the importing server, with its caller's token."""
         tokens = self.folder / "tokens"

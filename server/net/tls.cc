@@ -169,7 +169,10 @@ class ServerTls::Credentials final : public grpc::ServerCredentials {
       if (reading.owns_lock()) source.ReloadLocked(/*asked=*/false);
     }
     const std::lock_guard lock(source.mutex_);
-    if (std::exchange(seen, source.generation_) == source.generation_)
+    // If clients need certificates, every handshake gets a new configuration. No client can then
+    // resume a session, which would not check again whether its certificate is still valid.
+    if (std::exchange(seen, source.generation_) == source.generation_ &&
+        source.files_.peer_ca.empty())
       return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
     const TlsPem& in_use = source.in_use_;
     const grpc_ssl_pem_key_cert_pair pair = {in_use.key.c_str(), in_use.certificate.c_str()};
