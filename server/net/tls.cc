@@ -191,21 +191,22 @@ class ServerTls::Credentials final : public grpc::ServerCredentials {
 
 absl::StatusOr<TlsPem> ReadTls(const TlsFiles& files) {
   TlsPem pem;
+  if (!files.certificate.empty()) {
+    ASSIGN_OR_RETURN(pem.certificate, ReadFile(files.certificate));
+    ASSIGN_OR_RETURN(pem.key, ReadFile(files.key));
+    ASSIGN_OR_RETURN(const std::vector<Certificate> chain,
+                     ParseCertificates(files.certificate, pem.certificate));
+    const Key key = ParseKey(pem.key);
+    if (key == nullptr) return Bad(files.key, "it contains no PEM key, or a key with a password");
+    if (X509_check_private_key(chain.front().get(), key.get()) != 1)
+      return Bad(files.key, absl::StrCat("it is not the key of ", files.certificate));
+    pem.life = {TimeOf(X509_get0_notBefore(chain.front().get()), absl::InfinitePast()),
+                TimeOf(X509_get0_notAfter(chain.front().get()), absl::InfiniteFuture())};
+  }
   if (!files.peer_ca.empty()) {
     ASSIGN_OR_RETURN(pem.peer_ca, ReadFile(files.peer_ca));
     RETURN_IF_ERROR(ParseCertificates(files.peer_ca, pem.peer_ca).status());
   }
-  if (files.certificate.empty()) return pem;
-  ASSIGN_OR_RETURN(pem.certificate, ReadFile(files.certificate));
-  ASSIGN_OR_RETURN(pem.key, ReadFile(files.key));
-  ASSIGN_OR_RETURN(const std::vector<Certificate> chain,
-                   ParseCertificates(files.certificate, pem.certificate));
-  const Key key = ParseKey(pem.key);
-  if (key == nullptr) return Bad(files.key, "it contains no PEM key, or a key with a password");
-  if (X509_check_private_key(chain.front().get(), key.get()) != 1)
-    return Bad(files.key, absl::StrCat("it is not the key of ", files.certificate));
-  pem.life = {TimeOf(X509_get0_notBefore(chain.front().get()), absl::InfinitePast()),
-              TimeOf(X509_get0_notAfter(chain.front().get()), absl::InfiniteFuture())};
   return pem;
 }
 
