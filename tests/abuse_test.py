@@ -643,11 +643,11 @@ class CountTest(Case):
 
 LOG_LINE = re.compile(
     r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\S* (trace|debug|info|warn|warning|error|critical) ")
-CONTROL = "[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e]"
+CONTROL = "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
 # An error quotes a hundred characters of each text.
 HOSTILE_TEXTS = [
     "x\nFORGED\r\nFORGED\rFORGED\u2028FORGED\u0085FORGED\u009b2J\x1b[2J\x1b]0;title\x07",
-    'nul\0nul, quote " backslash \\ {} %s %n {0} \u202egnirts \ud7ff\U0010ffff',
+    'nul\0nul, quote " backslash \\ {} %s %n {0} \u202egnirts\u061c \ud7ff\U0010ffff',
     "x" * 127 + "\u00e4" * 700,  # Errors must not split these characters.
 ]
 

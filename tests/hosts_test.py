@@ -244,6 +244,8 @@ def test_import_checks_the_whole(server, client):
             with source_of(lambda *call: lie(i, changes, *call)) as source:
                 outcome = import_from(there, source, f"y{i}")
             assert (outcome.code, outcome.reason) == (code, reason), (changes, outcome)
+            if "whole" in changes:
+                assert f"but {source} expects" in outcome.text, outcome
             if code == "UNAVAILABLE":
                 assert asked[i] == 7, asked
                 right = size if "replaced" in changes else 0  # Its first message was right.

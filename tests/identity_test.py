@@ -177,9 +177,9 @@ class SocketTest(IdentityCase):
 
     def test_flags_that_cannot_be_are_refused(self):
         listen = ("--listen", f"unix:{self.path}")
-        self.assertIn(
-            "there is no group no-such-group", o.refused(*listen, "--socket-group", "no-such-group")
-        )
+        for group in ("no-such-group", "4294967295"):
+            said = o.refused(*listen, "--socket-group", group)
+            self.assertIn(f"there is no group {group}", said)
         self.assertFalse(self.path.exists())
 
 

@@ -25,6 +25,8 @@ TEST(PrintableTest, KeepsTextAndEscapesTheRest) {
   EXPECT_EQ(Printable("\xe2\x80\xa8\xe2\x80\xae\xe2\x81\xa6"),
             "\\xe2\\x80\\xa8\\xe2\\x80\\xae\\xe2\\x81\\xa6")
       << "a line separator, and text from right to left";
+  for (const std::string mark : {"\xd8\x9c", "\xe2\x80\x8f", "\xe2\x81\xa9"})
+    EXPECT_EQ(Printable(mark)[0], '\\') << "it changes the direction of writing: " << mark;
   EXPECT_EQ(Printable("\xff\xc0\x80\xed\xa0\x80\xe2\x82"),
             "\\xff\\xc0\\x80\\xed\\xa0\\x80\\xe2\\x82")
       << "not UTF-8";

@@ -717,16 +717,18 @@ def request_headers(path):
 class RawConnection:
     """An HTTP/2 connection that does only what it is told to do."""
 
-    def __init__(self, server=None, window=None, here=None, tls=None, begun=None):
+    def __init__(self, server=None, window=None, here=None, tls=None, begun=None,
+                 session=None):
         """window: the number of bytes of a response that may arrive before the stream's reader
         requests more. here: as for Server.socket. tls: an ssl.SSLContext. begun: a socket whose
-        preface has been sent."""
+        preface has been sent. session: the ssl.SSLSession to resume."""
         self.bytes, self.next_stream, self.socket = b"", 1, begun
         if begun is not None:
             return
         self.socket = server.socket(here=here)
         if tls is not None:
-            self.socket = tls.wrap_socket(self.socket, server_hostname="localhost")
+            self.socket = tls.wrap_socket(self.socket, server_hostname="localhost",
+                                          session=session)
         settings = b"" if window is None else struct.pack(">HI", 4, window)
         self.socket.sendall(PREFACE + frame(SETTINGS, 0, 0, settings))
 

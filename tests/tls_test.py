@@ -179,6 +179,55 @@ class TlsTest(o.FreshCase):
         self.install(self.pair)
         self.assertTrue(o.eventually(lambda: self.dot(server) == "OK", 20))
 
+    def test_certificates_that_openssl_refuses_are_not_used(self):
+        """A key that is too small, in the server's own certificate or in another one of its chain,
+        and in a CA of its clients."""
+        small, rsa = ("ec", "-pkeyopt", "ec_paramgen_curve:secp160r1"), ("rsa:1024",)
+        weak = Authority(self.folder, "weak", newkey=rsa)
+        chain = self.folder / "weak_chain.pem"
+        chain.write_bytes(self.pair[0].read_bytes() + weak.cert.read_bytes())
+        clients = self.folder / "clients.pem"
+        replace(clients, self.ca.cert.read_bytes())
+        server = self.serve("--tls-client-ca", clients, "--metrics-listen", "127.0.0.1:0")
+        for why, (cert, key), ca in (
+                ("ee key too small", self.ca.issue("weak_rsa", newkey=rsa), self.ca.cert),
+                ("ee key too small", self.ca.issue("weak_ec", newkey=small), self.ca.cert),
+                ("ca key too small", (chain, self.pair[1]), self.ca.cert),
+                ("ee key too small", self.pair, weak.cert)):
+            with self.subTest(why, cert=cert.name, ca=ca):
+                bad = clients if ca is weak.cert else self.cert
+                said = f"cannot use {bad} for TLS: OpenSSL refuses a certificate in it ({why})"
+                before = server.log().count(said)
+                replace(clients, ca.read_bytes())
+                self.install((cert, key))
+                logged = lambda: server.log().count(said) > before
+                self.assertTrue(o.eventually(logged, 20), server.log())
+                self.assertIn("\ntessera_file_unusable{file=\"tls\"} 1\n", server.page())
+                self.assertEqual(self.dot(server, pair=self.client_pair), "OK")
+                flags = ("--tls-cert", self.cert, "--tls-key", self.key, "--tls-client-ca", clients)
+                self.assertIn(said, o.refused("--listen", "127.0.0.1:0", *flags))
+                replace(clients, self.ca.cert.read_bytes())
+                self.install(self.pair)
+                used = lambda: "\ntessera_file_unusable{file=\"tls\"} 0\n" in server.page()
+                self.assertTrue(o.eventually(used, 20), server.log())
+
+    def test_every_connection_proves_the_certificate_of_its_client(self):
+        """A resumed session would not: its client's certificate may have expired since."""
+        server = self.serve("--tls-client-ca", self.ca.cert)
+        for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+            with self.subTest(version.name):
+                tls = ssl.create_default_context(cafile=self.ca.cert)
+                tls.minimum_version = tls.maximum_version = version
+                tls.set_alpn_protocols(["h2"])
+                tls.load_cert_chain(*self.client_pair)
+                session = None
+                for _ in range(3):
+                    one = o.RawConnection(server, tls=tls, session=session)
+                    self.addCleanup(one.close)
+                    self.assertIsNotNone(one.find_frame(o.SETTINGS, 20))
+                    self.assertFalse(one.socket.session_reused)
+                    session = one.socket.session
+
     def test_imports(self):
         """Imports use the certificate of the importing server, with its caller's token."""
         tokens = self.folder / "tokens"
@@ -215,6 +264,10 @@ class TlsTest(o.FreshCase):
         end = outcome(token)
         self.assertEqual((end.code, end.reason), ("FAILED_PRECONDITION", "BAD_CERTIFICATE"))
         self.assertEqual(end.metadata["file"], str(ca))
+        weak = Authority(self.folder, "weak_source", newkey=("rsa:1024",))
+        for content in (b"rubbish", weak.cert.read_bytes()):
+            replace(ca, content)
+            self.assertEqual(outcome(token, timeout=20).reason, "BAD_CERTIFICATE")
         replace(ca, self.foreign.cert.read_bytes())
         self.assertEqual(outcome(token, timeout=2).code, "DEADLINE_EXCEEDED")
 
@@ -325,6 +378,10 @@ class TlsTest(o.FreshCase):
                 at = ("--server", server.address, "--timeout", "3s")
                 ended = o.run(o.Program.cli, *at, *flags, "ls")
                 self.assertEqual(ended.returncode == 0, served, ended.stderr)
+        cert, key = self.ca.issue("weak_client", newkey=("rsa:1024",))
+        pair = ("--tls-ca", self.ca.cert, "--tls-cert", cert, "--tls-key", key)
+        ended = o.run(o.Program.cli, "--server", server.address, *pair, "ls")
+        self.assertIn(f"OpenSSL refuses the certificate in {cert} (ee key too small)", ended.stderr)
 
     def test_a_client_ends_well_while_threads_of_grpc_use_openssl(self):
         server = self.serve()

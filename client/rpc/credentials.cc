@@ -2,6 +2,7 @@
 
 #include <openssl/err.h>
 #include <openssl/pem.h>
+#include <openssl/ssl.h>
 #include <openssl/x509.h>
 
 #include <algorithm>
@@ -57,6 +58,8 @@ absl::Status CheckPem(const ClientOptions& options, const grpc::SslCredentialsOp
     const Key key(
         PEM_read_bio_PrivateKey(open(ssl.pem_private_key).get(), nullptr, no_password, nullptr),
         EVP_PKEY_free);
+    const std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)> context(SSL_CTX_new(TLS_method()),
+                                                                    SSL_CTX_free);
     if (own == nullptr) {
       status =
           Bad(absl::StrCat(options.tls_cert, " contains no PEM certificate"), options.tls_cert);
@@ -66,6 +69,11 @@ absl::Status CheckPem(const ClientOptions& options, const grpc::SslCredentialsOp
     } else if (X509_check_private_key(own.get(), key.get()) != 1) {
       status = Bad(absl::StrCat(options.tls_key, " is not the key of ", options.tls_cert),
                    options.tls_key);
+    } else if (context == nullptr || SSL_CTX_use_certificate(context.get(), own.get()) != 1) {
+      // For example because its key is too small.
+      status = Bad(absl::StrCat("OpenSSL refuses the certificate in ", options.tls_cert, " (",
+                                ERR_reason_error_string(ERR_peek_last_error()), ")"),
+                   options.tls_cert);
     }
   }
   ERR_clear_error();  // gRPC uses the same per-thread error queue

@@ -31,7 +31,8 @@ std::size_t SequenceLength(std::string_view text) {
 // of writing.
 bool IsInvisible(std::string_view sequence) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(sequence[i]); };
-  if (sequence.size() == 2) return byte(0) == 0xc2 && byte(1) < 0xa0;
+  if (sequence.size() == 2)
+    return (byte(0) == 0xc2 && byte(1) < 0xa0) || (byte(0) == 0xd8 && byte(1) == 0x9c);  // U+061C
   if (sequence.size() != 3 || byte(0) != 0xe2) return false;
   return (byte(1) == 0x80 && (byte(2) == 0x8e || byte(2) == 0x8f ||      // U+200E, U+200F
                               (byte(2) >= 0xa8 && byte(2) <= 0xae))) ||  // U+2028 to U+202E

@@ -50,6 +50,7 @@ std::optional<TokenHash> ParseHash(absl::string_view text) {
 }
 
 constexpr absl::string_view kUser = "uid:";
+constexpr absl::string_view kNoSpaces = " (a name that contains a space or # cannot be listed)";
 
 // A kind of name in the file: its prefix, and the gRPC property that has such names.
 struct NameKind {
@@ -74,7 +75,9 @@ std::optional<std::string> ParseName(absl::string_view text) {
     if (name.empty() || name.size() > kLongestCertificateName) return std::nullopt;
     if (kind.prefix != kUser) return NameOf(kind.prefix, name);
     uid_t user = 0;
-    if (!absl::SimpleAtoi(name, &user) || !absl::ascii_isdigit(name.front())) return std::nullopt;
+    if (!absl::SimpleAtoi(name, &user) || !absl::ascii_isdigit(name.front()) ||
+        user == static_cast<uid_t>(-1))  // stands for no user
+      return std::nullopt;
     return absl::StrCat(kUser, user);
   }
   return std::nullopt;
@@ -102,8 +105,9 @@ std::string ParseQuota(absl::string_view text, Quotas& quotas) {
     if (!size.ok() || size->bytes == 0)
       return "'bytes' must be a size from 1 to 4194304Ti, such as 500M or 4Gi";
     number = size->bytes;
-  } else if (!absl::SimpleAtoi(value, &number)) {
-    return absl::StrCat("'", name, "' must be a whole number from 0 to ", kUnlimited);
+  } else if (!absl::SimpleAtoi(value, &number) || !absl::ascii_isdigit(value.front()) ||
+             number == kUnlimited) {
+    return absl::StrCat("'", name, "' must be a whole number from 0 to ", kUnlimited - 1);
   }
   if (*quota != kUnlimited && *quota != number)
     return "the tenant already has a different value for this quota";
@@ -181,13 +185,14 @@ absl::StatusOr<TokenFile> ParseTokens(std::string_view text) {
   TokenFile file;
   std::set<std::string> seen;
   for (const auto& [number, words] : WordLines(text)) {
-    if (words.size() < 3) return Bad(number, "it needs a caller, a role and a tenant");
+    if (words.size() < 3)
+      return Bad(number, absl::StrCat("it needs a caller, a role and a tenant", kNoSpaces));
     const std::optional<TokenHash> hash = ParseHash(words[0]);
     const std::optional<std::string> name = ParseName(words[0]);
     if (!hash.has_value() && !name.has_value()) {
       return Bad(number,
                  "the first word must be a SHA-256 in 64 hex digits, cn:, dns: or uri: followed by "
-                 "a name, or uid: followed by a number from 0 to 4294967295");
+                 "a name, or uid: followed by a number from 0 to 4294967294");
     }
     if (name == absl::StrCat(kUser, OverflowUser())) {
       return Bad(number,
@@ -195,7 +200,8 @@ absl::StatusOr<TokenFile> ParseTokens(std::string_view text) {
                  "the line would admit all of them");
     }
     const std::optional<Role> role = ParseRole(words[1]);
-    if (!role.has_value()) return Bad(number, "the role must be read, write or admin");
+    if (!role.has_value())
+      return Bad(number, absl::StrCat("the role must be read, write or admin", kNoSpaces));
     if (!IsPlainName(words[2]))
       return Bad(number, "a tenant's name must have 1 to 64 characters of [a-zA-Z0-9._-]");
     const std::string tenant(words[2]);

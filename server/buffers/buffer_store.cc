@@ -32,10 +32,10 @@ std::string Hex(std::uint32_t checksum) {
   return absl::StrCat("0x", absl::Hex(checksum, absl::kZeroPad8));
 }
 
-// Compares checksums of the buffer's bytes. `expected` is the client's checksum, if the client sent
+// Compares checksums of the buffer's bytes. `expected` is the sender's checksum, if the sender sent
 // one. `actual` is the server's checksum, if it is known.
 absl::Status CheckChecksum(const std::string& name, std::optional<std::uint32_t> expected,
-                           std::optional<std::uint32_t> actual) {
+                           std::optional<std::uint32_t> actual, std::string_view sender) {
   if (!expected.has_value() || expected == actual) return absl::OkStatus();
   if (!actual.has_value()) {
     return MakeError(absl::StatusCode::kFailedPrecondition, "CHECKSUM_UNKNOWN",
@@ -46,7 +46,7 @@ absl::Status CheckChecksum(const std::string& name, std::optional<std::uint32_t>
   }
   return MakeError(absl::StatusCode::kDataLoss, "BAD_CHECKSUM",
                    absl::StrCat("the bytes of buffer '", name, "' have CRC-32C ", Hex(*actual),
-                                ", but the client expects ", Hex(*expected)),
+                                ", but ", Absl(sender), " expects ", Hex(*expected)),
                    {{"expected", Hex(*expected)}, {"actual", Hex(*actual)}});
 }
 
@@ -424,11 +424,12 @@ absl::Status BufferStore::CheckOpen(const Draft& draft) {
   return CheckOpenLocked(draft);
 }
 
-absl::StatusOr<BufferInfo> BufferStore::Seal(Draft& draft, std::optional<std::uint32_t> checksum) {
+absl::StatusOr<BufferInfo> BufferStore::Seal(Draft& draft, std::optional<std::uint32_t> checksum,
+                                             std::string_view sender) {
   Doomed doomed;
   const absl::Time now = SteadyNow();
   const std::lock_guard lock(mutex_);
-  RETURN_IF_ERROR(CheckSealLocked(draft, checksum, now));
+  RETURN_IF_ERROR(CheckSealLocked(draft, checksum, now, sender));
   return SealLocked(draft, now, doomed);
 }
 
@@ -459,7 +460,7 @@ absl::StatusOr<BufferInfo> BufferStore::Seal(std::string_view name, std::uint64_
   if (version != 0 && ready != nullptr &&
       (version == ready->draft_version || version == ready->buffer->version())) {
     const Buffer& buffer = *ready->buffer;
-    absl::Status status = CheckChecksum(buffer.name(), checksum, buffer.checksum());
+    absl::Status status = CheckChecksum(buffer.name(), checksum, buffer.checksum(), "the client");
     return status.ok() ? absl::StatusOr<BufferInfo>(Info(*ready)) : status;
   }
   absl::StatusOr<std::shared_ptr<Draft>> found = FindDraftLocked(name, version);
@@ -479,13 +480,13 @@ std::optional<std::uint32_t> BufferStore::ChecksumOf(const Draft& draft) {
 }
 
 absl::Status BufferStore::CheckSealLocked(const Draft& draft, std::optional<std::uint32_t> checksum,
-                                          absl::Time now) {
+                                          absl::Time now, std::string_view sender) {
   const Buffer& buffer = *draft.buffer_;
   RETURN_IF_ERROR(CheckOpenLocked(draft));
   const std::uint64_t size = buffer.type().bytes();
   const std::vector<Range> missing = draft.written_.Missing(size, kMostMissing);
   if (!missing.empty() || draft.writes_in_flight_ > 0) return NotReady(buffer.name(), missing);
-  RETURN_IF_ERROR(CheckChecksum(buffer.name(), checksum, ChecksumOf(draft)));
+  RETURN_IF_ERROR(CheckChecksum(buffer.name(), checksum, ChecksumOf(draft), sender));
   if (!draft.replace_ && FindReady(buffer.name(), now) != nullptr)
     return Exists(buffer.name(), "exists");
   return absl::OkStatus();

@@ -251,8 +251,9 @@ class BufferStore {
 
   // Makes a draft READY. Errors: FAILED_PRECONDITION / BUFFER_NOT_READY {missing} if bytes are
   // missing or a write is in flight; FAILED_PRECONDITION / CHECKSUM_UNKNOWN; DATA_LOSS /
-  // BAD_CHECKSUM; ALREADY_EXISTS / BUFFER_EXISTS.
-  absl::StatusOr<BufferInfo> Seal(Draft& draft, std::optional<std::uint32_t> checksum = {});
+  // BAD_CHECKSUM; ALREADY_EXISTS / BUFFER_EXISTS. `sender` sent the checksum.
+  absl::StatusOr<BufferInfo> Seal(Draft& draft, std::optional<std::uint32_t> checksum = {},
+                                  std::string_view sender = "the client");
   // Seals several drafts in one step: all become READY, or none does.
   absl::StatusOr<std::vector<BufferInfo>> SealAll(absl::Span<Draft* const> drafts);
   // Seals the draft that FindDraft would return. Also succeeds if the draft of this version has
@@ -381,7 +382,7 @@ class BufferStore {
   static std::optional<std::uint32_t> ChecksumOf(const Draft& draft);
   // Returns the error that keeps a draft from becoming READY now, or OK.
   absl::Status CheckSealLocked(const Draft& draft, std::optional<std::uint32_t> checksum,
-                               absl::Time now);
+                               absl::Time now, std::string_view sender = "the client");
   // REQUIRES: CheckSealLocked returns OK.
   BufferInfo SealLocked(Draft& draft, absl::Time now, Doomed& doomed);
   void SetExpiry(const std::string& name, Ready& ready, absl::Time expire_time);

@@ -9,7 +9,7 @@
 #include "kernels/client_and_server/printable.h"
 #include "server/net/closing_channel.h"
 #include "server/net/port.h"
-#include "server/net/watched_file.h"
+#include "server/net/tls.h"
 
 namespace tessera {
 namespace {
@@ -20,15 +20,6 @@ constexpr int kMaxReceiveBytes = 2 << 20;
 // A connection counts as broken if its peer is silent for this long and then does not answer a
 // ping. Servers of this project accept pings at intervals of 10 s.
 constexpr int kKeepaliveMs = 20'000;
-
-absl::StatusOr<std::string> ReadFile(const std::string& file) {
-  if (file.empty()) return std::string();
-  absl::StatusOr<std::string> text = ReadWatched(file);
-  if (text.ok()) return text;
-  return MakeError(absl::StatusCode::kFailedPrecondition, "BAD_CERTIFICATE",
-                   absl::StrCat("cannot use ", file, " for TLS: ", text.status().message()),
-                   {{"file", file}});
-}
 
 }  // namespace
 
@@ -102,13 +93,15 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> ImportSources::Connect(
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   std::shared_ptr<grpc::ChannelCredentials> credentials = grpc::InsecureChannelCredentials();
   if (!options_.import_tls_ca.empty()) {
-    absl::StatusOr<std::string> ca = ReadFile(options_.import_tls_ca);
-    if (!ca.ok()) return ca.status();
-    absl::StatusOr<std::string> certificate = ReadFile(options_.tls_cert);
-    if (!certificate.ok()) return certificate.status();
-    absl::StatusOr<std::string> key = ReadFile(options_.tls_key);
-    if (!key.ok()) return key.status();
-    credentials = grpc::SslCredentials({*std::move(ca), *std::move(key), *std::move(certificate)});
+    absl::StatusOr<TlsPem> pem =
+        ReadTls({options_.tls_cert, options_.tls_key, options_.import_tls_ca});
+    if (!pem.ok()) {
+      return MakeError(absl::StatusCode::kFailedPrecondition, "BAD_CERTIFICATE",
+                       std::string(pem.status().message()),
+                       {{"file", ErrorMetadata(pem.status())["file"]}});
+    }
+    credentials = grpc::SslCredentials(
+        {std::move(pem->peer_ca), std::move(pem->key), std::move(pem->certificate)});
   }
   return CreateClosingChannel("dns:///" + source, credentials, arguments);
 }

@@ -2,6 +2,7 @@
 
 #include <openssl/err.h>
 #include <openssl/pem.h>
+#include <openssl/ssl.h>
 #include <openssl/x509.h>
 
 #include <algorithm>
@@ -32,10 +33,8 @@ struct Release {
 };
 using Bio = std::unique_ptr<BIO, Release<BIO_free_all>>;
 using Certificate = std::unique_ptr<X509, Release<X509_free>>;
+using Context = std::unique_ptr<SSL_CTX, Release<SSL_CTX_free>>;
 using Key = std::unique_ptr<EVP_PKEY, Release<EVP_PKEY_free>>;
-
-constexpr std::string_view kNoCertificate =
-    "it contains no PEM certificate, or a damaged certificate";
 
 absl::Status Bad(const std::string& file, std::string_view why) {
   ERR_clear_error();  // the error queue belongs to the thread, and gRPC reads it too
@@ -83,13 +82,23 @@ bool IsWhole(const std::string& text) {
   return AtEnd() && read == begun && !cut;
 }
 
-// Returns all certificates in order. Returns none if any of them cannot be read.
-std::vector<Certificate> ParseCertificates(const std::string& text) {
+// Returns all certificates of a file in order. Returns an error if any of them cannot be read, or if
+// OpenSSL would refuse it in a handshake, for example because its key is too small.
+absl::StatusOr<std::vector<Certificate>> ParseCertificates(const std::string& file,
+                                                           const std::string& text) {
   const Bio bio = Open(text);
   std::vector<Certificate> all;
   while (X509* one = PEM_read_bio_X509(bio.get(), nullptr, nullptr, nullptr)) all.emplace_back(one);
-  if (!AtEnd()) all.clear();
-  return all;
+  if (!AtEnd() || all.empty())
+    return Bad(file, "it contains no PEM certificate, or a damaged certificate");
+  const Context context(SSL_CTX_new(TLS_method()));
+  bool usable =
+      context != nullptr && SSL_CTX_use_certificate(context.get(), all.front().get()) == 1;
+  for (const Certificate& one : all)
+    usable = usable && SSL_CTX_add1_chain_cert(context.get(), one.get()) == 1;
+  if (usable) return all;
+  return Bad(file, absl::StrCat("OpenSSL refuses a certificate in it (",
+                                ERR_reason_error_string(ERR_peek_last_error()), ")"));
 }
 
 absl::StatusOr<std::string> ReadFile(const std::string& file) {
@@ -134,7 +143,7 @@ class ServerTls::Credentials final : public grpc::ServerCredentials {
       : source_(std::move(source)),
         credentials_(grpc_ssl_server_credentials_create_with_options(
             grpc_ssl_server_credentials_create_options_using_config_fetcher(
-                source_->files_.client_ca.empty()
+                source_->files_.peer_ca.empty()
                     ? GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE
                     : GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY,
                 &Fetch, this))) {
@@ -160,13 +169,16 @@ class ServerTls::Credentials final : public grpc::ServerCredentials {
       if (reading.owns_lock()) source.ReloadLocked(/*asked=*/false);
     }
     const std::lock_guard lock(source.mutex_);
-    if (std::exchange(seen, source.generation_) == source.generation_)
+    // If clients need certificates, every handshake gets a new configuration. No client can then
+    // resume a session, which would not check again whether its certificate is still valid.
+    if (std::exchange(seen, source.generation_) == source.generation_ &&
+        source.files_.peer_ca.empty())
       return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
-    const Pair& in_use = source.in_use_;
+    const TlsPem& in_use = source.in_use_;
     const grpc_ssl_pem_key_cert_pair pair = {in_use.key.c_str(), in_use.certificate.c_str()};
     // gRPC 1.51 aborts if it gets no root certificates, even if it requests no client certificates
     // and never uses the roots. In that case it gets the server's certificate.
-    const std::string& roots = in_use.client_ca.empty() ? in_use.certificate : in_use.client_ca;
+    const std::string& roots = in_use.peer_ca.empty() ? in_use.certificate : in_use.peer_ca;
     *config = grpc_ssl_server_certificate_config_create(roots.c_str(), &pair, 1);
     return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
   }
@@ -176,6 +188,27 @@ class ServerTls::Credentials final : public grpc::ServerCredentials {
   const std::unique_ptr<grpc_server_credentials, Release<grpc_server_credentials_release>>
       credentials_;
 };
+
+absl::StatusOr<TlsPem> ReadTls(const TlsFiles& files) {
+  TlsPem pem;
+  if (!files.certificate.empty()) {
+    ASSIGN_OR_RETURN(pem.certificate, ReadFile(files.certificate));
+    ASSIGN_OR_RETURN(pem.key, ReadFile(files.key));
+    ASSIGN_OR_RETURN(const std::vector<Certificate> chain,
+                     ParseCertificates(files.certificate, pem.certificate));
+    const Key key = ParseKey(pem.key);
+    if (key == nullptr) return Bad(files.key, "it contains no PEM key, or a key with a password");
+    if (X509_check_private_key(chain.front().get(), key.get()) != 1)
+      return Bad(files.key, absl::StrCat("it is not the key of ", files.certificate));
+    pem.life = {TimeOf(X509_get0_notBefore(chain.front().get()), absl::InfinitePast()),
+                TimeOf(X509_get0_notAfter(chain.front().get()), absl::InfiniteFuture())};
+  }
+  if (!files.peer_ca.empty()) {
+    ASSIGN_OR_RETURN(pem.peer_ca, ReadFile(files.peer_ca));
+    RETURN_IF_ERROR(ParseCertificates(files.peer_ca, pem.peer_ca).status());
+  }
+  return pem;
+}
 
 absl::StatusOr<std::shared_ptr<ServerTls>> ServerTls::Open(const TlsFiles& files) {
   std::shared_ptr<ServerTls> tls(new ServerTls(files));
@@ -226,23 +259,8 @@ void ServerTls::ReloadLocked(bool asked) {
 absl::Status ServerTls::LoadLocked() {
   stamps_ = StampsNow();  // taken first, so a change during the read is noticed
   next_try_ = absl::InfiniteFuture();
-  ASSIGN_OR_RETURN(std::string certificate, ReadFile(files_.certificate));
-  ASSIGN_OR_RETURN(std::string key, ReadFile(files_.key));
-  const std::vector<Certificate> chain = ParseCertificates(certificate);
-  if (chain.empty()) return Bad(files_.certificate, kNoCertificate);
-  const Key parsed_key = ParseKey(key);
-  if (parsed_key == nullptr)
-    return Bad(files_.key, "it contains no PEM key, or a key with a password");
-  if (X509_check_private_key(chain.front().get(), parsed_key.get()) != 1)
-    return Bad(files_.key, absl::StrCat("it is not the key of ", files_.certificate));
-  std::string client_ca;
-  if (!files_.client_ca.empty()) {
-    ASSIGN_OR_RETURN(client_ca, ReadFile(files_.client_ca));
-    if (ParseCertificates(client_ca).empty()) return Bad(files_.client_ca, kNoCertificate);
-  }
-  const CertificateLife life = {
-      TimeOf(X509_get0_notBefore(chain.front().get()), absl::InfinitePast()),
-      TimeOf(X509_get0_notAfter(chain.front().get()), absl::InfiniteFuture())};
+  ASSIGN_OR_RETURN(TlsPem pem, ReadTls(files_));
+  const CertificateLife& life = pem.life;
   const absl::Time now = absl::Now();
   if (generation_ > 0 && in_use_.life.Covers(now) && !life.Covers(now)) {
     if (now >= life.end)
@@ -251,7 +269,7 @@ absl::Status ServerTls::LoadLocked() {
     return Bad(files_.certificate, absl::StrCat("it is not valid before ", DayText(life.begin)));
   }
   const std::lock_guard lock(mutex_);
-  in_use_ = {std::move(certificate), std::move(key), std::move(client_ca), life};
+  in_use_ = std::move(pem);
   ++generation_;
   return absl::OkStatus();
 }
@@ -279,7 +297,7 @@ void ServerTls::GiveNotice() {
 }
 
 std::array<FileStamp, 3> ServerTls::StampsNow() const {
-  return {StampOf(files_.certificate), StampOf(files_.key), StampOf(files_.client_ca)};
+  return {StampOf(files_.certificate), StampOf(files_.key), StampOf(files_.peer_ca)};
 }
 
 }  // namespace tessera

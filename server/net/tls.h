@@ -19,9 +19,9 @@ namespace tessera {
 
 // Paths of PEM files.
 struct TlsFiles {
-  std::string certificate;  // the server's, then intermediate certificates
+  std::string certificate;  // the server's, then intermediate certificates; may be empty
   std::string key;
-  std::string client_ca;  // CAs that sign client certificates; empty if clients need none
+  std::string peer_ca;  // CAs that sign the peers' certificates; empty if peers need none
 };
 
 // When a certificate is valid.
@@ -30,12 +30,21 @@ struct CertificateLife {
   bool Covers(absl::Time time) const { return begin <= time && time < end; }
 };
 
+// The contents of TlsFiles.
+struct TlsPem {
+  std::string certificate, key, peer_ca;
+  CertificateLife life;  // of the certificate
+};
+
+// Reads the files. Returns INVALID_ARGUMENT / BAD_CERTIFICATE {file} if a file cannot be used. A
+// certificate may be used even if it is not currently valid.
+absl::StatusOr<TlsPem> ReadTls(const TlsFiles& files);
+
 // The certificate, key and CAs that are in effect. Thread safe. Error messages name files, but
 // never quote them.
 class ServerTls : public std::enable_shared_from_this<ServerTls> {
  public:
-  // Returns INVALID_ARGUMENT / BAD_CERTIFICATE {file} if a file cannot be used. A certificate that
-  // is not currently valid is used, but the log reports it.
+  // Errors: those of ReadTls. The log reports a certificate that is not currently valid.
   static absl::StatusOr<std::shared_ptr<ServerTls>> Open(const TlsFiles& files);
 
   // Returns credentials that also check the files for changes at every handshake. They must outlive
@@ -54,10 +63,6 @@ class ServerTls : public std::enable_shared_from_this<ServerTls> {
 
  private:
   class Credentials;
-  struct Pair {
-    std::string certificate, key, client_ca;  // PEM
-    CertificateLife life;
-  };
 
   explicit ServerTls(TlsFiles files) : files_(std::move(files)) {}
   // REQUIRES, here and for the functions below: the caller holds files_mutex_.
@@ -74,7 +79,7 @@ class ServerTls : public std::enable_shared_from_this<ServerTls> {
   std::array<FileStamp, 3> stamps_;               // the files' state when last read
   absl::Time next_try_ = absl::InfiniteFuture();  // for a certificate that is not valid yet
   absl::Time next_notice_;
-  Pair in_use_;
+  TlsPem in_use_;
   std::uint64_t generation_ = 0;  // generation of in_use_; initially 0
   bool stale_ = false;
 };

@@ -49,7 +49,8 @@ std::optional<gid_t> FindGroup(const std::string& group) {
   if (getgrnam_r(group.c_str(), &entry, room.data(), room.size(), &found) == 0 && found != nullptr)
     return found->gr_gid;
   gid_t number = 0;
-  if (absl::SimpleAtoi(group, &number)) return number;
+  // The largest number stands for no group: lchown() would leave the file's group as it is.
+  if (absl::SimpleAtoi(group, &number) && number != static_cast<gid_t>(-1)) return number;
   return std::nullopt;
 }
 

@@ -188,7 +188,7 @@ class ImportCall final : public UnaryCall {
     NoteMoved(absl::InfiniteFuture());  // no more data is expected
     if (absl::Status arrived = Synchronize(*stream_); !arrived.ok()) return arrived;
     if (absl::Status stopped = Stopped(); !stopped.ok()) return stopped;
-    absl::StatusOr<BufferInfo> info = store().Seal(*draft_, checksum_);
+    absl::StatusOr<BufferInfo> info = store().Seal(*draft_, checksum_, request_.source());
     if (!info.ok()) return info.status();
     SetBuffer(*info, response_.mutable_buffer());
     response_.set_interruptions(interruptions);
