@@ -1,7 +1,6 @@
 // BufferService as a client sees it: the numbers in errors, limits, and cases that take time or
 // several callers. fuzz_model_test has random requests of every kind.
 
-#include "google/protobuf/util/time_util.h"
 #include "kernels/client_and_server/crc32c.h"
 #include "server/clock.h"
 #include "tests/service_fixture.h"

@@ -17,6 +17,7 @@
 #include "absl/strings/str_join.h"
 #include "client/cli/json_fault.h"
 #include "kernels/base/error.h"
+#include "kernels/client_and_server/printable.h"
 
 namespace tessera {
 namespace {
@@ -350,7 +351,7 @@ std::uint64_t SaveBuffers(Session& session, std::vector<std::string> names,
       if (buffer.state() == v1::Buffer::STATE_READY) {
         names.push_back(buffer.name());
       } else {
-        std::cerr << buffer.name() << " is left out, because its upload has not ended\n";
+        std::cerr << Printable(buffer.name()) << " is left out, because its upload has not ended\n";
       }
     }
   }
