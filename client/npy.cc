@@ -270,22 +270,27 @@ bool UseMap(const F& copy) {
 }  // namespace
 
 absl::StatusOr<std::uint64_t> ArrayBytes(DType dtype, absl::Span<const std::int64_t> shape) {
+  if (shape.size() > static_cast<std::size_t>(kMaxRank)) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_SHAPE",
+                     absl::StrCat("the array has more than ", kMaxRank, " dimensions"));
+  }
+  // As on the server, the product of the other extents must fit even if one extent is zero.
   std::int64_t bytes = static_cast<std::int64_t>(SizeOf(dtype));
-  bool overflow = false;
+  bool overflow = false, empty = false;
   for (std::int64_t extent : shape) {
     if (extent < 0) {
       return MakeError(absl::StatusCode::kInvalidArgument, "BAD_SHAPE",
                        absl::StrCat("extent ", extent, " is negative"));
     }
-    if (extent == 0) return 0;  // regardless of the other extents
-    overflow |= __builtin_mul_overflow(bytes, extent, &bytes);
+    empty |= extent == 0;
+    overflow |= __builtin_mul_overflow(bytes, std::max<std::int64_t>(1, extent), &bytes);
   }
   if (overflow) {
     return MakeError(
         absl::StatusCode::kInvalidArgument, "BAD_SHAPE",
         absl::StrCat("an array of shape [", absl::StrJoin(shape, ", "), "] exceeds 2^63 bytes"));
   }
-  return static_cast<std::uint64_t>(bytes);
+  return empty ? 0 : static_cast<std::uint64_t>(bytes);
 }
 
 absl::StatusOr<NpyHeader> ParseNpyHeader(std::string_view file) {

@@ -68,7 +68,8 @@ class BelowEnvironment : public CLI::ConfigTOML {
     }
     std::erase_if(found, [](const CLI::ConfigItem& item) {
       const char* value = std::getenv(EnvironmentName(item.name).c_str());
-      return value != nullptr && *value != '\0';
+      // CLI11 cannot read an empty list.
+      return item.inputs.empty() || (value != nullptr && *value != '\0');
     });
     return found;
   }
@@ -506,9 +507,10 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
   CLI::App app("Keeps arrays in GPU memory and computes on them for gRPC clients.",
                "tessera-server");
   Describe(app);
-  const char* file = std::getenv("TESSERA_CONFIG");
-  const bool has_file = file != nullptr && *file != '\0';
-  app.set_config("--config", has_file ? file : "", "TOML file with these options", has_file)
+  const char* variable = std::getenv("TESSERA_CONFIG");
+  const std::string file = Trimmed(variable == nullptr ? "" : variable);
+  app.set_config("--config", file, "TOML file with these options",
+                 /*config_required=*/!file.empty())
       ->type_name("FILE");
   app.config_formatter(std::make_shared<BelowEnvironment>(app));
   app.allow_config_extras(CLI::config_extras_mode::error);
@@ -527,6 +529,9 @@ std::optional<Options> ParseOptions(int argc, const char* const* argv, std::ostr
   app.add_flag("--no-warm-up", no_warm_up,
                "report ready before kernels are loaded and rates are measured")
       ->envname(EnvironmentName("no-warm-up"));
+  // Every value, and every element of a list.
+  for (CLI::Option* option : app.get_options())
+    option->transform([](const std::string& text) { return Trimmed(text); });
 
   try {
     app.parse(argc, argv);

@@ -24,6 +24,7 @@
 #include "absl/time/time.h"
 #include "kernels/compute.h"
 #include "server/clock.h"
+#include "server/net/listener.h"
 #include "server/observe/log.h"
 #include "server/server.h"
 #include "spdlog/spdlog.h"
@@ -216,6 +217,20 @@ std::size_t ThreadsPossible(std::size_t count) {
   return threads.size();
 }
 
+// Returns how many descriptors can be opened, up to `count`. gRPC aborts if it cannot open one when
+// it starts.
+std::size_t DescriptorsPossible(std::size_t count) {
+  RaiseDescriptorLimit();
+  std::vector<int> opened;
+  while (opened.size() < count) {
+    const int fd = dup(STDERR_FILENO);
+    if (fd < 0) break;
+    opened.push_back(fd);
+  }
+  for (const int fd : opened) close(fd);
+  return opened.size();
+}
+
 }  // namespace
 
 void IgnoreStraySignals() {
@@ -264,6 +279,15 @@ int Serve(const Options& options, std::vector<std::unique_ptr<Device>> devices) 
     // Exit handlers are skipped: in them, libraries would wait for threads that could not be
     // created.
     std::_Exit(kExitFailure);
+  }
+  // For sockets that listen, the files of options, and gRPC; connections need more.
+  const std::size_t descriptors = 24 + 4 * options.listen.size();
+  if (const std::size_t free = DescriptorsPossible(descriptors); free < descriptors) {
+    spdlog::error(
+        "the server needs {} more descriptors, but only {} can be opened: a limit on them "
+        "(ulimit -n, LimitNOFILE=) is too small",
+        descriptors, free);
+    return kExitFailure;
   }
   starting = true;
   absl::StatusOr<std::unique_ptr<Server>> started = Server::Start(options, std::move(devices));

@@ -25,9 +25,9 @@ void IgnoreStraySignals();
 void WatchSignals();
 
 // Serves until SIGTERM, SIGINT or the loss of all devices. Returns kExitFailure if the server
-// cannot start, or ends the process with that code if the threads that it needs cannot be created.
-// Otherwise does not return, but ends the process. Throws std::system_error if creating a thread
-// fails later. Call it once, from the main thread.
+// cannot start, for example because it lacks descriptors, or ends the process with that code if the
+// threads that it needs cannot be created. Otherwise does not return, but ends the process. Throws
+// std::system_error if creating a thread fails later. Call it once, from the main thread.
 int Serve(const Options& options, std::vector<std::unique_ptr<Device>> devices);
 
 }  // namespace tessera

@@ -230,6 +230,43 @@ class CliTest(CliCase):
         self.cli("put", "all.npz", "--name", "again", "--prefix", "x/")
         np.testing.assert_array_equal(self.get("x/again/layer.0/w"), arrays["layer.0/w"])
 
+    def test_what_the_server_would_refuse_replaces_nothing(self):
+        self.put("f/a", RAW)
+        self.put("f", RAW)
+        name, big, rank = "n" * 127, 1 << 62, np.zeros((1,) * 9, "u1")
+        shape = lambda *extents: safetensors({
+            "a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]},
+            "b": {"dtype": "U8", "shape": extents, "data_offsets": [1, 1]}}, b"a")
+        empty = npy(np.zeros((0, 1), "<f8")).replace(b"(0, 1), }" + b" " * 18,
+                                                     f"(0, {big}), }}".encode())
+        for reason, file, data, *more in (
+                ("BAD_NAME", "f.safetensors", tensors({"a": RAW * 2, name: RAW})),
+                ("BAD_NAME", "f.npz", archive([("a.npy", npy(RAW)), (f"{name}.npy", npy(RAW))])),
+                ("BAD_NAME", "f.npz", archive([("a.npy", npy(RAW)), ("bcd.npy", npy(RAW))]),
+                 "--prefix", "p" * 124),
+                ("BAD_SHAPE", "f.safetensors", tensors({"a": RAW * 2, "b": rank})),
+                ("BAD_FILE", "f.safetensors", shape(0, 1 << 63)),
+                ("BAD_SHAPE", "f.safetensors", shape(0, big, big)),
+                ("BAD_SHAPE", "f.npz", archive([("a.npy", npy(RAW)), ("b.npy", empty)])),
+                ("BAD_SHAPE", "f.npy", empty)):
+            self.fails(4, reason, "", "put", self.file(file, data), "--replace", *more)
+            self.assertEqual(self.names(), ["f", "f/a"])
+            np.testing.assert_array_equal(self.get("f/a"), RAW)
+
+    def test_a_refusal_in_the_middle_of_replaced_arrays(self):
+        """What is stored already stays, because deleting it would not bring back what it
+        replaced."""
+        with o.Server(self.root, "--memory-limit", "1Mi") as small:
+            for number, size in ((1, 48), (2, 2 << 20)):
+                arrays = {"a": RAW * number, "b": np.full(size, number, "u1")}
+                self.file("f.safetensors", tensors(arrays))
+                ended = self.run_cli("put", "f.safetensors", "--replace", server=small.address)
+            self.assertEqual(ended.returncode, 6, ended.stderr)
+            self.assertIn("; stored before that: 1 array: ", ended.stderr)
+            for name, want in (("f/a", RAW * 2), ("f/b", np.full(48, 1))):
+                self.cli("get", name, "-o", "back.npy", server=small.address)
+                np.testing.assert_array_equal(self.load("back.npy"), want)
+
     def test_a_folder_of_files(self):
         (self.folder / "model" / "more").mkdir(parents=True)
         for number in (1, 2):
@@ -1102,6 +1139,18 @@ class CliTest(CliCase):
                 self.assertEqual(controls, [], text)
         self.assertIn("\\x1b[31m", self.run_cli("info", "x\x1b[31m").stderr)
 
+    def test_the_list_of_the_documentation(self):
+        text = (o.ROOT / "docs" / "cli.md").read_text()
+        block = text.split("```console\n")[1].split("```")[0]
+        lines = [line[2:] for line in block.splitlines() if not line.endswith("&")]
+        self.assertGreater(len(lines), 20)
+        (self.folder / "client").symlink_to(o.ROOT / "client")
+        path = f"{pathlib.Path(o.Program.cli).parent}:{os.environ['PATH']}"
+        ended = o.run("bash", "-ec", "\n".join(lines), cwd=self.folder, timeout=600,
+                      env=o.environment(TESSERA_SERVER=self.server.address, PATH=path))
+        self.assertEqual(ended.returncode, 0, ended.stdout + ended.stderr)
+        self.assertIn("v1/a/digits", self.names())
+
     # --- Where arrays go -----------------------------------------------------------------------
 
     def parts(self):
@@ -1192,6 +1241,16 @@ class CliTest(CliCase):
             self.assertEqual(process.wait(30), 8)  # The connection is still silent.
             self.assertEqual(self.parts(), [])
             self.assertFalse((self.folder / "large.npy").exists())
+
+    def test_a_limit_on_the_size_of_files_leaves_no_file(self):
+        self.put("x", np.zeros(4096))
+        for file in ("out.npy", "out.npz", "out.safetensors"):
+            ended = o.run("prlimit", "--fsize=8192", o.Program.cli, "-s", self.server.address,
+                          "get", "x", "-o", file, cwd=self.folder)
+            self.assertEqual(ended.returncode, 5, ended.stderr)
+            self.assertIn("FILE_ERROR", ended.stderr)
+            self.assertEqual(self.parts(), [])
+            self.assertFalse((self.folder / file).exists())
 
     def test_progress_is_for_terminals(self):
         put = ("put", "--random", "zeros", "--shape", 1 << 25, "--name", "x", "--replace")
@@ -1370,6 +1429,16 @@ class DraftsTest(CliCase):
         self.assertGreater(self.json("info", "x")["buffer"]["version"], second)
         self.cli("rm", "x")
         self.assertEqual(self.names(), [])
+
+    def test_a_draft_of_a_new_name_is_left_out(self):
+        self.put("p/x", RAW)
+        self.server.client().create("p/y", RAW)
+        ended = self.run_cli("get", "--prefix", "p/", "-o", "all.npz")
+        self.assertEqual(ended.returncode, 0, ended.stderr)
+        self.assertEqual(ended.stderr, "p/y is left out, because its upload has not ended\n")
+        with self.load("all.npz") as found:
+            self.assertEqual(list(found), ["x"])
+        self.fails(2, "BAD_OPTION", "--help", "get", "--prefix", "p/y", "-o", "all.npz")
 
 
 if __name__ == "__main__":

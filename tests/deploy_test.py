@@ -6,9 +6,11 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import tempfile
 import unittest
 
+import numpy as np
 import yaml
 
 import outsider as o
@@ -309,6 +311,29 @@ class ReadmeTest(unittest.TestCase):
         self.assertGreater(len(names), 10)
         known = set(re.findall(r"--[\w-]+", help_of(o.Program.path)))
         self.assertEqual(names - known, set())
+
+    @unittest.skipUnless(shutil.which("jq"), "needs jq")
+    def test_every_name_is_saved_and_restored(self):
+        text = (DEPLOY / "README.md").read_text().split("## Backups")[1].split("\n## ")[0]
+        scripts = re.findall("```sh\n(.*?)```", text, re.DOTALL)
+        self.assertEqual(len(scripts), 2)
+        names = ["-", "-x", "--", "--replace", "./c", "/a", "__metadata__", "a/../b", "a//b",
+                 "x" * 128, "y.npy", "y.npy/z"]
+        with tempfile.TemporaryDirectory() as folder, o.Server(folder) as server:
+            client = server.client()
+            path = f"{pathlib.Path(o.Program.cli).parent}:{os.environ['PATH']}"
+            for number, name in enumerate(names):
+                client.put(name, np.full(number, number, "<i4"))
+            client.create("draft", np.zeros(9))
+            for script in scripts:
+                ended = o.run("sh", "-c", script, cwd=folder,
+                              env=o.environment(TESSERA_SERVER=server.address, PATH=path))
+                self.assertEqual(ended.returncode, 0, ended.stderr)
+                kept = {name: client.download(name) for name in client.names() if name != "draft"}
+                for name in client.names():
+                    client.call("DeleteBuffer", name=name)
+            self.assertEqual(kept, {name: np.full(number, number, "<i4").tobytes()
+                                    for number, name in enumerate(names)})
 
 
 if __name__ == "__main__":

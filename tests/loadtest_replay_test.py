@@ -142,7 +142,7 @@ class ReplayTest(outsider.Case):
 
     def test_tls_and_steps(self):
         slo = plan.read(LOADTEST / "slo.toml")
-        tls = dict(TESSERA_CLIENT_TLS_CA="/ca", TESSERA_CLIENT_TLS_SERVER_NAME="tessera")
+        tls = dict(TESSERA_CLIENT_TLS_CA="\ufeff/ca \n", TESSERA_CLIENT_TLS_SERVER_NAME="tessera")
         with mock.patch.dict(os.environ, TESSERA_TOKEN="secret\n", **tls):
             self.assertEqual(plan.tls_keys(), {"cacert": "/ca", "cname": "tessera"})
             self.assertEqual(plan.metadata(), {"authorization": "Bearer secret"})

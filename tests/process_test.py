@@ -125,6 +125,16 @@ class LimitTest(Case):
                 self.assertEqual(ended.returncode, 1, ended.stderr)
                 self.assertRegex(ended.stderr, "more threads|a thread cannot be created")
 
+    def test_too_few_descriptors_are_refused_in_words(self):
+        for limit in range(8, 24, 2):
+            with self.subTest(limit):
+                ended = o.run("prlimit", f"--nofile={limit}", o.Program.path, "--device", "cpu",
+                              "--no-warm-up", "--listen", "127.0.0.1:0", "--metrics-listen",
+                              "127.0.0.1:0", "--listen", f"unix:{self.folder}/socket")
+                self.assertEqual(ended.returncode, 1, ended.stderr)
+                needs = r"the server needs \d+ more descriptors, but only \d+ can be opened"
+                self.assertRegex(ended.stderr, needs)
+
     def test_operations_make_no_threads(self):
         """The threads that share the loops of operations exist before the server listens."""
         server = self.serve("--workers", 8, "--no-warm-up")
@@ -199,6 +209,18 @@ class StartTest(Case):
         server = self.serve("--config", config, "--ring", ring)
         self.assertEqual(Caller(server, "first").names(), [])
         self.assertEqual(Caller(server).reason("ListBuffers"), "BAD_TOKEN")
+
+    def test_blanks_around_values_and_empty_lists(self):
+        tokens, config, path = (self.folder / name for name in ("callers", "config", "socket"))
+        replace(tokens, line_of("first") + "\n")
+        replace(config, "import-from = []\n")
+        server = self.serve(command=(o.Program.path, "--no-warm-up"), TESSERA_CONFIG=f"{config}\n",
+                            TESSERA_LISTEN=f" 127.0.0.1:0, unix:{path}\n", TESSERA_DEVICE="cpu\n",
+                            TESSERA_MEMORY_LIMIT="64Mi \n", TESSERA_INSECURE="true\n",
+                            TESSERA_QUEUE="7 ", TESSERA_TOKENS=f"{tokens}\n")
+        self.assertIn("imports from nowhere", server.log())
+        self.assertTrue(path.is_socket())
+        self.assertEqual(Caller(server, "first").names(), [])
 
     def test_a_percent_sign_of_an_address(self):
         path = self.folder / "a b"

@@ -157,6 +157,19 @@ class FilesTest(python_outsider.Case):
         with self.assertRaisesRegex(ts.BadFile, "not a regular file"):
             self.t.load(self.folder / "fifo.npy")
 
+    def test_what_the_server_would_refuse_replaces_nothing(self):
+        one = self.t.put(RAW, "f/a")
+        empty = {"dtype": "U8", "data_offsets": [48, 48]}
+        first = {"dtype": "U8", "shape": [48], "data_offsets": [0, 48]}
+        for error, header in ((ts.BadName, {"a": first, "n" * 127: {**empty, "shape": [0]}}),
+                              (ts.BadFile, {"a": first, "b": {**empty, "shape": [0] * 9}}),
+                              (ts.BadFile, {"a": first, "b": {**empty, "shape": [0, 1 << 62, 2]}})):
+            path = self.file("f.safetensors", safetensors(header, RAW[::-1].tobytes()))
+            with self.assertRaises(error):
+                self.t.load(path, prefix="", replace=True)
+            self.assertEqual(self.names(), ["f/a"])
+            self.same(one, RAW)
+
     def test_hostile_files(self):
         for kind, files in files_of_arrays.hostile().items():
             for number, data in enumerate(files):

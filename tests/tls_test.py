@@ -383,6 +383,16 @@ class TlsTest(o.FreshCase):
         ended = o.run(o.Program.cli, "--server", server.address, *pair, "ls")
         self.assertIn(f"OpenSSL refuses the certificate in {cert} (ee key too small)", ended.stderr)
 
+    def test_a_client_without_the_right_certificate_is_told_what_may_be_wrong(self):
+        server = self.serve("--tls-client-ca", self.ca.cert)
+        cert, key = self.ca.issue("expired", days=-1)
+        for flags in ((), ("--tls-cert", cert, "--tls-key", key)):
+            ended = o.run(o.Program.cli, "--server", server.address, "--tls-ca", self.ca.cert,
+                          *flags, "ls")
+            self.assertEqual(ended.returncode, 7, ended.stderr)
+            self.assertIn("it may require a client certificate that it trusts", ended.stderr)
+            self.assertIn("\n  --tls-cert and --tls-key ", ended.stderr)
+
     def test_a_client_ends_well_while_threads_of_grpc_use_openssl(self):
         server = self.serve()
         # gRPC polls so often that its threads, instead of the caller, perform some of the TLS

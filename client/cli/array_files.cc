@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iostream>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string_view>
@@ -16,6 +17,7 @@
 #include "absl/strings/str_join.h"
 #include "client/cli/json_fault.h"
 #include "kernels/base/error.h"
+#include "kernels/client_and_server/printable.h"
 
 namespace tessera {
 namespace {
@@ -24,6 +26,8 @@ using std::string_view_literals::operator""sv;
 
 // The maximum size of a header or a zip directory. A tensor takes about 100 bytes of it.
 constexpr std::uint64_t kMaxHeader = 16 << 20;
+// The server refuses longer names.
+constexpr std::size_t kLongestName = 128;
 // The key in a safetensors header that does not name a tensor.
 constexpr const char* kMetadata = "__metadata__";
 // The value of a 32-bit size in a zip file if a 64-bit size follows.
@@ -199,6 +203,10 @@ std::vector<ArrayInFile> FindTensors(const File& file) {
       ThrowInvalid("BAD_DTYPE", absl::StrCat(file.path(), ": ", shown, "has the type ",
                                              type.substr(0, 32), ", which the service lacks"));
     }
+    if (std::any_of(shape->begin(), shape->end(), [](const auto& extent) {
+          return extent.template get<std::uint64_t>() > INT64_MAX;
+        }))
+      refuse("has an extent of 2^63 or more");
     NpyHeader array{.dtype = *known, .shape = shape->get<std::vector<std::int64_t>>()};
     array.data_bytes = OrThrow(ArrayBytes(array.dtype, array.shape));
     const auto first = offsets->at(0).get<std::uint64_t>(),
@@ -322,6 +330,10 @@ std::vector<ArrayInFile> FindArrays(const std::string& path, const std::string& 
         name.empty() ? AsName(std::filesystem::path(file).stem().string()) : name;
     for (ArrayInFile& one : found) {
       one.name = absl::StrCat(prefix, stem, one.name.empty() ? "" : "/", AsName(one.name));
+      if (one.name.size() > kLongestName) {
+        ThrowInvalid("BAD_NAME", absl::StrCat("an array of ", file, " would have a name of ",
+                                              one.name.size(), " characters"));
+      }
       if (!names.insert(one.name).second)
         ThrowInvalid("BAD_FILE", absl::StrCat("two arrays of ", path, " would be ", one.name));
       all.push_back(std::move(one));
@@ -334,10 +346,17 @@ std::uint64_t SaveBuffers(Session& session, std::vector<std::string> names,
                           const std::string& prefix, const std::string& path,
                           DownloadOptions download) {
   if (!NpyWriter::MakesFile(path)) ThrowBadOption(path + " must be a regular file");
+  if (names.empty()) {
+    for (const v1::Buffer& buffer : OrThrow(session.client.ListBuffers(prefix))) {
+      if (buffer.state() == v1::Buffer::STATE_READY) {
+        names.push_back(buffer.name());
+      } else {
+        std::cerr << Printable(buffer.name()) << " is left out, because its upload has not ended\n";
+      }
+    }
+  }
   if (names.empty())
-    for (const v1::Buffer& buffer : OrThrow(session.client.ListBuffers(prefix)))
-      names.push_back(buffer.name());
-  if (names.empty()) ThrowBadOption("there are no buffers with the prefix '" + prefix + "'");
+    ThrowBadOption("there are no complete buffers with the prefix '" + prefix + "'");
   std::vector<std::pair<std::string, v1::Buffer>> arrays;
   std::set<std::string> keys;
   for (const std::string& name : names) {

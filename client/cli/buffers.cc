@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
 #include "client/cli/array_files.h"
 #include "client/cli/command.h"
 #include "client/cli/operands.h"
@@ -83,7 +85,8 @@ v1::Buffer Upload(Session& session, const PutFlags& flags, const std::string& na
                              .cancel = InterruptScope::token()}));
 }
 
-// Uploads the arrays of a file or a folder. If an upload fails, deletes the earlier buffers.
+// Uploads the arrays of a file or a folder. If an upload fails, deletes the earlier buffers. With
+// --replace, they stay, because deleting them would not bring back the buffers that they replaced.
 std::vector<v1::Buffer> UploadFiles(Session& session, const PutFlags& flags) {
   std::vector<v1::Buffer> made;
   try {
@@ -95,7 +98,16 @@ std::vector<v1::Buffer> UploadFiles(Session& session, const PutFlags& flags) {
       made.push_back(Upload(session, flags, array.name, array.header.dtype, array.header.shape,
                             Source(read, array.header.data_bytes)));
     }
-  } catch (const CommandError&) {
+  } catch (const CommandError& error) {
+    if (made.empty()) throw;
+    if (flags.replace) {
+      absl::Status status(error.status.code(),
+                          absl::StrCat(error.status.message(), "; stored before that: ",
+                                       made.size(), made.size() == 1 ? " array" : " arrays"));
+      error.status.ForEachPayload(
+          [&](absl::string_view url, const absl::Cord& value) { status.SetPayload(url, value); });
+      throw CommandError(status);
+    }
     for (const v1::Buffer& buffer : made)
       session.client.DeleteBuffer(buffer.name(), buffer.version()).IgnoreError();
     throw;

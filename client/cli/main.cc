@@ -3,6 +3,7 @@
 #include <openssl/crypto.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdlib>
 #include <iostream>
 #include <memory>
@@ -206,6 +207,9 @@ int Main(int argc, char** argv) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
+  // A write beyond the limit on the size of files (ulimit -f) fails with an error instead, and the
+  // unfinished file is removed.
+  std::signal(SIGXFSZ, SIG_IGN);
   // Keeps glibc from mapping and unmapping memory for every large message, as in the server.
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
   mallopt(M_TRIM_THRESHOLD, 256 << 20);

@@ -17,6 +17,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -459,6 +460,11 @@ std::string_view AdviceFor(std::string_view reason) {
       {"RESULTS_DISAGREE",
        "one of the two strategies is wrong; 'tessera strategies' describes both"},
       {"BAD_OPTION", "'tessera COMMAND --help' shows the options"},
+      {"BAD_TTL",
+       "a ttl is a time above 0 such as 10m; the server's --max-ttl may limit it, and 'tessera "
+       "--json info' shows that limit"},
+      {"SNAPSHOT_FAILED",
+       "the server's log says what could not be written to its --data-dir, and why"},
       {"BAD_NPY", "write the file with numpy.save"},
       {"BAD_FILE", "write the file again with numpy.savez or the safetensors package"},
       {"FILE_NOT_FOUND", "check the path and its permissions"},
@@ -483,6 +489,8 @@ std::string Advice(const absl::Status& error, std::string_view server) {
     return HumanBytes(absl::SimpleAtoi(figure(key), &value) ? value : 0);
   };
   const std::string at(server);
+  if (reason == "UNREACHABLE" && absl::StrContains(error.message(), "client certificate"))
+    return "--tls-cert and --tls-key name the client's certificate and its key";
   if (reason == "UNREACHABLE" || reason == "CONNECTION_LOST") {
     return "is tessera-server running at " + at +
            "? --server or TESSERA_SERVER names another server";

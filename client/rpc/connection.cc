@@ -96,6 +96,8 @@ std::string CauseOf(const PooledChannel& channel) {
   return status.error_code() == grpc::StatusCode::UNAVAILABLE ? status.error_message() : "";
 }
 
+constexpr absl::string_view kClosed = "the server closed the connection";
+
 // Returns the meaning of a message from CauseOf, or "" if the message is unknown.
 absl::string_view Meaning(absl::string_view cause) {
   struct Known {
@@ -117,8 +119,8 @@ absl::string_view Meaning(absl::string_view cause) {
       {"settings frame", "the server there does not answer, or does not speak HTTP/2"},
       {"no route", "there is no route to it"},
       {"unreachable", "its network is unreachable"},
-      {"socket closed", "the server closed the connection; it may require TLS"},
-      {"connection reset", "the server closed the connection; it may require TLS"},
+      {"socket closed", kClosed},
+      {"connection reset", kClosed},
   };
   const std::string text = absl::AsciiStrToLower(cause);
   for (const auto& [part, meaning] : kKnown)
@@ -402,6 +404,11 @@ absl::Status Connection::WhyUnreachable(const Route& route) {
         "the certificate is not signed by the given CA, is not for this name, or has expired");
   } else if (!meaning.empty()) {
     absl::StrAppend(&text, ": ", meaning);
+    if (meaning == kClosed) {
+      absl::StrAppend(&text, options_.tls_ca.empty()
+                                 ? "; it may require TLS"
+                                 : "; it may require a client certificate that it trusts");
+    }
   }
   std::optional<Proxy> proxy;
   if (!options_.tls_ca.empty()) proxy = ProxyFor(servers);

@@ -23,17 +23,23 @@ OURS = ("call", "calls", "pattern", "objective", "optional")  # all other keys a
 TLS = {"CA": "cacert", "CERT": "cert", "KEY": "key", "SERVER_NAME": "cname"}
 
 
+def variable(name):
+    """Returns a variable as `tessera` reads it."""
+    return os.environ.get(name, "").removeprefix("\ufeff").strip()
+
+
 def tls_keys():
     """Returns ghz's flags for the client's environment variables."""
-    found = {key: os.environ.get(f"TESSERA_CLIENT_TLS_{name}") for name, key in TLS.items()}
+    found = {key: variable(f"TESSERA_CLIENT_TLS_{name}") for name, key in TLS.items()}
     found = {key: value for key, value in found.items() if value}
     return found if "cacert" in found else {"insecure": True}
 
 
 def metadata():
     """Returns the metadata that has the caller's token."""
-    file, token = os.environ.get("TESSERA_TOKEN_FILE"), os.environ.get("TESSERA_TOKEN", "")
-    token = (pathlib.Path(file).read_text(encoding="utf-8-sig") if file else token).strip()
+    file, token = variable("TESSERA_TOKEN_FILE"), variable("TESSERA_TOKEN")
+    if file:
+        token = pathlib.Path(file).read_text(encoding="utf-8-sig").strip()
     return {"authorization": f"Bearer {token}"} if token else {}
 
 

@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/error.h"
 #include "kernels/base/status_macros.h"
+#include "server/clock.h"
 #include "server/rpc/convert.h"
 
 namespace tessera {
@@ -109,7 +110,7 @@ void SetBuffer(const BufferInfo& info, v1::Buffer* out) {
   out->set_committed_bytes(info.committed_bytes);
   *out->mutable_create_time() = ToProto(buffer.create_time());
   if (info.expire_time != absl::InfiniteFuture()) {
-    *out->mutable_expire_time() = ToProto(info.expire_time);
+    *out->mutable_expire_time() = ToProto(info.expire_time + WallAhead());
   }
   out->set_device(buffer.device().info().name);
   if (buffer.shards().size() > 1) {

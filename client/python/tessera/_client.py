@@ -370,10 +370,11 @@ class Client(Creation):
         A buffer's name is prefix + FILE for a .npy file and prefix + "FILE/KEY" otherwise, with "_"
         for characters that names cannot have; name replaces FILE. Without name and prefix, the
         buffers are unnamed. `only` lists the names to load from each file. The other arguments are
-        those of put(). If an upload fails, the buffers that were already created are deleted. All
-        headers are checked before the first upload. Raises BadFile if a file is damaged,
-        Unsupported if the server lacks a type and no dtype is given, and OSError if a file cannot
-        be read."""
+        those of put(). If an upload fails, the buffers that were already created are deleted; with
+        replace they stay, because what they replaced cannot be brought back. All headers are
+        checked before the first upload. Raises BadFile if a file is damaged or no server would
+        accept a shape, BadName if a name would be too long, Unsupported if the server lacks a type
+        and no dtype is given, and OSError if a file cannot be read."""
         made: Dict[str, Array] = {}
         try:
             for key, to, read in _files.arrays_of(path, name, prefix, only, dtype):
@@ -389,7 +390,7 @@ class Client(Creation):
                 )
         except BaseException:
             with contextlib.suppress(Error):
-                for one in made.values():
+                for one in () if replace else made.values():
                     one.delete()
             raise
         return made.get("", made)

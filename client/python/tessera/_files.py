@@ -30,6 +30,7 @@ from typing import (
     Mapping,
     NamedTuple,
     Optional,
+    Sequence,
     Tuple,
     Union,
 )
@@ -38,13 +39,14 @@ import numpy as np
 import numpy.typing as npt
 
 from .graph import _dtypes
-from .wire._errors import BadFile, Unsupported
+from .wire._errors import BadFile, BadName, Unsupported
 
 Path = Union[str, "os.PathLike[str]"]
 
 _MAX_NPY_HEADER = 1 << 20
 _MAX_HEADER = 16 << 20  # The maximum size of a .safetensors header, which has about 100 bytes per
                         # tensor.
+_MAX_RANK = 8
 _TYPES: Dict[str, "np.dtype[Any]"] = {
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
@@ -76,6 +78,13 @@ _Arrays = Iterator[Tuple[str, _Found]]
 # --- .npy and .npz --------------------------------------------------------------------------------
 
 
+def _check_shape(shape: Sequence[int], dtype: "np.dtype[Any]") -> None:
+    """Raises ValueError for a shape that every server refuses. An extent of 0 hides no others."""
+    elements = math.prod(extent or 1 for extent in shape)
+    if len(shape) > _MAX_RANK or elements * dtype.itemsize >= 1 << 63:
+        raise ValueError("an array has more than 8 dimensions, or more bytes than can be addressed")
+
+
 def _npy_header(head: bytes) -> Tuple[Tuple[int, ...], bool, "np.dtype[Any]", int]:
     """Returns the shape, whether the order is Fortran's, the type, and the offset of the elements.
     Raises ValueError, and many other errors for text that is not a header."""
@@ -87,6 +96,7 @@ def _npy_header(head: bytes) -> Tuple[Tuple[int, ...], bool, "np.dtype[Any]", in
     shape, fortran, dtype = read(file)
     if dtype.hasobject or any(extent < 0 for extent in shape):
         raise ValueError("it holds Python objects, which cannot be loaded, or its shape is wrong")
+    _check_shape(shape, dtype)
     return shape, fortran, _dtypes.bfloat16 if dtype == np.dtype("V2") else dtype, file.tell()
 
 
@@ -192,6 +202,7 @@ def _safetensors(data: memoryview, only: Optional[Collection[str]]) -> _Arrays:
         if dtype is None and (only is None or key in only):
             raise Unsupported(f"{key!r} has the type {one['dtype']}, which the server lacks")
         if dtype is not None:
+            _check_shape(one["shape"], dtype)
             if math.prod(one["shape"]) * dtype.itemsize != last - begin:
                 raise ValueError(f"the shape of {key!r} does not match its {last - begin} bytes")
             array: npt.NDArray[Any] = np.ndarray(one["shape"], dtype, body, begin)
@@ -322,6 +333,11 @@ def arrays_of(
                 raise BadFile(f"two arrays of {path} would have the name {to}")
             names.add(to)
             place = None if name is None and prefix is None else to
+            if place is not None and not re.fullmatch("[a-zA-Z0-9._/-]{1,128}", place):
+                raise BadName(
+                    f"an array of {file} would have the name {place[:200]!r}, but a name has 1 to"
+                    " 128 characters of [a-zA-Z0-9._/-]"
+                )
             plan[(stem + (key and "/" + key)) if folder else key] = place, found
     for key, (place, found) in plan.items():
         yield key, place, found.read

@@ -272,7 +272,7 @@ class Client(Creation):
                 )
         except BaseException:
             with contextlib.suppress(Error):
-                for one in made.values():
+                for one in () if replace else made.values():
                     await one.delete()
             raise
         return made.get("", made)
