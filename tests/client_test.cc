@@ -161,6 +161,54 @@ TEST_F(ClientTest, WhatFunctionsOfTheCallerThrowEndsTheTransfer) {
   EXPECT_EQ(ErrorReason(client_.DownloadRanges("y", nullptr).status()), "BAD_OPTION");
 }
 
+// The error may be that of another call, and then has a reason and a delay that the transfer would
+// otherwise take for its own.
+TEST_F(ClientTest, AnErrorOfASinkOrSourceEndsTheTransferUnchanged) {
+  constexpr std::uint64_t kSize = 16 << 20, kBegin = 2 << 20, kLimit = 3 << 20;
+  const std::string data = Pattern(kSize);
+  ASSERT_TRUE(client_.Upload("x", DType::kU8, {kSize}, FromMemory(data)).ok());
+  using Code = absl::StatusCode;
+  for (const absl::Status& error : {
+           MakeError(Code::kUnavailable, "CONNECTION_LOST", "mine"),
+           MakeError(Code::kUnavailable, "DRAINING", "mine"),
+           MakeError(Code::kResourceExhausted, "QUEUE_FULL", "mine", {{"retry_delay_ms", "1"}}),
+           MakeError(Code::kDataLoss, "BAD_CHECKSUM", "mine"),
+           MakeError(Code::kFailedPrecondition, "VERSION_MISMATCH", "mine"),
+           MakeError(Code::kNotFound, "BUFFER_NOT_FOUND", "mine"),
+           absl::DeadlineExceededError("mine"),
+           absl::UnavailableError("mine"),
+           absl::CancelledError("mine"),
+       }) {
+    std::string got;
+    const Sink sink = [&](const v1::Buffer&, std::string_view bytes) {
+      if (got.size() >= kBegin) return error;
+      got += bytes;
+      return absl::OkStatus();
+    };
+    EXPECT_EQ(client_.Download("x", sink, {.limit = kLimit}).status(), error);
+    EXPECT_TRUE(got == data.substr(0, got.size()));
+    for (const int streams : {1, 2}) {
+      std::atomic<int> refused = 0;
+      const RangeSink ranges = [&](const v1::Buffer&, std::uint64_t offset, std::string_view) {
+        if (offset != kBegin) return absl::OkStatus();
+        ++refused;
+        return error;
+      };
+      EXPECT_EQ(client_.DownloadRanges("x", ranges, {.streams = streams}).status(), error);
+      EXPECT_EQ(refused, 1);
+      std::atomic<int> asked = 0;
+      const auto source = [&](std::uint64_t offset, absl::Span<char> out) {
+        if (offset != kBegin) return FromMemory(data)(offset, out);
+        ++asked;
+        return error;
+      };
+      const UploadOptions options = {.replace = true, .streams = streams};
+      EXPECT_EQ(client_.Upload("y", DType::kU8, {kSize}, source, options).status(), error);
+      EXPECT_EQ(asked, 1);
+    }
+  }
+}
+
 TEST_F(ClientTest, DownloadsByRanges) {
   const std::string data = Pattern((32 << 20) + 12);
   ASSERT_TRUE(client_

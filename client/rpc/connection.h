@@ -98,9 +98,12 @@ class Attempts {
   // immediately if the failure is final.
   bool Wait(absl::Status& status);
   const std::stop_token& cancel() const { return plan_.cancel; }
-  // Restarts the time that `patience` limits.
-  void Moved() { since_ = Clock::now(); }
-  // Restarts the time that `patience` limits, and resets the count of failures.
+  // Restarts the times that `patience` and connect_timeout limit.
+  void Moved() {
+    since_ = Clock::now();
+    AwaitConnection();
+  }
+  // As Moved, and resets the count of failures.
   void Progress();
   // Restricts further attempts to the server of the last one.
   void Stay() { route_.only = route_.server; }

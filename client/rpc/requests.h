@@ -45,12 +45,17 @@ absl::Status ErrorOf(absl::StatusCode code, std::string_view message, const Deta
   return status;
 }
 
+// Returns INTERNAL / BAD_RESPONSE.
+inline absl::Status BadResponse(std::string_view what) {
+  return MakeError(absl::StatusCode::kInternal, "BAD_RESPONSE", what);
+}
+
 // Returns an error if the response does not match the request.
 template <class Request, class Response>
 absl::Status CheckResponse(const Request& request, const Response& response) {
   if constexpr (requires { request.steps(); }) {
     if (response.results_size() != request.steps_size())
-      return absl::InternalError("the server's response does not have a result for every step");
+      return BadResponse("the server's response does not have a result for every step");
   }
   return absl::OkStatus();
 }
