@@ -240,7 +240,9 @@ absl::StatusOr<v1::Buffer> Client::Impl::UploadWhole(const v1::CreateBufferReque
   Transfer transfer(create.name(), size, source, upload);
   // An upload is not idempotent: if the connection breaks, the client cannot know whether the
   // buffer exists. After a refusal or a checksum mismatch, the buffer does not exist.
-  Attempts attempts(*this, PlanOfTransfer(create.name(), upload));
+  Attempts::Plan plan = PlanOfTransfer(create.name(), upload);
+  plan.refused = CheckMessage(create.ByteSizeLong());
+  Attempts attempts(*this, std::move(plan));
   for (;;) {
     Range range{0, size};
     v1::UploadRequest first;
@@ -453,10 +455,11 @@ absl::StatusOr<v1::Buffer> Client::Upload(const std::string& name, DType dtype,
   const Source kept = [&](std::uint64_t offset, absl::Span<char> out) {
     return error.Call([&] { return source(offset, out); });
   };
-  if (options.chunk_bytes == 0 || options.chunk_bytes % 64 != 0) {
-    return MakeError(
-        absl::StatusCode::kInvalidArgument, "BAD_OPTION",
-        absl::StrCat("chunk_bytes is ", options.chunk_bytes, ", not a positive multiple of 64"));
+  if (options.chunk_bytes == 0 || options.chunk_bytes % 64 != 0 ||
+      options.chunk_bytes > kMaxChunk) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_OPTION",
+                     absl::StrCat("chunk_bytes is ", options.chunk_bytes,
+                                  ", not a positive multiple of 64 of at most ", kMaxChunk));
   }
   v1::CreateBufferRequest create;
   create.set_name(name);
@@ -519,6 +522,7 @@ absl::StatusOr<v1::Buffer> Client::Impl::Download(const std::string& name, const
   Attempts::Plan plan = PlanOfTransfer(name, download);
   plan.idempotent = true;
   plan.route = route;
+  plan.refused = CheckMessage(request.ByteSizeLong());
   Attempts attempts(*this, std::move(plan));
   if (auto done = shared_.TryDownload(received, name, download, checksum)) return *std::move(done);
   attempts.Moved();
@@ -744,7 +748,7 @@ absl::StatusOr<v1::Buffer> Client::UpdateBuffer(const std::string& name,
                                                 const CallOptions& call) {
   v1::UpdateBufferRequest request;
   request.set_name(name);
-  if (ttl) *request.mutable_ttl() = ToMessage(*ttl);
+  if (ttl && *ttl != absl::InfiniteDuration()) *request.mutable_ttl() = ToMessage(*ttl);
   return TakeBuffer(impl().Call(request, call));
 }
 
@@ -834,6 +838,11 @@ absl::StatusOr<bool> Client::CheckHealth(const std::string& service, const CallO
   grpc::health::v1::HealthCheckRequest request;
   request.set_service(service);
   const auto response = impl().Call(request, call);
+  if (absl::IsNotFound(response.status())) {
+    return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_SERVICE",
+                     absl::StrCat("the server has no service '", service, "'"),
+                     {{"service", service}});
+  }
   if (!response.ok()) return response.status();
   return response->status() == grpc::health::v1::HealthCheckResponse::SERVING;
 }

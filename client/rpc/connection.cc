@@ -223,6 +223,9 @@ absl::StatusOr<std::optional<Lease>> Attempts::Pick() {
   // A refused certificate is unlikely to change soon, so the call need not wait.
   if (late || (!connection_.options().tls_ca.empty() && !channels.HasChoice(route_))) {
     absl::Status why = connection_.WhyUnreachable(route_);
+    // If no attempt to connect has failed yet, the deadline says nothing about the server.
+    if (gpr_time_cmp(now, deadline_) >= 0 && !ErrorMetadata(why).contains("cause"))
+      return WithDeadline(absl::DeadlineExceededError(""), plan_.timeout);
     if (late || ErrorReason(why) == "CERTIFICATE_REFUSED") return why;
   }
   return std::nullopt;

@@ -82,9 +82,10 @@ class Attempts {
 
   // Returns a channel for the next attempt, or the error that ends the call: CANCELLED, the error
   // of Plan::refused or Connection::refused, UNAVAILABLE / UNREACHABLE once connect_timeout or the
-  // deadline has passed, or UNAVAILABLE / CERTIFICATE_REFUSED, immediately if there is only one
-  // server. Returns nothing if there is neither a channel nor an error yet. The caller must then
-  // wait until the state of Awaited() changes or WaitLimit() passes, and call Pick again.
+  // deadline has passed, DEADLINE_EXCEEDED if the deadline has passed before any attempt to connect
+  // has failed, or UNAVAILABLE / CERTIFICATE_REFUSED, immediately if there is only one server.
+  // Returns nothing if there is neither a channel nor an error yet. The caller must then wait until
+  // the state of Awaited() changes or WaitLimit() passes, and call Pick again.
   absl::StatusOr<std::optional<Lease>> Pick();
   std::shared_ptr<grpc::Channel> Awaited();
   gpr_timespec WaitLimit() const;
@@ -164,7 +165,8 @@ class Connection {
             .stay = Method<Request>::kRepeatable == Repeatable::kWithVersion,
             .route = {.only = only},
             .buffer_route = RouteOfBuffer(BufferOf(request)),
-            .cancel = call.cancel};
+            .cancel = call.cancel,
+            .refused = CheckMessage(request.ByteSizeLong())};
   }
 
   // Makes one unary call, which is repeated according to the table of client/rpc/methods.h. `only`

@@ -50,7 +50,8 @@ class TransferLimit {
     if (absl::Status ended = Check(); !ended.ok()) return ended;
     // Connects first, so that the time to connect does not count toward the call's timeout.
     Attempts attempts(connection_, {.timeout = Left(), .patience = Left(), .cancel = cancel_});
-    if (const auto channel = connection_.Connect(attempts); !channel.ok()) return channel.status();
+    if (const auto channel = connection_.Connect(attempts); !channel.ok())
+      return WithDeadline(channel.status(), timeout_);
     const absl::Duration left = Left(), stall = connection_.options().stall_timeout;
     auto response =
         connection_.Call(request, {.timeout = std::min({left, stall, most}), .cancel = cancel_});
