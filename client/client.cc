@@ -83,9 +83,12 @@ class Client::Impl : public Connection {
   // Creates a draft, fills ranges of it over several streams, and seals it.
   absl::StatusOr<v1::Buffer> UploadRanges(const v1::CreateBufferRequest& create, std::uint64_t size,
                                           const Source& source, const UploadOptions& options);
-  // Downloads in order, through shared memory if possible, and otherwise over one stream. `route`
-  // says to which servers the stream may go. If the options request checksums and `checksum` is not
-  // null, *checksum receives the CRC-32C of the bytes.
+  // Implements Client::DownloadRanges. The sink must not throw.
+  absl::StatusOr<v1::Buffer> DownloadRanges(const std::string& name, const RangeSink& sink,
+                                            const DownloadOptions& options);
+  // Downloads in order, through shared memory as far as possible, and otherwise over one stream.
+  // `route` says to which servers the stream may go. If the options request checksums and
+  // `checksum` is not null, *checksum receives the CRC-32C of the bytes.
   absl::StatusOr<v1::Buffer> Download(const std::string& name, const RangeSink& sink,
                                       const DownloadOptions& options, const Route& route = {},
                                       std::uint32_t* checksum = nullptr);
@@ -237,7 +240,9 @@ absl::StatusOr<v1::Buffer> Client::Impl::UploadWhole(const v1::CreateBufferReque
   Transfer transfer(create.name(), size, source, upload);
   // An upload is not idempotent: if the connection breaks, the client cannot know whether the
   // buffer exists. After a refusal or a checksum mismatch, the buffer does not exist.
-  Attempts attempts(*this, PlanOfTransfer(create.name(), upload));
+  Attempts::Plan plan = PlanOfTransfer(create.name(), upload);
+  plan.refused = CheckMessage(create.ByteSizeLong());
+  Attempts attempts(*this, std::move(plan));
   for (;;) {
     Range range{0, size};
     v1::UploadRequest first;
@@ -360,6 +365,7 @@ absl::StatusOr<v1::Buffer> Client::Impl::UploadRanges(const v1::CreateBufferRequ
     if (sealed.ok()) return sealed;
     failure = sealed.status();
   }
+  failure = ExplainMissing(failure, transfer.server);  // A restart loses the draft.
   // If the server does not respond, it will discard the draft itself, so the client does not wait
   // for the server again.
   const std::string reason = ErrorReason(failure);
@@ -445,20 +451,24 @@ absl::StatusOr<v1::Buffer> Client::Upload(const std::string& name, DType dtype,
   const absl::StatusOr<std::uint64_t> size = ArrayBytes(dtype, shape);
   if (!size.ok()) return size.status();
   if (absl::Status status = source.Check(*size); !status.ok()) return status;
-  if (options.chunk_bytes == 0 || options.chunk_bytes % 64 != 0) {
-    return MakeError(
-        absl::StatusCode::kInvalidArgument, "BAD_OPTION",
-        absl::StrCat("chunk_bytes is ", options.chunk_bytes, ", not a positive multiple of 64"));
+  CallersError error;
+  const Source kept = [&](std::uint64_t offset, absl::Span<char> out) {
+    return error.Call([&] { return source(offset, out); });
+  };
+  if (options.chunk_bytes == 0 || options.chunk_bytes % 64 != 0 ||
+      options.chunk_bytes > kMaxChunk) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_OPTION",
+                     absl::StrCat("chunk_bytes is ", options.chunk_bytes,
+                                  ", not a positive multiple of 64 of at most ", kMaxChunk));
   }
   v1::CreateBufferRequest create;
   create.set_name(name);
   *create.mutable_spec() = Spec(dtype, shape, options);
-  if (auto done = impl().shared().TryUpload(create, *size, source, options))
-    return *std::move(done);
-  if (options.streams > 1 && *size > options.chunk_bytes) {
-    return impl().UploadRanges(create, *size, source, options);
-  }
-  return impl().UploadWhole(create, *size, source, options);
+  if (auto done = impl().shared().TryUpload(create, *size, kept, options))
+    return error.Or(*std::move(done));
+  return error.Or(options.streams > 1 && *size > options.chunk_bytes
+                      ? impl().UploadRanges(create, *size, kept, options)
+                      : impl().UploadWhole(create, *size, kept, options));
 }
 
 absl::StatusOr<SharedMemory> Client::MakeSharedMemory(std::size_t bytes) {
@@ -506,17 +516,22 @@ absl::Status NoSink() {
 absl::StatusOr<v1::Buffer> Client::Impl::Download(const std::string& name, const RangeSink& sink,
                                                   const DownloadOptions& download,
                                                   const Route& route, std::uint32_t* checksum) {
-  if (auto done = shared_.TryDownload(name, sink, download, checksum)) return *std::move(done);
   auto request = BufferRequest<v1::DownloadRequest>(name, download.version);
-  request.set_offset(download.offset);
-  request.set_limit(download.limit);
   request.set_checksums(download.checksums);
   tessera::Received received(name, sink, download);
   Attempts::Plan plan = PlanOfTransfer(name, download);
   plan.idempotent = true;
   plan.route = route;
+  plan.refused = CheckMessage(request.ByteSizeLong());
   Attempts attempts(*this, std::move(plan));
+  if (auto done = shared_.TryDownload(received, name, download, checksum)) return *std::move(done);
+  attempts.Moved();
   for (;;) {
+    const std::optional<v1::Buffer>& buffer = received.buffer();
+    request.set_offset(download.offset + received.bytes());
+    // The limit is never 0 here, because a download that has all bytes has ended.
+    if (download.limit > 0) request.set_limit(download.limit - received.bytes());
+    if (buffer) request.set_version(buffer->version());
     const absl::StatusOr<Lease> channel = Connect(attempts);
     if (!channel.ok()) return channel.status();
     grpc::ClientContext context;
@@ -528,7 +543,7 @@ absl::StatusOr<v1::Buffer> Client::Impl::Download(const std::string& name, const
     v1::DownloadResponse response;
     absl::Status refused;  // the error of the sink or of a check
     while (refused.ok() && reader->Read(&response)) {
-      CountReceived(response.ByteSizeLong());
+      Received((*channel)->server, response);
       const std::uint64_t before = received.bytes();
       if (response.has_buffer()) refused = received.Take(response.buffer());
       if (refused.ok() && !response.data().empty()) {
@@ -549,12 +564,8 @@ absl::StatusOr<v1::Buffer> Client::Impl::Download(const std::string& name, const
       return *std::move(received.buffer());
     }
     if (received.IsChange(status)) return received.Changed();
-    const std::optional<v1::Buffer>& buffer = received.buffer();
     if (buffer) attempts.Stay();
     if (!attempts.Wait(status)) return ExplainMissing(status, attempts.route().server);
-    request.set_offset(download.offset + received.bytes());
-    request.set_limit(download.limit > 0 ? download.limit - received.bytes() : 0);
-    if (buffer) request.set_version(buffer->version());
   }
 }
 
@@ -564,26 +575,37 @@ absl::StatusOr<v1::Buffer> Client::Download(const std::string& name, const Sink&
   const auto next = [&](const v1::Buffer& buffer, std::uint64_t, std::string_view bytes) {
     return sink(buffer, bytes);
   };
-  return impl().Download(name, next, options);
+  DownloadOptions in_order = options;
+  in_order.streams = 1;
+  return DownloadRanges(name, next, in_order);
 }
 
 absl::StatusOr<v1::Buffer> Client::DownloadRanges(const std::string& name, const RangeSink& sink,
                                                   const DownloadOptions& options) {
   if (!sink) return NoSink();
-  if (options.streams <= 1) return impl().Download(name, sink, options);
+  CallersError error;
+  const auto kept = [&](const v1::Buffer& buffer, std::uint64_t offset, std::string_view bytes) {
+    return error.Call([&] { return sink(buffer, offset, bytes); });
+  };
+  return error.Or(impl().DownloadRanges(name, kept, options));
+}
+
+absl::StatusOr<v1::Buffer> Client::Impl::DownloadRanges(const std::string& name,
+                                                        const RangeSink& sink,
+                                                        const DownloadOptions& options) {
+  if (options.streams <= 1) return Download(name, sink, options);
   Route route;
-  const auto found = impl().Call(BufferRequest<v1::GetBufferRequest>(name, options.version),
-                                 {.cancel = options.cancel}, std::nullopt, &route);
-  if (!found.ok()) return impl().ExplainMissing(found.status(), route.server);
+  const auto found = Call(BufferRequest<v1::GetBufferRequest>(name, options.version),
+                          {.cancel = options.cancel}, std::nullopt, &route);
+  if (!found.ok()) return ExplainMissing(found.status(), route.server);
   const v1::Buffer& buffer = found->buffer();
   const std::uint64_t begin = std::min(options.offset, buffer.size_bytes());
   const std::uint64_t bytes = WantedBytes(buffer, options);
   constexpr std::uint64_t kLeast = std::uint64_t{8} << 20;  // minimum bytes per stream
   const std::uint64_t streams = std::min(StreamsOf(options.streams), bytes / kLeast);
   if (streams <= 1 || buffer.state() != v1::Buffer::STATE_READY)
-    return impl().Download(name, sink, options);
-  if (absl::Status status = Guarded([&] { return sink(buffer, begin, {}); }); !status.ok())
-    return status;
+    return Download(name, sink, options);
+  if (absl::Status status = sink(buffer, begin, {}); !status.ok()) return status;
 
   // Ends all streams when the caller cancels the download or one of them fails.
   std::stop_source end;
@@ -604,16 +626,13 @@ absl::StatusOr<v1::Buffer> Client::DownloadRanges(const std::string& name, const
         part.version = buffer.version();
         part.cancel = end.get_token();
         const Route only = {.only = route.server, .channel = i};
-        return impl().Download(name, place, part, only, &checksums[i]).status();
+        return Download(name, place, part, only, &checksums[i]).status();
       },
       [&] { end.request_stop(); });
   if (options.cancel.stop_requested()) return Cancelled();
-  if (!failure.ok()) {
-    const std::string reason = ErrorReason(failure);
-    if (options.version == 0 && (reason == "VERSION_MISMATCH" || reason == "BUFFER_NOT_FOUND"))
-      return Received(name, sink, options).Changed();
-    return failure;
-  }
+  if (options.version == 0 && ErrorReason(failure) == "VERSION_MISMATCH")
+    return tessera::Received(name, sink, options).Changed();
+  if (!failure.ok()) return failure;
   std::uint32_t checksum = 0;
   for (std::uint64_t i = 0; i < streams; ++i)
     checksum = Crc32cCombine(checksum, checksums[i], bound(i + 1) - bound(i));
@@ -729,7 +748,7 @@ absl::StatusOr<v1::Buffer> Client::UpdateBuffer(const std::string& name,
                                                 const CallOptions& call) {
   v1::UpdateBufferRequest request;
   request.set_name(name);
-  if (ttl) *request.mutable_ttl() = ToMessage(*ttl);
+  if (ttl && *ttl != absl::InfiniteDuration()) *request.mutable_ttl() = ToMessage(*ttl);
   return TakeBuffer(impl().Call(request, call));
 }
 
@@ -819,6 +838,11 @@ absl::StatusOr<bool> Client::CheckHealth(const std::string& service, const CallO
   grpc::health::v1::HealthCheckRequest request;
   request.set_service(service);
   const auto response = impl().Call(request, call);
+  if (absl::IsNotFound(response.status())) {
+    return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_SERVICE",
+                     absl::StrCat("the server has no service '", service, "'"),
+                     {{"service", service}});
+  }
   if (!response.ok()) return response.status();
   return response->status() == grpc::health::v1::HealthCheckResponse::SERVING;
 }

@@ -6,23 +6,33 @@
 //   absl::StatusOr<tessera::v1::DotResponse> dot = client.Dot("x", "x");
 //
 // Errors are absl::Status with the server's reason and metadata (kernels/base/error.h: ErrorReason,
-// ErrorMetadata). Two errors have no reason: CANCELLED, and DEADLINE_EXCEEDED, whose message
-// contains the deadline. Calls with invalid options fail immediately with INVALID_ARGUMENT /
-// BAD_ADDRESS {address} or BAD_CREDENTIALS {file}.
+// ErrorMetadata). These errors have no reason: CANCELLED; DEADLINE_EXCEEDED when the deadline of a
+// call has passed, whose message contains the deadline; UNIMPLEMENTED from a server without the
+// call; and errors that gRPC itself or a proxy returns because the two ends do not understand each
+// other. Calls with invalid options fail immediately with INVALID_ARGUMENT / BAD_ADDRESS {address}
+// or BAD_CREDENTIALS {file}, and requests that are too large for any server with INVALID_ARGUMENT /
+// BAD_MESSAGE {field, value, limit}.
 //
 // The client adds these reasons:
 //  - UNREACHABLE {server, cause}: no connection within connect_timeout. This includes a
-//    name that does not resolve, because it may resolve later.
+//    name that does not resolve, because it may resolve later. A call whose deadline is earlier
+//    also ends with UNREACHABLE if an attempt to connect has failed, and otherwise with
+//    DEADLINE_EXCEEDED.
 //  - CERTIFICATE_REFUSED {server, cause}: reported immediately if there is only one server.
 //  - CONNECTION_LOST: the connection broke during a call.
 //  - SERVER_SILENT: no server responded within attempt_timeout.
 //  - STALLED: a transfer made no progress for stall_timeout.
 //  - BUFFER_CHANGED: the buffer was replaced between two parts of one download.
+//  - BAD_RESPONSE: the server's response does not match the request.
+//  - UNKNOWN_SERVICE {service}: CheckHealth was called with a name that the server does not know.
 //
 // The client itself returns VERSION_MISMATCH when the server's response is about a version other
 // than the requested one, and DATA_LOSS / BAD_CHECKSUM when bytes were damaged in transit. A
-// BUFFER_NOT_FOUND error of a call that reads buffers has metadata "server_start" if the server has
-// restarted, and thereby lost its buffers, since this client first saw one of them.
+// BUFFER_NOT_FOUND error of a call that reads buffers, or of an upload whose draft was lost, has
+// metadata "server_start" if the server has restarted, and thereby lost its buffers, since this
+// client first saw one of them.
+//
+// An error that a source or a sink returns ends the transfer, which returns this error unchanged.
 #pragma once
 
 #include <concepts>
@@ -74,7 +84,7 @@ struct ClientOptions {
   // on another host requires TLS.
   std::string token = {};
   std::string token_file = {};
-  // The deadline of a unary call, including retries.
+  // The deadline of a unary call, including the time to connect and retries.
   absl::Duration timeout = absl::Seconds(60);
   // How long a call tries to reach a server, which may still be starting.
   absl::Duration connect_timeout = absl::Seconds(10);
@@ -190,14 +200,15 @@ using RangeSink = std::function<absl::Status(const v1::Buffer& buffer, std::uint
                                              std::string_view bytes)>;
 
 struct UploadOptions {
-  std::optional<absl::Duration> ttl = {};  // the server's default if absent
+  // The server's default if absent. An infinite ttl is sent as 100 years, which a server with a
+  // maximum ttl refuses.
+  std::optional<absl::Duration> ttl = {};
   bool replace = false;
   std::string device = {};  // the server's first device if empty
   // The devices among which the array is divided, or the single entry "all". Used instead of
   // `device`.
   std::vector<std::string> placement = {};
-  // Bytes of data per message. Must be a multiple of 64, and at most 4 MiB minus the size of the
-  // rest of the message.
+  // Bytes of data per message: a positive multiple of 64, and at most 4 MiB.
   std::size_t chunk_bytes = std::size_t{1} << 20;
   // If 1, the array is sent over one stream; if the stream breaks, the server discards what it has
   // received. If 2 to 64, that many connections fill ranges of a draft; if a connection breaks, its
@@ -269,7 +280,9 @@ class Client : public Operations<Client> {
   absl::StatusOr<v1::Buffer> CreateBuffer(const std::string& name, const v1::BufferSpec& spec,
                                           const CallOptions& call = {});
   // Creates a buffer of any size from the source and waits until it is READY. Holds one chunk per
-  // stream in memory.
+  // stream in memory. After an upload over one stream has failed in this process (an error of the
+  // source, a cancellation), another upload without `replace` may fail with BUFFER_EXISTS until the
+  // server has noticed the end of the stream.
   absl::StatusOr<v1::Buffer> Upload(const std::string& name, DType dtype,
                                     absl::Span<const std::int64_t> shape, const Source& source,
                                     const UploadOptions& options = {});
@@ -279,7 +292,7 @@ class Client : public Operations<Client> {
                                       const DownloadOptions& options = {});
   // Downloads over several connections in parallel (DownloadOptions::streams). Each connection
   // fetches a range of the same version. Fails with ABORTED / BUFFER_CHANGED if the buffer is
-  // replaced during the download.
+  // replaced during the download, and with NOT_FOUND / BUFFER_NOT_FOUND if it is lost.
   absl::StatusOr<v1::Buffer> DownloadRanges(const std::string& name, const RangeSink& sink,
                                             const DownloadOptions& options = {});
   // Downloads into out, whose size must be exactly that of the requested range.
@@ -317,7 +330,7 @@ class Client : public Operations<Client> {
                                                       const CallOptions& call = {});
   absl::StatusOr<v1::Buffer> SealBuffer(const std::string& name, std::uint64_t version = 0,
                                         const CallOptions& call = {});
-  // Sets the ttl, which counts from now. If it is absent, the buffer never expires.
+  // Sets the ttl, which counts from now. If it is absent or infinite, the buffer never expires.
   absl::StatusOr<v1::Buffer> UpdateBuffer(const std::string& name,
                                           std::optional<absl::Duration> ttl,
                                           const CallOptions& call = {});
@@ -368,7 +381,8 @@ class Client : public Operations<Client> {
                                                            const CallOptions& call = {});
   absl::StatusOr<v1::GetServerInfoResponse> GetServerInfo(const CallOptions& call = {});
   // Whether the server reports SERVING through grpc.health.v1. For service "", SERVING means that
-  // the server is alive; for "tessera.v1.ComputeService", that it accepts operations.
+  // the server is alive; for "tessera.v1.ComputeService", that it accepts operations. Fails with
+  // NOT_FOUND / UNKNOWN_SERVICE for any other service.
   absl::StatusOr<bool> CheckHealth(const std::string& service = {}, const CallOptions& call = {});
 
   // Returns the asynchronous versions of these calls (client/async.h).

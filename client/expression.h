@@ -48,6 +48,9 @@ class Expr {
   // Creates an operation. There must be as many `args` as the operation takes. `dtype` is the type
   // to cast to, for CAST only.
   Expr(MapOp op, std::vector<Expr> args, std::optional<DType> dtype = std::nullopt);
+  // A move is a copy, so no expression is ever without a value.
+  Expr(const Expr&) = default;
+  Expr& operator=(const Expr&) = default;
 
   friend Expr Element(std::uint32_t operand);
   friend Expr Coordinate(std::int32_t axis);

@@ -49,7 +49,7 @@ struct Operand {
 // A new resident buffer for an array result.
 struct ResultBuffer {
   std::string name = {};
-  std::optional<absl::Duration> ttl = {};  // the server's default if absent
+  std::optional<absl::Duration> ttl = {};  // the server's default if absent; infinite: 100 years
   bool replace = false;
   // The devices among which the array is divided, or the single entry "all". If empty, a copy is on
   // the devices of its source, and any other array is on one device.

@@ -57,7 +57,8 @@ ResidentBuffer::operator Operand() const {
 
 absl::Status ResidentBuffer::Delete(const CallOptions& call) {
   if (connection_ == nullptr || version() == 0) {
-    return absl::FailedPreconditionError("the handle holds no buffer");
+    return MakeError(absl::StatusCode::kFailedPrecondition, "EMPTY_HANDLE",
+                     "the handle holds no buffer");
   }
   absl::Status status;
   for (std::size_t server = 0; server < connection_->channels().servers(); ++server) {

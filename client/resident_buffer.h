@@ -44,8 +44,8 @@ class ResidentBuffer {
 
   // Deletes this version and waits for the response. On success, the handle becomes empty. Returns
   // NOT_FOUND / BUFFER_NOT_FOUND if the version is already gone, FAILED_PRECONDITION /
-  // VERSION_MISMATCH if another version has replaced it, and FAILED_PRECONDITION if the handle is
-  // empty.
+  // VERSION_MISMATCH if another version has replaced it, and FAILED_PRECONDITION / EMPTY_HANDLE if
+  // the handle is empty.
   absl::Status Delete(const CallOptions& call = {});
   // Empties the handle without deleting the buffer.
   v1::Buffer Release();

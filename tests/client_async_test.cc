@@ -399,7 +399,7 @@ TEST_F(HandleTest, Moves) {
   EXPECT_TRUE(second.Delete().ok());
   EXPECT_FALSE(second);
   EXPECT_FALSE(Exists("c"));
-  EXPECT_FALSE(second.Delete().ok());
+  EXPECT_EQ(ErrorReason(second.Delete()), "EMPTY_HANDLE");
 }
 
 TEST_F(HandleTest, MayOutliveItsClient) {

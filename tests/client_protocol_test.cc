@@ -288,6 +288,18 @@ TEST_F(ProtocolTest, ADamagedDownloadGoesOnWhereItWasRight) {
   EXPECT_GT(fake_.damaged_downloads, 980);
 }
 
+// This service sends everything.
+TEST_F(ProtocolTest, ASinkNeverGetsMoreBytesThanTheLimit) {
+  std::uint64_t taken = 0;
+  const auto sink = [&](const v1::Buffer&, std::string_view bytes) {
+    taken += bytes.size();
+    return absl::OkStatus();
+  };
+  const absl::Status status = client_.Download("x", sink, {.limit = 2000}).status();
+  EXPECT_EQ(ErrorReason(status), "BAD_RESPONSE") << status;
+  EXPECT_EQ(taken, 2000u);
+}
+
 TEST_F(ProtocolTest, ADownloadIsComparedWithTheChecksumOfItsBuffer) {
   std::string out(fake_.data.size(), '\0');
   fake_.whole_checksum = Checksum();
@@ -419,8 +431,10 @@ TEST(ExecuteTest, AResponseHasAResultForEveryStep) {
         statuses.push_back(sum.status());
       EXPECT_THAT(statuses, SizeIs(8));
     }
-    for (const absl::Status& status : statuses)
+    for (const absl::Status& status : statuses) {
       EXPECT_EQ(status.code(), more == 0 ? absl::StatusCode::kOk : absl::StatusCode::kInternal);
+      EXPECT_EQ(ErrorReason(status), more == 0 ? "" : "BAD_RESPONSE");
+    }
   }
 }
 

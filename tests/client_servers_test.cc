@@ -152,6 +152,10 @@ TEST(OneServer, AMissingBufferSaysThatTheServerHasBeenStartedAgain) {
     return ErrorMetadata(status)["server_start"];
   };
   ASSERT_TRUE(PutFloats(client, "x", {1}).ok());
+  ClientOptions remote = FastOptions(server.address());
+  remote.shared_memory = false;
+  Client reader(remote);
+  EXPECT_EQ(Get(reader, "x").size(), 4u);
   EXPECT_EQ(start(client.Dot("x", "nothing").status()), "");
   EXPECT_EQ(start(client.Async().Dot("x", "nothing").Get().status()), "");
   server.End(SIGKILL);
@@ -160,6 +164,7 @@ TEST(OneServer, AMissingBufferSaysThatTheServerHasBeenStartedAgain) {
   EXPECT_NE(start(client.Async().Dot("x", "x").Get().status()), "");
   std::string out(4, 0);
   EXPECT_NE(start(client.Download("x", absl::MakeSpan(out)).status()), "");
+  EXPECT_NE(start(reader.Download("x", absl::MakeSpan(out)).status()), "");
   EXPECT_EQ(ErrorMetadata(client.Dot("x", "x").status())["name"], "x");
 }
 

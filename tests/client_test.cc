@@ -93,16 +93,29 @@ TEST_F(ClientTest, UploadOptions) {
   buffer = client_.UpdateBuffer("a/b", absl::Seconds(100));
   ASSERT_TRUE(buffer.ok()) << buffer.status();
   EXPECT_TRUE(buffer->has_expire_time());
+  buffer = client_.UpdateBuffer("a/b", absl::InfiniteDuration());
+  ASSERT_TRUE(buffer.ok()) << buffer.status();
+  EXPECT_FALSE(buffer->has_expire_time());
+  options.replace = true;
+  options.ttl = absl::InfiniteDuration();
+  buffer = client_.Upload("a/b", DType::kF32, {10, 100}, FromMemory(data), options);
+  ASSERT_TRUE(buffer.ok()) << buffer.status();
+  EXPECT_GT(buffer->expire_time().seconds(), absl::ToUnixSeconds(absl::Now()) + 3'000'000'000);
 
   const auto reason = [&](std::int64_t elements, const UploadOptions& with) {
-    return ErrorReason(
-        client_.Upload("a/b", DType::kF32, {elements}, FromMemory(data), with).status());
+    const auto zeros = [](std::uint64_t, absl::Span<char> out) {
+      std::fill(out.begin(), out.end(), 0);
+      return absl::OkStatus();
+    };
+    return ErrorReason(client_.Upload("a/b", DType::kF32, {elements}, zeros, with).status());
   };
   EXPECT_EQ(reason(1000, {}), "BUFFER_EXISTS");
   EXPECT_EQ(reason(1000, {.replace = true}), "");
   EXPECT_EQ(reason(1000, {.replace = true, .device = "cuda:99"}), "BAD_DEVICE");
   EXPECT_EQ(reason(-1, {}), "BAD_SHAPE");
   EXPECT_EQ(reason(1000, {.chunk_bytes = 100}), "BAD_OPTION");
+  EXPECT_EQ(reason(1000, {.chunk_bytes = (4 << 20) + 64}), "BAD_OPTION");
+  EXPECT_EQ(reason(2 << 20, {.replace = true, .chunk_bytes = 4 << 20}), "");
 }
 
 TEST_F(ClientTest, SourcesOfAnotherSizeAreRefusedBeforeAnythingIsSent) {
@@ -159,6 +172,54 @@ TEST_F(ClientTest, WhatFunctionsOfTheCallerThrowEndsTheTransfer) {
   EXPECT_EQ(ErrorReason(client_.Download("y", throwing).status()), "CALLER_EXCEPTION");
   EXPECT_EQ(ErrorReason(client_.Download("y", Sink()).status()), "BAD_OPTION");
   EXPECT_EQ(ErrorReason(client_.DownloadRanges("y", nullptr).status()), "BAD_OPTION");
+}
+
+// The error may be that of another call, and then has a reason and a delay that the transfer would
+// otherwise take for its own.
+TEST_F(ClientTest, AnErrorOfASinkOrSourceEndsTheTransferUnchanged) {
+  constexpr std::uint64_t kSize = 16 << 20, kBegin = 2 << 20, kLimit = 3 << 20;
+  const std::string data = Pattern(kSize);
+  ASSERT_TRUE(client_.Upload("x", DType::kU8, {kSize}, FromMemory(data)).ok());
+  using Code = absl::StatusCode;
+  for (const absl::Status& error : {
+           MakeError(Code::kUnavailable, "CONNECTION_LOST", "mine"),
+           MakeError(Code::kUnavailable, "DRAINING", "mine"),
+           MakeError(Code::kResourceExhausted, "QUEUE_FULL", "mine", {{"retry_delay_ms", "1"}}),
+           MakeError(Code::kDataLoss, "BAD_CHECKSUM", "mine"),
+           MakeError(Code::kFailedPrecondition, "VERSION_MISMATCH", "mine"),
+           MakeError(Code::kNotFound, "BUFFER_NOT_FOUND", "mine"),
+           absl::DeadlineExceededError("mine"),
+           absl::UnavailableError("mine"),
+           absl::CancelledError("mine"),
+       }) {
+    std::string got;
+    const Sink sink = [&](const v1::Buffer&, std::string_view bytes) {
+      if (got.size() >= kBegin) return error;
+      got += bytes;
+      return absl::OkStatus();
+    };
+    EXPECT_EQ(client_.Download("x", sink, {.limit = kLimit}).status(), error);
+    EXPECT_TRUE(got == data.substr(0, got.size()));
+    for (const int streams : {1, 2}) {
+      std::atomic<int> refused = 0;
+      const RangeSink ranges = [&](const v1::Buffer&, std::uint64_t offset, std::string_view) {
+        if (offset != kBegin) return absl::OkStatus();
+        ++refused;
+        return error;
+      };
+      EXPECT_EQ(client_.DownloadRanges("x", ranges, {.streams = streams}).status(), error);
+      EXPECT_EQ(refused, 1);
+      std::atomic<int> asked = 0;
+      const auto source = [&](std::uint64_t offset, absl::Span<char> out) {
+        if (offset != kBegin) return FromMemory(data)(offset, out);
+        ++asked;
+        return error;
+      };
+      const UploadOptions options = {.replace = true, .streams = streams};
+      EXPECT_EQ(client_.Upload("y", DType::kU8, {kSize}, source, options).status(), error);
+      EXPECT_EQ(asked, 1);
+    }
+  }
 }
 
 TEST_F(ClientTest, DownloadsByRanges) {
@@ -344,7 +405,43 @@ TEST_F(ClientTest, Programs) {
 TEST_F(ClientTest, HealthOfServices) {
   EXPECT_TRUE(*client_.CheckHealth());
   EXPECT_TRUE(*client_.CheckHealth("tessera.v1.ComputeService"));
-  EXPECT_EQ(client_.CheckHealth("no.such.Service").status().code(), absl::StatusCode::kNotFound);
+  const absl::Status unknown = client_.CheckHealth("no.such.Service").status();
+  EXPECT_EQ(unknown.code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(ErrorReason(unknown), "UNKNOWN_SERVICE");
+  EXPECT_EQ(ErrorMetadata(unknown)["service"], "no.such.Service");
+}
+
+// gRPC itself would refuse them without a reason.
+TEST_F(ClientTest, MessagesThatNoServerAcceptsAreNotSent) {
+  const std::vector<float> many((9 << 20) / sizeof(float));
+  const std::string name(9 << 20, 'x'), data = Pattern(4000);
+  const Traffic before = client_.traffic();
+  const auto none = [](const v1::Buffer&, std::string_view) { return absl::OkStatus(); };
+  for (const absl::Status& status :
+       {client_.Dot(Floats(many), "x").status(),
+        client_.Async().Dot(Floats(many), "x").Get().status(), client_.GetBuffer(name).status(),
+        client_.Download(name, none).status(),
+        client_.Upload(name, DType::kF32, {1000}, FromMemory(data)).status()}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_EQ(ErrorReason(status), "BAD_MESSAGE");
+    EXPECT_EQ(ErrorMetadata(status)["limit"], std::to_string(TestOptions().max_message));
+    EXPECT_GT(std::stoi(ErrorMetadata(status)["value"]), 9 << 20);
+  }
+  EXPECT_EQ(client_.traffic().sent_bytes, before.sent_bytes);
+}
+
+TEST_F(ClientTest, ACallWithoutTimeToConnectMissesItsDeadline) {
+  for (const int seconds : {0, -1}) {
+    const absl::Duration timeout = absl::Seconds(seconds);
+    const absl::Status missed = absl::DeadlineExceededError(
+        absl::StrCat("no answer within ", absl::FormatDuration(timeout), ", the call's deadline"));
+    EXPECT_EQ(Client({.server = server_.address(), .timeout = timeout}).GetServerInfo().status(),
+              missed);
+    Client client(FastOptions(server_.address()));
+    EXPECT_EQ(client.Async().GetServerInfo({.timeout = timeout}).Get().status(), missed);
+    const auto none = [](const v1::Buffer&, std::string_view) { return absl::OkStatus(); };
+    EXPECT_EQ(client.Download("x", none, {.timeout = timeout}).status(), missed);
+  }
 }
 
 // --- Deadlines and cancelled calls ---------------------------------------------------------------

@@ -76,6 +76,38 @@ TEST(ServerWithVersions, ADownloadIsNotMixedOverARestart) {
   EXPECT_EQ(ErrorReason(buffer.status()), "BUFFER_CHANGED") << buffer.status();
 }
 
+TEST(Restart, OfTheServerLosesTheBuffersOfTransfersWithSeveralStreams) {
+  tessera::Options options = TcpOptions();
+  options.drain_timeout = absl::Milliseconds(100);
+  auto server = std::make_unique<TestServer>(options);
+  options.listen = {server->address()};
+  std::atomic<bool> restarted = false;
+  const auto restart = [&] {
+    if (restarted.exchange(true)) return;
+    server.reset();
+    server = std::make_unique<TestServer>(options);
+  };
+  const auto expect_lost = [&](const absl::Status& status) {
+    EXPECT_TRUE(restarted);
+    EXPECT_EQ(ErrorReason(status), "BUFFER_NOT_FOUND") << status;
+    EXPECT_NE(ErrorMetadata(status)["server_start"], "") << status;
+    restarted = false;
+  };
+  const std::string data = Pattern(64 << 20);  // more than the connections can buffer
+  Client client(FastOptions(options.listen[0]));
+  ASSERT_TRUE(client.Upload("x", DType::kF32, {16 << 20}, FromMemory(data)).ok());
+  const auto sink = [&](const v1::Buffer&, std::uint64_t, std::string_view bytes) {
+    if (!bytes.empty()) restart();
+    return absl::OkStatus();
+  };
+  expect_lost(client.DownloadRanges("x", sink, {.streams = 2}).status());
+  const auto source = [&](std::uint64_t offset, absl::Span<char> out) {
+    if (offset == 4 << 20) restart();
+    return FromMemory(data)(offset, out);
+  };
+  expect_lost(client.Upload("x", DType::kF32, {16 << 20}, source, {.streams = 3}).status());
+}
+
 // Forwards TCP connections to a server. Of the connections that carry `bytes` in one direction, it
 // cuts the first `cuts`. A connection that a slow machine gives up before it carries data does not
 // count.

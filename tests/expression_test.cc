@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "client/expression_text.h"
@@ -65,6 +66,11 @@ TEST(ExprTest, WhatOccursTwiceIsOneNode) {
   const Expr x = Element(0) - 1;
   const Expr square = x * x;
   EXPECT_EQ((square + square).ToMessage().nodes_size(), 5);
+}
+
+TEST(ExprTest, MovingLeavesTheExpression) {
+  Expr a = Element(0), b = std::move(a);
+  EXPECT_EQ(Written(a + b), "add(a, a)");  // NOLINT(bugprone-use-after-move)
 }
 
 TEST(ExprTest, ALongChainNeedsNoStack) {

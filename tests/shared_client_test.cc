@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <functional>
 #include <future>
 #include <memory>
@@ -226,6 +228,28 @@ TEST_F(SharedClientTest, ErrorsAreThoseOfStreams) {
   EXPECT_TRUE(Get(client_, "x") == data);
 }
 
+TEST_F(SharedClientTest, AnErrorOfASinkOrSourceEndsTheTransferUnchanged) {
+  const std::string data = Pattern(3 * kSlot);
+  ASSERT_TRUE(Put("x", data).ok());
+  for (const char* reason : {"REGION_NOT_FOUND", "VERSION_MISMATCH"}) {
+    const absl::Status error = MakeError(absl::StatusCode::kNotFound, reason, "mine");
+    const auto sink = [&](const v1::Buffer&, std::string_view bytes) {
+      return bytes.empty() ? absl::OkStatus() : error;
+    };
+    EXPECT_EQ(client_.Download("x", sink).status(), error);
+    for (const std::size_t size : {kLeast, 3 * kSlot}) {
+      int asked = 0;
+      const auto source = [&](std::uint64_t, absl::Span<char>) {
+        ++asked;
+        return error;
+      };
+      const std::int64_t shape[] = {static_cast<std::int64_t>(size / 4)};
+      EXPECT_EQ(client_.Upload("y", DType::kI32, shape, source).status(), error);
+      EXPECT_EQ(asked, 1);
+    }
+  }
+}
+
 TEST_F(SharedClientTest, ATransferEndsAtItsDeadline) {
   const std::string data = Pattern(2 * kSlot);
   ASSERT_TRUE(Put("x", data).ok());
@@ -437,6 +461,37 @@ TEST(SharedClient, GoesOnWithoutSharedMemoryOrWhereTheServerHasNoRoom) {
     // The client fails before it allocates memory that it may not share.
     EXPECT_EQ(absl::StrContains(none.message(), "at most 1048576 bytes"), shared) << none;
   }
+}
+
+// The buffer comes back with its version. The memory does not.
+TEST(SharedClient, ADownloadGoesOnOverAStreamAfterARestart) {
+  std::string folder = testing::TempDir() + "shared_client-XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  tessera::Options options = SharedOptions();
+  options.data_dir = folder;
+  auto server = std::make_unique<TestServer>(options);
+  options.listen = {server->address()};
+  Client client(FastOptions(server->address()));
+  const std::string data = Pattern(4 * kSlot);
+  ASSERT_TRUE(client.Upload("x", DType::kI32, {kSlot}, FromMemory(data)).ok());
+  const absl::Status saved = client.Snapshot().status();
+  ASSERT_TRUE(saved.ok()) << saved;
+  std::string got;
+  bool restarted = false;
+  const auto sink = [&](const v1::Buffer&, std::string_view bytes) {
+    got += bytes;
+    if (bytes.empty() || std::exchange(restarted, true)) return absl::OkStatus();
+    server.reset();
+    server = std::make_unique<TestServer>(options);
+    return absl::OkStatus();
+  };
+  const std::uint64_t limit = data.size() - 100;
+  const absl::Status status = client.Download("x", sink, {.offset = 4, .limit = limit}).status();
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_TRUE(restarted);
+  EXPECT_TRUE(got == data.substr(4, limit));
+  server.reset();
+  std::filesystem::remove_all(folder);
 }
 
 TEST(SharedClient, FindsANewServer) {

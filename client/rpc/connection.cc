@@ -65,12 +65,10 @@ std::optional<absl::Duration> RetryDelay(const absl::Status& status) {
 // Whether the error is due to the connection or to damaged bytes, rather than to the request.
 bool IsTransient(const absl::Status& status) {
   const std::string reason = ErrorReason(status);
-  // An error without a reason comes from a source or a sink. After DEVICE_LOST and a restart, the
-  // buffers are gone, so repeating cannot help. Before UNREACHABLE, the call has already waited
-  // long enough.
+  // After DEVICE_LOST and a restart, the buffers are gone, so repeating cannot help. Before
+  // UNREACHABLE, the call has already waited long enough.
   if (absl::IsUnavailable(status)) {
-    return !reason.empty() && reason != "DEVICE_LOST" && reason != "UNREACHABLE" &&
-           reason != "CERTIFICATE_REFUSED";
+    return reason != "DEVICE_LOST" && reason != "UNREACHABLE" && reason != "CERTIFICATE_REFUSED";
   }
   return absl::IsDataLoss(status) && reason == "BAD_CHECKSUM";
 }
@@ -227,6 +225,9 @@ absl::StatusOr<std::optional<Lease>> Attempts::Pick() {
   // A refused certificate is unlikely to change soon, so the call need not wait.
   if (late || (!connection_.options().tls_ca.empty() && !channels.HasChoice(route_))) {
     absl::Status why = connection_.WhyUnreachable(route_);
+    // If no attempt to connect has failed yet, the deadline says nothing about the server.
+    if (gpr_time_cmp(now, deadline_) >= 0 && !ErrorMetadata(why).contains("cause"))
+      return WithDeadline(absl::DeadlineExceededError(""), plan_.timeout);
     if (late || ErrorReason(why) == "CERTIFICATE_REFUSED") return why;
   }
   return std::nullopt;

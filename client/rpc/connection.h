@@ -82,9 +82,10 @@ class Attempts {
 
   // Returns a channel for the next attempt, or the error that ends the call: CANCELLED, the error
   // of Plan::refused or Connection::refused, UNAVAILABLE / UNREACHABLE once connect_timeout or the
-  // deadline has passed, or UNAVAILABLE / CERTIFICATE_REFUSED, immediately if there is only one
-  // server. Returns nothing if there is neither a channel nor an error yet. The caller must then
-  // wait until the state of Awaited() changes or WaitLimit() passes, and call Pick again.
+  // deadline has passed, DEADLINE_EXCEEDED if the deadline has passed before any attempt to connect
+  // has failed, or UNAVAILABLE / CERTIFICATE_REFUSED, immediately if there is only one server.
+  // Returns nothing if there is neither a channel nor an error yet. The caller must then wait until
+  // the state of Awaited() changes or WaitLimit() passes, and call Pick again.
   absl::StatusOr<std::optional<Lease>> Pick();
   std::shared_ptr<grpc::Channel> Awaited();
   gpr_timespec WaitLimit() const;
@@ -98,9 +99,12 @@ class Attempts {
   // immediately if the failure is final.
   bool Wait(absl::Status& status);
   const std::stop_token& cancel() const { return plan_.cancel; }
-  // Restarts the time that `patience` limits.
-  void Moved() { since_ = Clock::now(); }
-  // Restarts the time that `patience` limits, and resets the count of failures.
+  // Restarts the times that `patience` and connect_timeout limit.
+  void Moved() {
+    since_ = Clock::now();
+    AwaitConnection();
+  }
+  // As Moved, and resets the count of failures.
   void Progress();
   // Restricts further attempts to the server of the last one.
   void Stay() { route_.only = route_.server; }
@@ -161,7 +165,8 @@ class Connection {
             .stay = Method<Request>::kRepeatable == Repeatable::kWithVersion,
             .route = {.only = only},
             .buffer_route = RouteOfBuffer(BufferOf(request)),
-            .cancel = call.cancel};
+            .cancel = call.cancel,
+            .refused = CheckMessage(request.ByteSizeLong())};
   }
 
   // Makes one unary call, which is repeated according to the table of client/rpc/methods.h. `only`

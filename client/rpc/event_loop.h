@@ -163,7 +163,7 @@ std::weak_ptr<AsyncCallBase> StartCall(Connection& connection, Request request,
                                        const AsyncOptions& options,
                                        typename AsyncUnaryCall<Request>::Callback done) {
   Attempts::Plan plan = connection.PlanOf(request, {.timeout = options.timeout}, options.only);
-  plan.refused = options.refused;
+  plan.refused.Update(options.refused);
   auto call = std::make_shared<AsyncUnaryCall<Request>>(
       connection, std::move(request), std::move(plan), options.must_end, std::move(done));
   connection.events().Add(call);

@@ -2,10 +2,13 @@
 #pragma once
 
 #include <exception>
+#include <mutex>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
 
@@ -30,5 +33,31 @@ absl::Status Guarded(F&& function) {
   return MakeError(absl::StatusCode::kInternal, "CALLER_EXCEPTION",
                    absl::StrCat("a function supplied by the caller threw an exception: ", what));
 }
+
+// Keeps the first error of a transfer's source or sink. The transfer sees only ABORTED without a
+// reason, which it neither repeats nor takes for an error of its own calls. Thread safe.
+class CallersError {
+ public:
+  // Calls the function as Guarded does.
+  template <class F>
+  absl::Status Call(F&& function) {
+    absl::Status status = Guarded(std::forward<F>(function));
+    if (status.ok()) return status;
+    const std::lock_guard lock(mutex_);
+    first_.Update(std::move(status));
+    return absl::AbortedError("a function supplied by the caller returned an error");
+  }
+  // Returns the error unchanged or, if there is none, the result of the transfer, which must have
+  // ended.
+  template <class T>
+  absl::StatusOr<T> Or(absl::StatusOr<T> result) const {
+    if (!first_.ok()) return first_;
+    return result;
+  }
+
+ private:
+  std::mutex mutex_;
+  absl::Status first_;  // guarded by mutex_
+};
 
 }  // namespace tessera

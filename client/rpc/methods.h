@@ -74,7 +74,8 @@ using ResponseOf = typename Method<Request>::Response;
 template <class Request>
 inline constexpr bool kReadsBuffers =
     std::is_same_v<typename Method<Request>::Service, v1::ComputeService> ||
-    std::is_same_v<Request, v1::CopyBufferRequest>;
+    std::is_same_v<Request, v1::CopyBufferRequest> ||
+    std::is_same_v<Request, v1::DownloadSharedRequest>;
 
 template <class Request>
 bool IsSafeToRepeat(const Request& request) {

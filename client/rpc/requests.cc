@@ -6,6 +6,7 @@
 #include <utility>
 #include <variant>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
 
 namespace tessera {
@@ -49,9 +50,18 @@ void SetOptions(const OperationOptions& options, Request& request) {
 
 google::protobuf::Duration ToMessage(absl::Duration duration) {
   google::protobuf::Duration proto;
+  if (duration == absl::InfiniteDuration()) duration = absl::Hours(24 * 36500);
   proto.set_seconds(absl::IDivDuration(duration, absl::Seconds(1), &duration));
   proto.set_nanos(static_cast<std::int32_t>(absl::ToInt64Nanoseconds(duration)));
   return proto;
+}
+
+absl::Status CheckMessage(std::uint64_t bytes) {
+  if (bytes <= kMaxMessage) return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kInvalidArgument, "BAD_MESSAGE",
+      absl::StrCat("the message has ", bytes, " bytes, but servers accept at most ", kMaxMessage),
+      {{"field", "message"}, {"value", absl::StrCat(bytes)}, {"limit", absl::StrCat(kMaxMessage)}});
 }
 
 v1::Operand ToMessage(const Operand& operand) {

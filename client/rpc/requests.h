@@ -17,6 +17,7 @@
 namespace tessera {
 
 inline v1::Dtype ToMessage(DType dtype) { return static_cast<v1::Dtype>(dtype); }
+// An infinite duration becomes 100 years.
 google::protobuf::Duration ToMessage(absl::Duration duration);
 v1::Operand ToMessage(const Operand& operand);
 
@@ -45,12 +46,26 @@ absl::Status ErrorOf(absl::StatusCode code, std::string_view message, const Deta
   return status;
 }
 
+// The largest number of bytes of data in a message of an upload.
+inline constexpr std::uint64_t kMaxChunk = std::uint64_t{4} << 20;
+// The size of the largest message that servers accept (Options::max_message in server/options.h):
+// the data, and 64 KiB for all other fields.
+inline constexpr std::uint64_t kMaxMessage = kMaxChunk + (std::uint64_t{64} << 10);
+// Returns INVALID_ARGUMENT / BAD_MESSAGE {field, value, limit} if no server accepts a message of
+// this size. If it were more than twice too large, gRPC would refuse it without a reason.
+absl::Status CheckMessage(std::uint64_t bytes);
+
+// Returns INTERNAL / BAD_RESPONSE.
+inline absl::Status BadResponse(std::string_view what) {
+  return MakeError(absl::StatusCode::kInternal, "BAD_RESPONSE", what);
+}
+
 // Returns an error if the response does not match the request.
 template <class Request, class Response>
 absl::Status CheckResponse(const Request& request, const Response& response) {
   if constexpr (requires { request.steps(); }) {
     if (response.results_size() != request.steps_size())
-      return absl::InternalError("the server's response does not have a result for every step");
+      return BadResponse("the server's response does not have a result for every step");
   }
   return absl::OkStatus();
 }

@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "client/client.h"
-#include "client/rpc/guarded.h"
+#include "client/rpc/requests.h"
 #include "kernels/base/error.h"
 #include "kernels/client_and_server/crc32c.h"
 
@@ -35,12 +35,13 @@ inline std::uint64_t WantedBytes(const v1::Buffer& buffer, const DownloadOptions
 
 class Received {
  public:
-  // All arguments must outlive this object.
+  // All arguments must outlive this object. The sink must not throw.
   Received(const std::string& name, const RangeSink& sink, const DownloadOptions& options)
       : name_(name), sink_(sink), options_(options) {}
 
   // The buffer as described by the first message.
   std::optional<v1::Buffer>& buffer() { return buffer_; }
+  // The number of bytes that the sink has accepted.
   std::uint64_t bytes() const { return bytes_; }
   std::uint32_t checksum() const { return checksum_; }
   bool IsAll() const { return buffer_ && bytes_ == WantedBytes(*buffer_, options_); }
@@ -49,27 +50,29 @@ class Received {
   absl::Status Take(const v1::Buffer& buffer) {
     if (buffer_) return buffer_->version() == buffer.version() ? absl::OkStatus() : Changed();
     buffer_ = buffer;
-    return Guarded([&] { return sink_(buffer, options_.offset, {}); });
+    return sink_(buffer, options_.offset, {});
   }
 
   // Takes the next bytes, which have this offset in the buffer. `expected` is their checksum.
   absl::Status Take(std::uint64_t offset, std::string_view bytes,
                     std::optional<std::uint32_t> expected = std::nullopt) {
-    if (!buffer_ || offset != options_.offset + bytes_)
-      return absl::InternalError("the parts of a download are not contiguous");
-    if (options_.checksums) {
-      const std::uint32_t crc = Crc32c(bytes.data(), bytes.size());
-      if (expected && crc != *expected) return BadChecksum(name_, "crc32c", *expected, crc);
-      checksum_ = Crc32cCombine(checksum_, crc, bytes.size());
-    }
+    if (!buffer_ || offset != options_.offset + bytes_ ||
+        bytes.size() > WantedBytes(*buffer_, options_) - bytes_)
+      return BadResponse(
+          "the parts of a download are not contiguous, or are not what was asked for");
+    const std::uint32_t crc = options_.checksums ? Crc32c(bytes.data(), bytes.size()) : 0;
+    if (options_.checksums && expected && crc != *expected)
+      return BadChecksum(name_, "crc32c", *expected, crc);
+    if (absl::Status status = sink_(*buffer_, offset, bytes); !status.ok()) return status;
     bytes_ += bytes.size();
-    return Guarded([&] { return sink_(*buffer_, offset, bytes); });
+    if (options_.checksums) checksum_ = Crc32cCombine(checksum_, crc, bytes.size());
+    return absl::OkStatus();
   }
 
   // Must be called when the download has ended. Returns an error if bytes are missing or damaged.
   absl::Status Check() const {
-    if (!buffer_) return absl::InternalError("the download ended without a response");
-    if (!IsAll()) return absl::InternalError("the download ended early");
+    if (!buffer_) return BadResponse("the download ended without a response");
+    if (!IsAll()) return BadResponse("the download ended early");
     if (options_.checksums && bytes_ == buffer_->size_bytes() && buffer_->has_crc32c() &&
         checksum_ != buffer_->crc32c())
       return BadChecksum(name_, "buffer.crc32c", buffer_->crc32c(), checksum_);
@@ -92,7 +95,7 @@ class Received {
   const DownloadOptions& options_;
   std::optional<v1::Buffer> buffer_;
   std::uint64_t bytes_ = 0;
-  std::uint32_t checksum_ = 0;  // checksum of the bytes received so far
+  std::uint32_t checksum_ = 0;  // checksum of these bytes, if the options request checksums
 };
 
 }  // namespace tessera

@@ -12,7 +12,6 @@
 #include "absl/time/clock.h"
 #include "client/rpc/address.h"
 #include "client/rpc/guarded.h"
-#include "client/transfers/received.h"
 #include "kernels/base/error.h"
 
 namespace tessera {
@@ -223,13 +222,13 @@ absl::StatusOr<v1::Buffer> SharedTransfers::Fill(const v1::CreateBufferRequest& 
             {.timeout = absl::Seconds(5)})
       .status()
       .IgnoreError();
-  return failure;
+  return connection_.ExplainMissing(failure, 0);  // the only server
 }
 
 // --- Downloads -----------------------------------------------------------------------------------
 
 std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryDownload(
-    const std::string& name, const RangeSink& sink, const DownloadOptions& options,
+    Received& received, const std::string& name, const DownloadOptions& options,
     std::uint32_t* checksum) {
   if (!allowed_ || (options.limit != 0 && options.limit < kLeast)) return std::nullopt;
   {
@@ -245,7 +244,6 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryDownload(
   if (IsEnd(slots.status())) return slots.status();
   if (!slots.ok()) return std::nullopt;
 
-  Received received(name, sink, options);
   // Fetches the bytes starting at `begin` into slot i.
   std::uint64_t version = options.version;
   const auto fetch = [&](std::size_t i, std::uint64_t begin) {
@@ -258,18 +256,20 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryDownload(
     if (!part.ok()) Lost(part.status(), **slots);
     return part;
   };
+  using Result = std::optional<absl::StatusOr<v1::Buffer>>;
+  const auto failed = [&](const absl::Status& status) -> Result {
+    if (Lost(status, **slots)) return std::nullopt;
+    return received.IsChange(status) ? received.Changed() : status;
+  };
   absl::StatusOr<v1::DownloadSharedResponse> part = fetch(0, 0);
-  if (!part.ok()) {
-    if (Lost(part.status(), **slots)) return std::nullopt;
-    return part.status();
-  }
+  if (!part.ok()) return failed(part.status());
   version = part->buffer().version();
   const std::uint64_t size = WantedBytes(part->buffer(), options);
   if (absl::Status status = received.Take(part->buffer()); !status.ok()) return status;
   for (std::size_t i = 0; received.bytes() < size; i = (i + 1) % (*slots)->count()) {
     const std::uint64_t begin = received.bytes(), end = begin + part->size();
     if (part->size() == 0 || part->size() > size - begin)
-      return absl::InternalError("the parts of a download are not contiguous");
+      return BadResponse("a part of a download does not have the size that was asked for");
     std::future<absl::StatusOr<v1::DownloadSharedResponse>> next;
     const bool ahead = (*slots)->count() > 1 && end < size;
     if (ahead) next = std::async(std::launch::async, fetch, 1 - i, end);
@@ -279,7 +279,7 @@ std::optional<absl::StatusOr<v1::Buffer>> SharedTransfers::TryDownload(
       return status;  // waits for `next` first
     if (end == size) break;
     part = ahead ? next.get() : fetch(0, end);
-    if (!part.ok()) return received.IsChange(part.status()) ? received.Changed() : part.status();
+    if (!part.ok()) return failed(part.status());
   }
   if (absl::Status wrong = received.Check(); !wrong.ok()) return wrong;
   if (checksum != nullptr) *checksum = received.checksum();

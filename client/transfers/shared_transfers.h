@@ -16,6 +16,7 @@
 #include "client/client.h"
 #include "client/rpc/connection.h"
 #include "client/shared_memory.h"
+#include "client/transfers/received.h"
 
 namespace tessera {
 
@@ -49,7 +50,8 @@ class TransferLimit {
     if (absl::Status ended = Check(); !ended.ok()) return ended;
     // Connects first, so that the time to connect does not count toward the call's timeout.
     Attempts attempts(connection_, {.timeout = Left(), .patience = Left(), .cancel = cancel_});
-    if (const auto channel = connection_.Connect(attempts); !channel.ok()) return channel.status();
+    if (const auto channel = connection_.Connect(attempts); !channel.ok())
+      return WithDeadline(channel.status(), timeout_);
     const absl::Duration left = Left(), stall = connection_.options().stall_timeout;
     auto response =
         connection_.Call(request, {.timeout = std::min({left, stall, most}), .cancel = cancel_});
@@ -77,14 +79,14 @@ class SharedTransfers {
   absl::StatusOr<SharedMemory> MakeMemory(std::size_t bytes, const TransferLimit& limit);
 
   // These implement Client::Upload and Download through memory that this class owns. They return
-  // nothing if shared memory is impossible or not worthwhile. The caller must then use a stream.
+  // nothing if shared memory is impossible, not worthwhile or lost. The caller must then use a
+  // stream, for a download from received.bytes() on.
   std::optional<absl::StatusOr<v1::Buffer>> TryUpload(const v1::CreateBufferRequest& create,
                                                       std::uint64_t size, const Source& source,
                                                       const UploadOptions& options);
   // If the options request checksums and `checksum` is not null, it receives the CRC-32C of the
   // bytes.
-  std::optional<absl::StatusOr<v1::Buffer>> TryDownload(const std::string& name,
-                                                        const RangeSink& sink,
+  std::optional<absl::StatusOr<v1::Buffer>> TryDownload(Received& received, const std::string& name,
                                                         const DownloadOptions& options,
                                                         std::uint32_t* checksum);
 
