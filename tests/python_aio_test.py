@@ -56,6 +56,12 @@ class AioTest(o.Case, unittest.IsolatedAsyncioTestCase):
             await self.t.get("scoped")
         self.assertTrue((await self.t.info()).devices)
 
+    async def test_the_same_names_as_the_blocking_client(self):
+        self.assertEqual({*ts.aio.__all__}, {*ts.__all__} - {"Ring", "aio"})
+        self.assertEqual(sorted(dir(ts.aio)), sorted(ts.aio.__all__))
+        for name in {*ts.aio.__all__} - {"Array", "Client", "Expr", "Scope", "connect"}:
+            self.assertIs(getattr(ts.aio, name), getattr(ts, name))
+
     async def test_a_cancelled_task(self):
         x = await self.t.put(np.ones((1100, 1100), "f4"))
         running = asyncio.ensure_future((x @ x).with_(strategy="cpu_naive").numpy())

@@ -3,8 +3,11 @@
 
 import asyncio
 import copy
+import functools
 import gc
+import importlib.util
 import itertools
+import operator
 import os
 import pickle
 import re
@@ -149,6 +152,8 @@ SUMMING = {
     "multi_dot vectors": lambda x, v, b: np.linalg.multi_dot((v, x.T, x, v)),
     "cross": lambda x, v, b: np.cross(x[:, :3], v[3:6]),
     "cross axes": lambda x, v, b: np.cross(x[:3], x[3:6], 0, 0, 0),
+    "cross 3 and 2": lambda x, v, b: np.cross(x[:, :3], x[:, 4:6]),
+    "cross 2 and 3": lambda x, v, b: np.cross(v[:2], b[:, :3, :3], axisb=1, axisc=0),
     "cross 2": lambda x, v, b: np.cross(x[:2], x[2:4], axis=0),
     "histogram density": lambda x, v, b: np.histogram(x, [-2, 0, 1, 3], density=True)[0],
     "einsum ... none": lambda x, v, b: np.einsum("i...,i->i...", v, v),
@@ -233,10 +238,11 @@ class ArraysTest(python_outsider.Case):
         self.assertEqual(np.signbit(zeros).tolist(), [False, True, True, False])
 
     def test_bad_indices_are_index_errors(self):
-        for key in (99, (0, -10), (0, 0, 0), (Ellipsis, Ellipsis)):
+        for key in (99, (0, -10), (0, 0, 0), (Ellipsis, Ellipsis), 1.5, "a", (0, 1j), [1.0], ["a"],
+                    {}, self.a, self.x, np.empty(0), (slice(None), [0.5])):
             with self.assertRaises(IndexError):
                 self.x[key]
-        for key in (([0, 1], [1, 2]), (self.a[:, 0] > 0, [1, 2]), 1.5, (0, np.False_),
+        for key in (([0, 1], [1, 2]), (self.a[:, 0] > 0, [1, 2]), (0, np.False_),
                     (self.x[0, 0] > 0, 0)):
             with self.assertRaises(ts.Unsupported):
                 self.x[key]
@@ -336,6 +342,44 @@ class ArraysTest(python_outsider.Case):
         ):
             with self.assertRaisesRegex(ts.Unsupported, way):
                 call()
+
+    def test_no_elements_have_no_extremes(self):
+        """As in NumPy, this is so even if the result has no elements."""
+        for shape in ((1, 0, 0), (0, 0), (3, 0), (2, 0, 3)):
+            a, x = np.ones(shape), self.t.put(np.ones(shape))
+            for call, axis, keep in itertools.product(
+                (np.max, np.min, np.argmax, np.argmin, np.ptp, np.nanmax, np.nanargmin,
+                 functools.partial(np.quantile, q=0.5)), (None, *range(a.ndim)), (False, True)
+            ):
+                try:
+                    want = call(a, axis=axis, keepdims=keep)
+                except (ValueError, IndexError) as error:
+                    with self.assertRaises(type(error)):
+                        call(x, axis=axis, keepdims=keep)
+                else:
+                    self.check(call(x, axis=axis, keepdims=keep), want, 0)
+            for axis in range(a.ndim):
+                self.check(x.max(axis, initial=2), a.max(axis, initial=2), 0)
+
+    def test_types_do_not_show_their_byte_order(self):
+        swapped = np.dtype("f4").newbyteorder("<")
+        for array in (self.x.astype("f8"), self.x.sum(dtype="<f8"), self.x.astype(swapped),
+                      self.t.zeros(3, dtype=">i4"), np.append(self.x[0], np.ones(2, swapped)),
+                      self.t.put(np.ones(2, ">f8")), self.x + np.ones(9, swapped)):
+            self.assertEqual(repr(array.dtype), f"dtype('{array.dtype.name}')")
+
+    def test_bf16_and_the_rules_of_numpy(self):
+        short = self.t.put(np.ones(4), dtype="bf16")
+        for to in ("f4", "f8", "c8", "bf16"):
+            self.assertTrue(np.can_cast(short, to), to)
+        for to in ("f2", "i8", "?"):
+            self.assertFalse(np.can_cast(short, to), to)
+        self.assertTrue(np.can_cast(short, "f2", "same_kind"))
+        self.assertTrue(np.can_cast(self.t.put(np.ones(1, "i1")), "bf16"))
+        self.assertFalse(np.can_cast(self.x, "bf16"))
+        self.assertTrue(np.can_cast(self.x, "bf16", "same_kind"))
+        self.assertFalse(np.can_cast(short, "f4", "equiv"))
+        self.assertEqual(np.result_type(short, "bf16"), ts.bfloat16)
 
     def test_corners_of_shapes(self):
         a = np.arange(6.0).reshape(1, 1, 1, 2, 1, 3)
@@ -679,7 +723,7 @@ class ArraysTest(python_outsider.Case):
         self.assertNotIn("never", self.t)
         for error, attempt in (
             (ts.BadAxes, lambda: x.take([0], 2)), (ValueError, lambda: x.take([0], mode="far")),
-            (ts.BadDtype, lambda: x[x]), (TypeError, lambda: x[[1.5]]),
+            (TypeError, lambda: x.take([1.5])),
             (TypeError, lambda: x.take(np.uint64([1]))), (TypeError, lambda: np.take(self.a, far)),
             (ts.Unsupported, lambda: x.take([0], out=self.a)),
             (ValueError, lambda: np.take_along_axis(x, [0], 0)),
@@ -687,6 +731,36 @@ class ArraysTest(python_outsider.Case):
             (ts.BadShape, lambda: x[np.zeros((1,) * 8, int)]),
         ):
             self.assertRaises(error, attempt)
+
+    # --- pandas
+
+    def test_columns_of_pandas(self):
+        if importlib.util.find_spec("pandas") is None:
+            self.skipTest("pandas is not installed")
+        import pandas as pd
+
+        a, x = self.a[0], self.x[0]
+        series = pd.Series(np.arange(1.0, 10))
+        for column in (series, series.astype("Int64"), pd.Index(np.arange(1.0, 10))):
+            host = np.asarray(column, "f8")
+            for call in (operator.add, operator.sub, operator.truediv, operator.floordiv,
+                         operator.mod, operator.eq, operator.lt, np.add, np.maximum):
+                self.check(call(column, x), call(host, a))
+                self.check(call(x, column), call(a, host))
+            for mine, want in zip(divmod(column, x), divmod(host, a)):
+                self.check(mine, want)
+        truth = series > 4
+        self.check(truth & (x > 0), truth.values & (a > 0), 0)
+        self.check(x @ series, a @ series.values)
+        self.check(x[truth], a[truth], 0)
+        self.check(self.x[:, truth], self.a[:, truth], 0)
+        self.check(x[series.astype(int) - 1], a[series.astype(int) - 1], 0)
+        self.assertRaises(ts.BadIndex, lambda: x[series])
+        refused = [lambda: series @ self.x.T, lambda: pd.isna(x)]
+        if tuple(map(int, pd.__version__.split(".")[:2])) < (2, 1):
+            refused.append(lambda: series.to_frame() + x[:, None])
+        for call in refused:
+            self.assertRaisesRegex(TypeError, "left operand, or use .values", call)
 
     # --- masks
 
@@ -1236,6 +1310,7 @@ class ArraysTest(python_outsider.Case):
                     self.assertRegex(str(error), r"\.numpy\(\)|save\(\)")
                     refused.append(name)
             self.assertLessEqual({"sort", "tolist", "byteswap", "fill", "strides"}, {*refused})
+        self.assertRaises(TypeError, hash, x)
         for why, call in (("np.sort", lambda: x.sort()), ("immutable", lambda: x.fill(1)),
                           ("save", lambda: (x + 1).name)):
             self.assertRaisesRegex(ts.NoAttribute, why, call)

@@ -97,9 +97,15 @@ CASES = {
     "`x @ y` of i64": lambda put: [
         (put(STACK.astype("i8")) @ put(STACK[0].astype("i8")), STACK @ STACK[0], "i8"),
         (put(WIDE) @ put(WIDE)[:, None], [90050], "i8")],
-    "`np.average` by weights whose sum is 0": lambda put: [
+    "`np.average` by weights whose sum is 0, or with an empty result": lambda put: [
         (np.average(put(F), weights=[1, -1, 0]), np.inf, "f8"),
-        (np.average(put(F)[:0], weights=F[:0]), np.nan, "f4")],
+        (np.average(put(F)[:0], weights=F[:0]), np.nan, "f4"),
+        (np.average(put(OTHER)[:, :0], axis=0), np.empty(0), "f4")],
+    "`np.round` of integers, to tens that do not fit": lambda put: [
+        (np.round(put(np.array([127, -128, 44], "i1")), -1), [127, -128, 40], "i1")],
+    "`initial=None` of sums and products with `where=`": lambda put: [
+        (put(F).sum(initial=None, where=F > 9), np.float32(0), "f4"),
+        (np.nanprod(put(F), initial=None), np.float32(F.prod()), "f4")],
     "`np.nanargmax`, `np.nanargmin` of only NaN": lambda put: [
         (call(put(F * np.nan)), -1, "i8") for call in (np.nanargmax, np.nanargmin)],
     "`np.unravel_index` of positions out of range": lambda put: [
@@ -122,8 +128,13 @@ CASES = {
         (put(F)[put(F) > 0], F[F > 0], "f4"), (put(F)[F > 0] * 2, F[F > 0] * 2, "f4"),
         (np.where(F > 0, put(F), 0), np.where(F > 0, F, 0), "f4"),
         (put(F).sum(where=F > 0), np.float32(4.5), "f4")],
-    "`np.take(a, x)` of a NumPy array at indices on the server": lambda put: [
-        (lambda: np.take(F, put(I)), TypeError, "downloaded")],
+    "`np.take(a, x)` of a NumPy array at indices on the server; `np.lexsort([x, y])`": lambda put: [
+        (lambda: np.take(F, put(I)), TypeError, "downloaded"),
+        (lambda: np.lexsort([put(I), put(I)]), TypeError, "downloaded"),
+        (np.lexsort((put(I), put(-I))), [2, 1, 0], "i8")],
+    "an index on the server that is out of range, if the result has no elements": lambda put: [
+        (put(OTHER)[:, :0][put(I)], np.empty((3, 0)), "f4"),
+        (lambda: np.take(put(OTHER)[:, :0], I, 0), ts.BadIndex, "out of range")],
     "`mean`, `var`, `std` of no elements, or with `where=` that picks none": lambda put: [
         case for call in (np.mean, np.var, np.std) for case in (
             (call(put(F), where=put(F) > 99), np.nan, "f4"), (call(put(F)[:0]), np.nan, "f4"),

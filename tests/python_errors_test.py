@@ -59,6 +59,8 @@ class ReasonsTest(unittest.TestCase):
         """Pickles and copies of errors keep their type and details."""
         of = ("text", "INTERNAL", "", {"a": "b"}, 2)
         known = [getattr(ts, name)(*of) for name in _errors.__all__]
+        known.append(ts.BadAxes("text"))
+        known[-1].details, known[-1].retry_after = {"a": "b"}, 2
         new = _errors.make("text", "NOT_FOUND", "SOMETHING_ELSE", {"a": "b"}, 2)
         self.assertIs(type(new), ts.Error)
         self.assertEqual(str(new), "text [NOT_FOUND/SOMETHING_ELSE]")
@@ -67,6 +69,7 @@ class ReasonsTest(unittest.TestCase):
                 self.assertIs(type(again), type(error))
                 self.assertEqual((str(again), again.reason, again.details, again.retry_after),
                                  (str(error), error.reason, {"a": "b"}, 2))
+                self.assertEqual((repr(again), again.args), (repr(error), error.args))
 
     def test_what_counts_as_a_lost_connection(self):
         for code, text, kind in (

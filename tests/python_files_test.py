@@ -179,6 +179,8 @@ class FilesTest(python_outsider.Case):
                         self.t.load(path, prefix="")
                     self.assertIn(str(path), str(caught.exception))
                     self.assertLess(len(str(caught.exception)), 500)
+                    raw = "loaded: '[dsx]|pop expected|not iterable|subscriptable|indices must|no len"
+                    self.assertNotRegex(str(caught.exception), raw)
         # A byte of a member that is not compressed has changed.
         data = archive([("a.npy", npy(RAW))]).replace(RAW.tobytes(), bytes(48))
         with self.assertRaisesRegex(ts.BadFile, "CRC-32"):
@@ -293,6 +295,11 @@ class FilesTest(python_outsider.Case):
                                   ("x.npz", {"a" * 70_000: x}, ValueError),
                                   ("no/x.npy", x, FileNotFoundError)):
             with self.assertRaises(error):
+                self.t.save(self.folder / name, what)
+        for name, what, text in (("x.npy", RAW, "x.npy: a ndarray, not"),
+                                 ("x.npz", {"x": x, "here": RAW}, "'here' is a ndarray, not"),
+                                 ("x.safetensors", {"here": 1.5}, "'here' is a float, not")):
+            with self.assertRaisesRegex(TypeError, text):
                 self.t.save(self.folder / name, what)
         os.mkfifo(self.folder / "fifo.npy")
         with self.assertRaisesRegex(ValueError, "not a regular file"):

@@ -143,8 +143,16 @@ class TransfersTest(python_outsider.Case):
             part = np.zeros_like(self.data[view])
             self.assertIs(x[view].numpy(out=part), part)
             np.testing.assert_array_equal(part, self.data[view])
-        for wrong in (out[1:], out.astype("i4"), out.reshape(1, -1)):
+        for wrong in (out[1:], out.reshape(1, -1)):
             self.assertRaises(ts.BadShape, x.numpy, out=wrong)
+        self.assertRaises(ts.BadDtype, x.numpy, out=out.astype("i4"))
+        short = self.t.put(np.arange(12.0).reshape(3, 4), dtype="bf16")
+        for view in (short, short.T, short[:0]):
+            part = np.empty_like(view.numpy())
+            self.assertIs(view.numpy(out=part), part)
+            np.testing.assert_array_equal(part, view.numpy())
+        with self.assertRaisesRegex(ts.BadDtype, "(bf16|float32|bfloat16), not float64"):
+            short.numpy(out=np.empty((3, 4)))
         fixed = np.empty_like(self.data)
         fixed.flags.writeable = False
         for wrong in (fixed, np.empty((len(out), 2), "i8")[:, 0]):

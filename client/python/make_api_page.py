@@ -45,8 +45,8 @@ SHOWN = {"Lazy": "Array and Expr", "Creation": "Client: arrays"}
 
 
 def exported(module):
-    """Returns the names that __init__.py imports from a module, in its order."""
-    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    """Returns the names that _names.py imports from a module, in its order."""
+    tree = ast.parse((PACKAGE / "_names.py").read_text(encoding="utf-8"))
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and node.module == module.replace("/", "."):
             return [alias.name for alias in node.names]

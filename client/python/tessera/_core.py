@@ -50,6 +50,7 @@ from .transfers._shared import LEAST, Pool, SharedDownload, SharedUpload, Transf
 from .wire import _protocol as p
 from .wire._connect import Options, Placement, Ttl, devices_of, duration, is_loopback
 from .wire._errors import (
+    BadDtype,
     BadShape,
     BadTtl,
     BufferExists,
@@ -133,10 +134,11 @@ def _named(name: Any) -> None:
 def _fits(into: Any, leaf: Leaf, view: View) -> None:
     if not isinstance(into, np.ndarray):
         raise TypeError(f"out must be a NumPy array, not {type(into).__name__}")
-    if (into.shape, into.dtype) != (view.shape, leaf.dtype):
-        raise BadShape(
-            f"out must be {leaf.dtype} of shape {view.shape}, not {into.dtype} of {into.shape}"
-        )
+    host = _dtypes.host_of(leaf.dtype)
+    if into.dtype not in (host, leaf.dtype):
+        raise BadDtype(f"out must have the type {host}, not {into.dtype}")
+    if into.shape != view.shape:
+        raise BadShape(f"out must have the shape {view.shape}, not {into.shape}")
     if not into.flags.c_contiguous or not into.flags.writeable:
         raise ValueError("out must be writable, and contiguous in row-major order")
 
@@ -680,6 +682,9 @@ class Core:
         range, the server first gathers the view's elements."""
         if into is not None:
             _fits(into, leaf, view)
+            if into.dtype != leaf.dtype:
+                into[...] = _dtypes.to_host((yield from self.fetch(leaf, view, progress)))
+                return into
         if view.size == 0:
             return np.empty(view.shape, leaf.dtype) if into is None else into
         begin, end = view.span()

@@ -183,14 +183,18 @@ def _safetensors(data: memoryview, only: Optional[Collection[str]]) -> _Arrays:
             f" would be {size}, and at most {_MAX_HEADER} are accepted"
         )
     text = bytes(data[8 : 8 + size]).decode()
-    header: Dict[str, Any] = json.loads(text, object_pairs_hook=_unique, parse_int=_number)
+    header: Any = json.loads(text, object_pairs_hook=_unique, parse_int=_number)
+    if not isinstance(header, dict):
+        raise ValueError("its header is not an object of JSON")
     header.pop("__metadata__", None)
     for key, one in header.items():
-        offsets = one["data_offsets"]
-        if len(offsets) != 2 or not all(map(_is_size, [*offsets, *one["shape"]])):
+        if not isinstance(one, dict) or type(one.get("dtype")) is not str:
+            raise ValueError(f"its header gives {key!r} no type")
+        shape: Any = one.get("shape")
+        offsets: Any = one.get("data_offsets")
+        lists = isinstance(shape, list) and isinstance(offsets, list) and len(offsets) == 2
+        if not lists or not all(map(_is_size, shape + offsets)):
             raise ValueError(f"the shape or the offsets of {key!r} are not natural numbers")
-        if type(one["dtype"]) is not str:
-            raise ValueError(f"the type of {key!r} is not a string")
     body, end = data[8 + size :], 0
     for key in sorted(header, key=lambda key: tuple(header[key]["data_offsets"])):
         one = header[key]
@@ -408,6 +412,12 @@ def write(path: Path, arrays: Any) -> Generator[Any, npt.NDArray[Any], None]:
             raise TypeError(f"the names of arrays are strings, not {key!r}")
         if key in ("", "__metadata__") or "\0" in key or len(key) > 1000:
             raise ValueError(f"a file cannot hold an array named {key[:100]!r}")
+    for key, array in arrays.items() if several else (("", arrays),):
+        if not hasattr(array, "_session"):
+            raise TypeError(
+                f"{path}: {key and f'{key!r} is '}a {type(array).__name__}, not an array on a"
+                " server: use NumPy's save functions, or put() it first"
+            )
 
     def bytes_of(array: Any, elements: Any) -> memoryview:
         # Without ml_dtypes, bf16 has become float32.

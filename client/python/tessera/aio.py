@@ -14,11 +14,12 @@ from typing import Any, Callable, Collection, Coroutine, Dict, List, Optional, T
 
 import numpy.typing as npt
 
-from . import _core, _files, _sweep
+from . import _core, _files, _names, _sweep
 from ._async import Async
 from ._blocking import Blocking
 from ._core import Core
 from ._files import Path
+from ._names import *  # noqa: F403
 from .arrays._creation import Creation
 from .arrays._lazy import Lazy, picked, terms_of
 from .graph import _dtypes
@@ -28,8 +29,13 @@ from .transfers._progress import Progress
 from .wire._connect import Options, Placement, Ttl
 from .wire._errors import Error, Unreachable, closed
 
+__all__ = ["Array", "Client", "Expr", "Scope", "connect", *_names.__all__]
 
 _open: "weakref.WeakSet[Client]" = weakref.WeakSet()
+
+
+def __dir__() -> List[str]:
+    return __all__
 
 
 def _without_loop(core: Core, steps: Callable[[], _core.Steps]) -> None:

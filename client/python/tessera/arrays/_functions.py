@@ -162,7 +162,7 @@ def sum_by_label(x: Any, labels: Any, length: int, mode: str = "raise") -> Any:
     labels[i] == j, for j from 0 to length - 1, as np.add.at(zeros, labels, x) gives them. labels is
     a vector of integers, one for each row. mode says how to treat a label that is out of range, as
     in np.take. The types are those of x.sum(0). Repeated calls give the same bits. Raises BadShape,
-    or BadIndex (an IndexError) for a label that is out of range."""
+    or BadIndex (an IndexError) for a label that is out of range, unless x has no elements."""
     return _own(x)._make(_ops.sum_by_label(x._term(), indices_of(x, labels), length, mode))
 
 
@@ -758,7 +758,7 @@ def _quantile_of(scale: int, skip: bool) -> Callable[..., Any]:
                 ' method="lower"'
             )
         axes = _ops.axes_of(axis, a.ndim)
-        if not skip and not a.size and all(a.shape[i] for i in range(a.ndim) if i not in axes):
+        if not skip and not math.prod(a.shape[i] for i in axes):
             raise BadIndex("an empty array has no quantiles")
         parts = np.asarray(q, float) / scale
         if not np.all((parts >= 0) & (parts <= 1)):
@@ -898,8 +898,13 @@ def _cross(
         axisa = axisb = axisc = axis
     a, b = np.moveaxis(a, axisa, -1), np.moveaxis(a._lifted(b, "np.cross"), axisb, -1)
     sizes = a.shape[-1], b.shape[-1]
-    if sizes not in ((3, 3), (2, 2)):
+    if not {*sizes} <= {2, 3}:
         raise BadShape(f"np.cross takes vectors of 3 elements, or of 2, not {sizes}")
+    if sizes != (2, 2):
+        a, b = (
+            x if x.shape[-1] == 3 else concatenate([x, np.zeros_like(x[..., :1])], -1)
+            for x in (a, b)
+        )
 
     def part(i: int, j: int) -> Any:
         return a[..., i] * b[..., j] - a[..., j] * b[..., i]
@@ -951,7 +956,7 @@ def _result_type(*arrays_and_dtypes: Any) -> "np.dtype[Any]":
         if hasattr(value, "_session"):
             terms.append(value._term())
         elif isinstance(value, (np.dtype, type, str)):
-            terms.append((Constant(0, np.dtype(value)), View.whole(())))
+            terms.append((Constant(0, _dtypes.named(value)), View.whole(())))
         else:
             terms.append(e.lift(value))
     return e.common_dtype(terms)
@@ -1046,7 +1051,9 @@ add(
         "kron": _kron,
         "cross": _cross,
         "trace": trace,
-        "can_cast": lambda from_, to, casting="safe": np.can_cast(from_.dtype, to, casting),
+        "can_cast": lambda from_, to, casting="safe": _dtypes.can_cast(
+            from_.dtype, _dtypes.named(to), casting
+        ),
         "result_type": _result_type,
         "iscomplexobj": lambda x: False,
         "isrealobj": lambda x: True,

@@ -43,6 +43,10 @@ class Lazy(Operators):
     """
 
     __array_priority__ = 1000
+    # With these, pandas leaves operators to this class. Before 2.1, its columns do so only for what
+    # says that it is a DataFrame.
+    __pandas_priority__ = 5000
+    _typ = "dataframe"
     __slots__ = ("_session", "_source", "_view", "_stats", "_prepared", "__weakref__")
 
     def __init__(self, session: Any, source: Any, view: View) -> None:
@@ -173,7 +177,8 @@ class Lazy(Operators):
         count in row-major order. Negative indices count from the end. mode says what happens to an
         index that is out of range: "raise" raises BadIndex (an IndexError), "wrap" takes it modulo
         the extent, and "clip" takes the first or the last element. For indices on the server,
-        BadIndex is raised when the result is computed."""
+        BadIndex is raised when the result is computed; if the result has no elements, these indices
+        are not checked."""
         _no_out(out)
         return _manipulation.take(self, indices, axis, mode)  # type: ignore[no-any-return]
 
@@ -411,9 +416,8 @@ class Lazy(Operators):
         picked = self._where(where, initial)
         if self.size == 0:
             shape = _ops.folded(self.shape, _ops.axes_of(axis, self.ndim), keepdims)
-            if size_of(shape):
-                source, _ = _number(initial, self.dtype)
-                return self._make(_ops.full(source.value, shape, self.dtype))
+            source, _ = _number(initial, self.dtype)
+            return self._make(_ops.full(source.value, shape, self.dtype))
         return picked._reduce(op, axis, keepdims)._from(function, initial)
 
     def min(

@@ -30,13 +30,17 @@ def flat(a: Any) -> Any:
 # --- indices
 
 
+def _known(value: Any) -> Any:
+    """Returns indices or a mask of this process as a NumPy array. An empty list has integers."""
+    found = np.asarray(_dtypes.to_numpy(value))
+    return found.astype("<i8") if isinstance(value, (list, tuple)) and not found.size else found
+
+
 def indices_of(a: Any, value: Any) -> Any:
     """Returns indices as a term. Indices in this process become i64."""
     if not hasattr(value, "_session"):
-        given, value = value, np.asarray(_dtypes.to_numpy(value))
-        if isinstance(given, (list, tuple)) and not value.size:
-            value = value.astype("<i8")
-        elif value.dtype.kind in "iu":
+        value = _known(value)
+        if value.dtype.kind in "iu":
             value = value.astype("<i8", casting="safe", copy=False)
     return a._operand(value, "an index")
 
@@ -54,9 +58,11 @@ def take(a: Any, indices: Any, axis: Optional[int] = None, mode: str = "raise") 
 def _is_array(index: Any) -> bool:
     """Returns whether an index is an array or a boolean, which is a mask without axes. NumPy
     integers without axes do not count as arrays."""
-    if isinstance(index, (list, tuple, range, np.ndarray)):
-        return np.ndim(index) > 0 or _is_mask(index)
-    return isinstance(index, (bool, np.bool_)) or hasattr(index, "_session")
+    if hasattr(index, "_session") or isinstance(index, bool):
+        return True
+    if isinstance(index, (list, tuple, range)) or hasattr(index, "__array__"):
+        return np.ndim(index) > 0 or np.asarray(index).dtype.kind == "b"
+    return False
 
 
 # --- masks
@@ -120,11 +126,6 @@ def _masked(a: Any, mask: Any) -> Any:
     return take(rows, _positions(a, mask), 0)
 
 
-def _is_mask(index: Any) -> bool:
-    dtype = index.dtype if hasattr(index, "dtype") else np.asarray(index).dtype
-    return bool(dtype.kind == "b")
-
-
 def _with(condition: Any, a: Any, name: str) -> Any:
     """Returns an array, which is put on the server of the condition if it is not on a server."""
     return a if hasattr(a, "_session") else condition._lifted(a, name)
@@ -174,8 +175,12 @@ def indexed(a: Any, key: Any) -> Any:
             " elements, np.take_along_axis, or x[rows][:, columns] for a grid"
         )
     (at,) = arrays
-    masks = _is_mask(items[at])
     indices, items[at] = items[at], slice(None)
+    if not hasattr(indices, "_session"):
+        indices = _known(indices)
+    if indices.dtype.kind not in "biu":
+        raise BadIndex(f"an index must have integers or booleans, not {indices.dtype}")
+    masks = indices.dtype.kind == "b"
     rank = np.ndim(indices) if masks else 1
     if masks and not at and all(item in (Ellipsis, slice(None)) for item in items):
         if len(items) > 1:

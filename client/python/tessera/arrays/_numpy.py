@@ -55,6 +55,8 @@ _FROM_NOTHING = {
     for name in ("arange array asanyarray asarray empty eye full identity linspace ones zeros"
                  .split())
 }
+# What pandas looks up in an array that it takes for a DataFrame (see Lazy._typ).
+_OF_FRAMES = {"index", "columns", "isna", "_get_axis"}
 _OF_ARRAYS = {"name", "version", "device", "devices", "link", "delete"}
 
 
@@ -64,6 +66,11 @@ def attribute(array: Any, name: str) -> Any:
     kind = type(array).__name__
     if name in _OF_ARRAYS:
         raise NoAttribute(f"an {kind} has no {name}: save it with .save(), which returns an Array")
+    if name in _OF_FRAMES:
+        raise NoAttribute(
+            "pandas does not compute with arrays on a server: the resident array must be the left"
+            " operand, or use .values of pandas' object"
+        )
     if name.startswith("_") or not hasattr(np.ndarray, name):
         raise AttributeError(f"{kind!r} object has no attribute {name!r}")
     instead = f"{_INSTEAD[name]}, or " if name in _INSTEAD else ""

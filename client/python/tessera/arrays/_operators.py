@@ -120,9 +120,6 @@ class Operators:
     def __ge__(self: Self, other: Any) -> Self:
         return self._elementwise("greater_equal", other)
 
-    # A class that defines comparisons has no hash unless it sets one.
-    __hash__ = object.__hash__
-
     def __and__(self: Self, other: Any) -> Self:
         return self._elementwise("and", other)
 

@@ -47,18 +47,23 @@ def argument_of(dtype: "np.dtype[Any]") -> str:
     return dtype.name if is_byte(dtype) else SHORT[dtype]
 
 
+def named(dtype: Any) -> "np.dtype[Any]":
+    """Returns the type that `dtype` names, which is a NumPy type or "f32", "bf16" and so on."""
+    found = _BY_NAME.get(dtype) if isinstance(dtype, str) else None
+    return np.dtype(dtype) if found is None else found
+
+
 def dtype_of(dtype: Any) -> "np.dtype[Any]":
     """Returns the server's type that `dtype` names, which is a NumPy type or "f32", "bf16" and so
     on. Raises Unsupported if the server has no such type."""
-    found = _BY_NAME.get(dtype) if isinstance(dtype, str) else None
-    if found is None:
-        found = np.dtype(dtype).newbyteorder("<") if dtype is not bfloat16 else bfloat16
-    if found not in _WIRE:
+    found = named(dtype)
+    wire = _WIRE.get(found if found == bfloat16 else found.newbyteorder("<"))
+    if wire is None:
         raise Unsupported(
             f"the server has no elements of type {found}: it has bool, uint8, int8, int32, int64,"
             " float16, bfloat16, float32 and float64; convert with put(dtype=...) or .astype()"
         )
-    return found
+    return _NUMPY[wire]  # It does not show its byte order.
 
 
 def to_wire(dtype: "np.dtype[Any]") -> int:
@@ -89,14 +94,18 @@ def promote(a: "np.dtype[Any]", b: "np.dtype[Any]") -> "np.dtype[Any]":
     return found
 
 
-def check_cast(own: "np.dtype[Any]", to: "np.dtype[Any]", casting: Any) -> None:
-    """Raises TypeError if NumPy's rule `casting` forbids this conversion. NumPy may have no rules
-    for bf16."""
+def can_cast(own: "np.dtype[Any]", to: "np.dtype[Any]", casting: Any = "safe") -> bool:
+    """Like np.can_cast, which may have no rules for bf16."""
     if own != to and bfloat16 in (own, to) and casting in ("safe", "same_kind"):
-        fits = promote(own, to) == to or casting == "same_kind" and is_float(to)
-    else:
-        fits = np.can_cast(own, to, casting)
-    if not fits:
+        if to == bfloat16 and casting == "safe":
+            return own.itemsize == 1
+        own, to = (np.dtype("<f4") if one == bfloat16 else one for one in (own, to))
+    return np.can_cast(own, to, casting)
+
+
+def check_cast(own: "np.dtype[Any]", to: "np.dtype[Any]", casting: Any) -> None:
+    """Raises TypeError if NumPy's rule `casting` forbids this conversion."""
+    if not can_cast(own, to, casting):
         raise TypeError(f"casting={casting!r} does not allow a cast from {own} to {to}")
 
 
@@ -134,6 +143,11 @@ def round_to_bf16(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     rounded = ((bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
     rounded = np.where(np.isnan(single), ((bits >> 16) | 0x40).astype("<u2"), rounded)
     return np.ascontiguousarray(rounded).astype("<u2").view(bfloat16).reshape(shape)
+
+
+def host_of(dtype: "np.dtype[Any]") -> "np.dtype[Any]":
+    """Returns the type that a caller of numpy() gets."""
+    return np.dtype("<f4") if dtype == bfloat16 and not HAVE_ML_DTYPES else dtype
 
 
 def to_host(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

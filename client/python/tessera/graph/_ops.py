@@ -7,7 +7,9 @@ from typing import Any, Iterable, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from ..wire._errors import BadDtype, BadIndex, BadK, BadOperation, BadRadius, BadShape, Unsupported
+from ..wire._errors import (
+    BadDtype, BadIndex, BadK, BadOperation, BadRadius, BadShape, EmptyInput, Unsupported
+)
 from . import _dtypes
 from ._elementwise import apply, cast, common_dtype, copy
 from ._graph import Constant, Inline, Leaf, Node, Term
@@ -155,6 +157,8 @@ def tensordot(
 _OF_TRUTH = ("all", "any", "sum", "mean")
 # The reductions that give the minimum and the maximum of bool elements.
 _OF_BOOL = {"min": "all", "max": "any"}
+# The reductions that have no value for zero elements.
+_EXTREMES = ("min", "max", "argmin", "argmax")
 # The operations that Scan computes.
 SCANS = ("sum", "product", "min", "max", "all", "any")
 
@@ -190,8 +194,8 @@ def folded(shape: Sequence[int], axes: Sequence[int], keepdims: bool) -> Tuple[i
 
 def reduce(op: str, a: Term, axis: Axis = None, keepdims: bool = False) -> Term:
     """Folds all elements, or those along axes. For bool elements, min, max, all and any give bool.
-    The mean and variance of no elements are NaN. Other reductions that have no value for zero
-    elements are rejected by the server."""
+    The mean and variance of no elements are NaN. Raises EmptyInput for other reductions that have
+    no value for zero elements."""
     rank = len(a[1].shape)
     if not rank and axis in (0, -1) and op not in ("mean", "variance", "std"):
         axis = None  # As in NumPy, except for means.
@@ -203,10 +207,12 @@ def reduce(op: str, a: Term, axis: Axis = None, keepdims: bool = False) -> Term:
         return _of_each(op, a)
     own = a[0].dtype
     shape = folded(a[1].shape, axes, keepdims)
+    if op in _EXTREMES and not size_of([a[1].shape[i] for i in axes]):
+        raise EmptyInput(f"{op} of an empty input has no value: the shape is {a[1].shape}")
     empty = size_of(a[1].shape) == 0 and size_of(shape) > 0
     if empty and op in ("mean", "variance", "std"):
         return full(np.nan, shape, own if _dtypes.is_float(own) else _F64)
-    if own.kind == "b" and not empty:
+    if own.kind == "b":
         op = _OF_BOOL.get(op, op)
     if own.kind != "b" or op not in _OF_TRUTH:
         (a,) = _numbers(a)

@@ -8,7 +8,7 @@ from typing import Any, Iterable, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ..wire._errors import BadAxes, BadShape, BadView, Unsupported
+from ..wire._errors import BadAxes, BadIndex, BadShape, BadView
 
 Shape = Tuple[int, ...]
 MAX_RANK = 8
@@ -101,7 +101,7 @@ class View(NamedTuple):
             try:
                 i = operator.index(number)
             except TypeError:
-                raise Unsupported(
+                raise BadIndex(
                     f"an index cannot be of type {type(item).__name__}: an index has integers,"
                     " slices, None, Ellipsis (`...`) and an array of integers or booleans"
                 ) from None

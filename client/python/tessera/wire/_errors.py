@@ -41,6 +41,7 @@ class Error(Exception):
         retry_after: Optional[float] = None,
     ) -> None:
         super().__init__(text)
+        self.args = (text,)  # AxisError would leave the arguments of unpickling.
         self.text = text
         self.code = code
         self.reason = reason or type(self).reason
