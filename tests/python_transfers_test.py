@@ -134,6 +134,15 @@ class TransfersTest(python_outsider.Case):
             self.t.put(self.data, "failed", progress=fail)
         self.assertNotIn("failed", self.t)
 
+        def lose(done, total):
+            raise ts.ConnectionLost("another server is away", "UNAVAILABLE")
+
+        for data in (self.data, self.data[:1000]):  # Errors of this client are not those of others.
+            with self.assertRaisesRegex(ts.ConnectionLost, "another server"):
+                self.t.put(data, progress=lose)
+            with self.assertRaisesRegex(ts.ConnectionLost, "another server"):
+                self.t.put(data).numpy(progress=lose)
+
     def test_into_an_array_that_is_there(self):
         x = self.t.put(self.data, "into", replace=True)
         out = np.empty_like(self.data)

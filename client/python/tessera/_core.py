@@ -45,7 +45,7 @@ from .transfers._messages import (
     Upload,
     divided,
 )
-from .transfers._progress import Progress, reporter
+from .transfers._progress import Progress, raises_callers_errors, reporter
 from .transfers._shared import LEAST, Pool, SharedDownload, SharedUpload, Transfer
 from .wire import _protocol as p
 from .wire._connect import Options, Placement, Ttl, devices_of, duration, is_loopback
@@ -392,6 +392,7 @@ class Core:
             yield from self.unary("DeleteBuffer", name=name, version=version)
 
     @_within_limits
+    @raises_callers_errors
     def put(
         self,
         value: Any,
@@ -675,6 +676,7 @@ class Core:
             raise
         return Leaf(answer.buffer, dead)
 
+    @raises_callers_errors
     def fetch(
         self, leaf: Leaf, view: View, progress: Progress = None, into: Optional[Any] = None
     ) -> Steps:

@@ -1,10 +1,31 @@
 """A progress bar on the terminal for long transfers."""
 
+import functools
 import sys
 import time
 from typing import Any, Callable, Optional, Union
 
+from ..wire._errors import Error
+
 Progress = Union[None, bool, Callable[[int, int], None]]
+
+
+class CallersError(Exception):
+    """Holds an Error that a progress function of the caller raised. The transfer must not handle it
+    like its own errors, some of which it retries."""
+
+
+def raises_callers_errors(steps: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a transfer end with the Error that a progress function raised."""
+
+    @functools.wraps(steps)
+    def transfer(*args: Any, **options: Any) -> Any:
+        try:
+            return (yield from steps(*args, **options))
+        except CallersError as raised:
+            raise raised.args[0] from None
+
+    return transfer
 
 
 def reporter(progress: Progress, total: int, title: str) -> Optional[Callable[[int], None]]:
@@ -22,7 +43,10 @@ def reporter(progress: Progress, total: int, title: str) -> Optional[Callable[[i
         def tell(done: int) -> None:
             nonlocal most
             most = max(most, done)
-            call(most, total)
+            try:
+                call(most, total)
+            except Error as error:
+                raise CallersError(error) from error
 
         return tell
     if not sys.stderr.isatty() and "ipykernel" not in sys.modules:  # A notebook draws a bar too.
