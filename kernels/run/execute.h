@@ -534,7 +534,7 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
     stats.scratch_bytes = ScratchBytes(**strategy, problem, stream, work);
     return stats;
   }
-  if (!options.expected) stream.Expect(stats.estimate_seconds);
+  stream.Expect(stats.estimate_seconds);
   RETURN_IF_ERROR(place(problem));
 
   std::vector<TeamShare> shares;
