@@ -148,8 +148,9 @@ struct Blocks {
   std::int64_t workers = HostThreads();
   std::int64_t chunks = ScanChunks(p.length);
   // The columns of a block, and the blocks that are next to each other.
-  std::int64_t columns = std::clamp(p.outer * p.inner / (4 * workers) / kLeastColumns *
-                                        kLeastColumns, kLeastColumns, kMostColumns);
+  std::int64_t columns =
+      std::clamp(p.outer * p.inner / (4 * workers) / kLeastColumns * kLeastColumns, kLeastColumns,
+                 kMostColumns);
   std::int64_t across = (p.inner + columns - 1) / columns;
   std::int64_t count = p.outer * across;
 
@@ -198,8 +199,7 @@ void Run(const ScanProblem& p, Stream& stream) {
     const std::int64_t work = p.length * std::min(p.inner, blocks.columns);
     const std::int64_t each = std::max<std::int64_t>(1, kLeastWork / work);
 #pragma omp parallel for schedule(dynamic, each) if (p.elements() > (1 << 16))
-    for (std::int64_t block = 0; block < blocks.count; ++block)
-      WalkBlock<F>(blocks, block, stream);
+    for (std::int64_t block = 0; block < blocks.count; ++block) WalkBlock<F>(blocks, block, stream);
     return;
   }
   // The totals of each chunk [outer, chunks, inner], and then the totals of the chunks before it.
