@@ -1438,7 +1438,9 @@ class DraftsTest(CliCase):
         self.assertEqual(ended.stderr, "p/y is left out, because its upload has not ended\n")
         with self.load("all.npz") as found:
             self.assertEqual(list(found), ["x"])
-        self.fails(2, "BAD_OPTION", "--help", "get", "--prefix", "p/y", "-o", "all.npz")
+        ended = self.run_cli("get", "--prefix", "p/y", "-o", "all.npz")
+        self.assertEqual(ended.returncode, 2, ended.stderr)
+        self.assertIn("no complete buffers with the prefix 'p/y': BAD_OPTION", ended.stderr)
 
 
 if __name__ == "__main__":

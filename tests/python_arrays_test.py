@@ -320,8 +320,8 @@ class ArraysTest(python_outsider.Case):
             lambda: np.add(x, x, out=self.a), lambda: np.add(x, x, where=self.a > 0),
             lambda: np.add.outer(x, x), lambda: np.delete(x, x.argmax()),
             lambda: np.subtract.accumulate(x), lambda: np.add.accumulate(x, out=self.a),
-            lambda: np.cumsum(x, out=self.a), lambda: np.arccos(x),
-            lambda: x + np.zeros((12, 9), "c8"), lambda: np.argsort(x) | np.argsort(x),
+            lambda: np.cumsum(x, out=self.a), lambda: np.spacing(x),
+            lambda: x + np.zeros((12, 9), "c8"),
         ):
             with self.assertRaisesRegex(ts.Unsupported, r"numpy\(\)|the server|take them"):
                 attempt()

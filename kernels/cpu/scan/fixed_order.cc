@@ -19,6 +19,8 @@ namespace {
 
 // The adjacent columns that a core takes together. More of them use whole pages.
 constexpr std::int64_t kLeastColumns = 16, kMostColumns = 128;
+// If there are more blocks, cores do not share lines.
+constexpr std::int64_t kMostShared = 1024;
 // The least number of elements that a core takes at a time.
 constexpr std::int64_t kLeastWork = std::int64_t{1} << 13;
 
@@ -155,7 +157,9 @@ struct Blocks {
   std::int64_t count = p.outer * across;
 
   // Whether cores share a line.
-  bool Shared() const { return workers > 1 && chunks > 1 && count < 4 * workers; }
+  bool Shared() const {
+    return workers > 1 && chunks > 1 && count < std::min(4 * workers, kMostShared);
+  }
   std::int64_t FirstLine(std::int64_t block) const { return block % across * columns; }
   std::int64_t Lines(std::int64_t block) const {
     return std::min(columns, p.inner - FirstLine(block));
@@ -199,7 +203,8 @@ void Run(const ScanProblem& p, Stream& stream) {
     const std::int64_t work = p.length * std::min(p.inner, blocks.columns);
     const std::int64_t each = std::max<std::int64_t>(1, kLeastWork / work);
 #pragma omp parallel for schedule(dynamic, each) if (p.elements() > (1 << 16))
-    for (std::int64_t block = 0; block < blocks.count; ++block) WalkBlock<F>(blocks, block, stream);
+    for (std::int64_t block = 0; block < blocks.count; ++block)
+      if (!stream.stopped()) WalkBlock<F>(blocks, block, stream);
     return;
   }
   // The totals of each chunk [outer, chunks, inner], and then the totals of the chunks before it.
@@ -253,10 +258,11 @@ extern constexpr Strategy<ScanProblem> kScanCpuFixedOrder = {
         },
     .scratch =
         [](const ScanProblem& p) {
-          const Blocks blocks = {p};
-          return blocks.Shared() ? static_cast<std::uint64_t>(p.outer * p.inner * blocks.chunks) *
-                                       sizeof(double)
-                                 : 0;
+          // The same for any number of cores.
+          const std::int64_t chunks = ScanChunks(p.length);
+          const std::int64_t blocks = p.outer * ((p.inner + kMostColumns - 1) / kMostColumns);
+          if (chunks == 1 || blocks >= kMostShared) return std::uint64_t{0};
+          return static_cast<std::uint64_t>(p.outer * p.inner * chunks) * sizeof(double);
         },
 };
 

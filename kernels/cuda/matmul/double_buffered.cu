@@ -98,5 +98,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulDoubleBuffered = CudaMatmul({
     .launch = Enqueue,
     .shared = {.launch = LaunchGathered<kMatmulDoubleBuffered>},
 });
+template void LaunchGathered<kMatmulDoubleBuffered>(const MatmulProblem&,
+                                                    std::span<const TeamShare>, Stream&);
 
 }  // namespace tessera

@@ -61,5 +61,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulNaive = CudaMatmul({
     .shared = {.launch = LaunchGathered<kMatmulNaive>},
     .mixed = true,
 });
+template void LaunchGathered<kMatmulNaive>(const MatmulProblem&, std::span<const TeamShare>,
+                                           Stream&);
 
 }  // namespace tessera

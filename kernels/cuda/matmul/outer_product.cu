@@ -146,5 +146,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulOuterProduct = CudaMatmul({
     .shared = {.launch = LaunchGathered<kMatmulOuterProduct>},
     .refuses = Refuses,
 });
+template void LaunchGathered<kMatmulOuterProduct>(const MatmulProblem&, std::span<const TeamShare>,
+                                                  Stream&);
 
 }  // namespace tessera

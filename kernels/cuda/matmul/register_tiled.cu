@@ -125,5 +125,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulRegisterTiled = CudaMatmul({
     .shared = {.launch = LaunchGathered<kMatmulRegisterTiled>},
     .refuses = Refuses,
 });
+template void LaunchGathered<kMatmulRegisterTiled>(const MatmulProblem&, std::span<const TeamShare>,
+                                                   Stream&);
 
 }  // namespace tessera

@@ -155,5 +155,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulSharedTiled = CudaMatmul({
     .shared = {.launch = LaunchGathered<kMatmulSharedTiled>},
     .stacks = true,
 });
+template void LaunchGathered<kMatmulSharedTiled>(const MatmulProblem&, std::span<const TeamShare>,
+                                                 Stream&);
 
 }  // namespace tessera

@@ -155,5 +155,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulSharedTiledVectorized = CudaMatm
     .launch = Enqueue,
     .shared = {.launch = LaunchGathered<kMatmulSharedTiledVectorized>},
 });
+template void LaunchGathered<kMatmulSharedTiledVectorized>(const MatmulProblem&,
+                                                           std::span<const TeamShare>, Stream&);
 
 }  // namespace tessera

@@ -296,5 +296,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulStack = CudaMatmul({
     .refuses = Refuses,
     .stacks = true,
 });
+template void LaunchGathered<kMatmulStack>(const MatmulProblem&, std::span<const TeamShare>,
+                                           Stream&);
 
 }  // namespace tessera

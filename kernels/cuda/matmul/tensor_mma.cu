@@ -248,5 +248,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulTensorMma = CudaMatmul({
     .scratch = ScratchOf,
     .stacks = true,
 });
+template void LaunchGathered<kMatmulTensorMma>(const MatmulProblem&, std::span<const TeamShare>,
+                                               Stream&);
 
 }  // namespace tessera

@@ -315,5 +315,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulWarpTiled = CudaMatmul({
     .shared = {.launch = LaunchGathered<kMatmulWarpTiled>},
     .stacks = true,
 });
+template void LaunchGathered<kMatmulWarpTiled>(const MatmulProblem&, std::span<const TeamShare>,
+                                               Stream&);
 
 }  // namespace tessera

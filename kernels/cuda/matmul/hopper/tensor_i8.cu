@@ -154,5 +154,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulTensorI8 = HopperMatmul({
     .scratch = ScratchOf,
     .mixed = true,
 });
+template void LaunchGathered<kMatmulTensorI8>(const MatmulProblem&, std::span<const TeamShare>,
+                                              Stream&);
 
 }  // namespace tessera

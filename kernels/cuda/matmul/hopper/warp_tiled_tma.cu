@@ -366,5 +366,7 @@ extern constexpr Strategy<MatmulProblem> kMatmulWarpTiledTma = HopperMatmul({
     .shared = {.launch = LaunchGathered<kMatmulWarpTiledTma>},
     .scratch = ScratchOf,
 });
+template void LaunchGathered<kMatmulWarpTiledTma>(const MatmulProblem&, std::span<const TeamShare>,
+                                                  Stream&);
 
 }  // namespace tessera
