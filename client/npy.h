@@ -36,9 +36,9 @@ absl::StatusOr<NpyHeader> ParseNpyHeader(std::string_view file);
 // elements follow the header.
 std::string MakeNpyHeader(DType dtype, absl::Span<const std::int64_t> shape);
 
-// Returns size(dtype) * product(shape), or INVALID_ARGUMENT / BAD_SHAPE for a shape that every server
-// refuses: more than 8 extents, a negative extent, or more than 2^63 - 1 bytes if extents of 0 are
-// left out.
+// Returns size(dtype) * product(shape), or INVALID_ARGUMENT / BAD_SHAPE for a shape that every
+// server refuses: more than 8 extents, a negative extent, or more than 2^63 - 1 bytes if extents of
+// 0 are left out.
 absl::StatusOr<std::uint64_t> ArrayBytes(DType dtype, absl::Span<const std::int64_t> shape);
 
 // An open .npy file. Reading is thread safe. Files in Fortran order are mapped into memory. The

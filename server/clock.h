@@ -11,9 +11,9 @@ namespace tessera {
 // safe.
 absl::Time SteadyNow();
 
-// Returns how far the wall clock is ahead of SteadyNow(). Differences of less than a second from the
-// value before count as none, so that a moment has the same time in every response until the wall
-// clock is set. Thread safe.
+// Returns how far the wall clock is ahead of SteadyNow(). Differences of less than a second from
+// the value before count as none, so that a moment has the same time in every response until the
+// wall clock is set. Thread safe.
 absl::Duration WallAhead();
 
 // For tests: advances SteadyNow() permanently and for the whole process. Does not wake threads that

@@ -25,7 +25,8 @@ bool HoldsNamedArrays(const std::string& path);
 // The name of an array is the prefix, the file's name without its ending, and, in a file of named
 // arrays, '/' and the array's name there; '_' replaces characters that names cannot have. `name`
 // replaces the file's name unless it is empty. Only headers are read; the CRC-32 of the members of
-// .npz files is not checked. Throws BAD_FILE, BAD_NAME, BAD_NPY, BAD_DTYPE, BAD_SHAPE or FILE_ERROR.
+// .npz files is not checked. Throws BAD_FILE, BAD_NAME, BAD_NPY, BAD_DTYPE, BAD_SHAPE or
+// FILE_ERROR.
 std::vector<ArrayInFile> FindArrays(const std::string& path, const std::string& name,
                                     const std::string& prefix);
 

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""Measures the lessons of kernels/lessons on this machine's GPU, and writes their rates and what the
-hardware counts in their kernels to a JSON file that report.py reads.
+"""Measures the lessons of kernels/lessons on this machine's GPU, and writes their rates, and what
+the hardware counts in their kernels, to a JSON file that report.py reads.
 
 usage: lessons.py FOLDER --out docs/measured/lessons_h200.json --caption "NVIDIA H200, driver 580"
 
@@ -36,7 +36,7 @@ METRICS = {
 
 
 def rate_of(program):
-    """Returns the rate that the program prints, in bytes or floating-point operations per second."""
+    """Returns the first rate that the program prints, in bytes or operations per second."""
     text = subprocess.run([program], check=True, capture_output=True, text=True).stdout
     number, unit = re.search(r"([\d.]+) (GB/s|TFLOP/s)", text).groups()
     return float(number) * UNITS[unit]

@@ -155,7 +155,8 @@ def roofline(title, caption, bandwidth, peaks, points):
     ]
     for y in (10.0**decade for decade in ys):
         out.append(rule(left, edge, f"{py(y):.1f}", f"{py(y):.1f}", 'stroke="#ddd"'))
-        out.append(text(left - 8, f"{py(y) + 4:.1f}", f"{y / 1e9:g}", 'text-anchor="end" fill="#444"'))
+        anchor = 'text-anchor="end" fill="#444"'
+        out.append(text(left - 8, f"{py(y) + 4:.1f}", f"{y / 1e9:g}", anchor))
     for x in (10.0**decade for decade in xs):
         out.append(rule(f"{px(x):.1f}", f"{px(x):.1f}", top, floor, 'stroke="#eee"'))
         out.append(text(f"{px(x):.1f}", floor + 18, f"{x:g}", 'text-anchor="middle" fill="#444"'))

@@ -34,8 +34,8 @@ A page requests a table with one of these comments, and the table ends with <!--
   rest           the first call after a rest
   brief          only the servers of this project, with a line for each operation, size and load;
                  FILE and OPERATION may be lists, separated by commas
-<!-- lessons: FILE WHAT -->, from kernels/bench/lessons.py: rates and hardware counters. WHAT is `sum`
-  or `product`.
+<!-- lessons: FILE WHAT -->, from kernels/bench/lessons.py: rates and hardware counters. WHAT is
+  `sum` or `product`.
 <!-- peers: FILE WHAT -->, from client/python/peers.py. WHAT is `full`, with plots, or `brief`, with
   only the largest arrays.
 
@@ -561,8 +561,8 @@ def scaling_plot(name, what):
 
 # --- the lessons ----------------------------------------------------------------------------------
 
-# The strategy that uses the idea of a lesson, or None: its operation, its name, and the type and size
-# at which it is compared with the lesson.
+# The strategy that uses the idea of a lesson, or None: its operation, its name, and the type and
+# size at which it is compared with the lesson.
 COUNTERPARTS = {
     "sum_1_atomics": ("reduce", "atomic", "f32", str(2**26)),
     "sum_2_tree": ("dot", "tree_interleaved", "f32", str(2**26)),
@@ -585,8 +585,9 @@ TENSOR_PEAK = 989e12
 
 def lessons_of(name, what):
     """Returns the rows of the sums or of the products, in the order of the course. Each row also
-    has `flops`, the operations per second; `intensity`, the operations per byte of traffic; `limit`,
-    the most operations per second at that intensity; and `counterpart`, a row of the strategy."""
+    has `flops`, the operations per second; `intensity`, the operations per byte of traffic;
+    `limit`, the most operations per second at that intensity; and `counterpart`, a row of the
+    strategy."""
     figures, sums = Figures("h200"), what == "sum"
     rows = [dict(row) for row in read(name)["rows"] if row["lesson"].startswith("sum_") == sums]
     for row in rows:

@@ -249,8 +249,8 @@ class Compiler {
     return true;
   }
 
-  // Whether a comparison is of integers with a whole real constant from 2^53 on. F64 cannot represent
-  // all integers of this size, but I64 can represent the constant.
+  // Whether a comparison is of integers with a whole real constant from 2^53 on. F64 cannot
+  // represent all integers of this size, but I64 can represent the constant.
   bool HasWholeBeyondF64(std::size_t i, absl::Span<const NodeType> args) const {
     for (std::size_t a = 0; a < args.size(); ++a) {
       const double real = nodes_[nodes_[i].args[a]].real;

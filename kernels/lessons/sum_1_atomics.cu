@@ -2,9 +2,9 @@
 //
 // A loop on a CPU takes one of the n elements after another. This program starts one GPU thread per
 // element instead, in groups of 256, which are called blocks. `__global__` marks a kernel: a
-// function that every thread runs. `Kernel<<<B, T>>>(...)` launches it on B blocks of T threads, and
-// blockIdx.x and threadIdx.x tell a thread which one it is. `*total += x[i]` would lose terms: it
-// reads the total, adds, and writes the sum back, and two threads that read the same total write
+// function that every thread runs. `Kernel<<<B, T>>>(...)` launches it on B blocks of T threads,
+// and blockIdx.x and threadIdx.x tell a thread which one it is. `*total += x[i]` would lose terms:
+// it reads the total, adds, and writes the sum back, and two threads that read the same total write
 // over each other's sum. atomicAdd does these three steps as one, like std::atomic's fetch_add.
 //
 //   block     0                   1
@@ -16,8 +16,8 @@
 // 2^26 additions of floats could add up. The order of the additions differs from run to run, and
 // floating-point addition is not associative, so the last bits may differ as well.
 //
-// In this repository, the service's strategy `atomic` of Reduce does this for every type, with several elements per
-// thread.
+// In this repository, the service's strategy `atomic` of Reduce does this for every type, with
+// several elements per thread.
 //
 // Strategy: kernels/cuda/reduce/atomic.cu
 //

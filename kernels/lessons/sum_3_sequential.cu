@@ -11,11 +11,11 @@
 //   live 2     0<1                                           thread  0
 //
 // Warps without an active thread skip the addition, but still wait at the barrier. The cells that a
-// warp reads are adjacent, so they are in different banks of shared memory, each of which serves one
-// word at a time.
+// warp reads are adjacent, so they are in different banks of shared memory, each of which serves
+// one word at a time.
 //
-// The result is right for every n and every block size: if the number of live cells is odd, L / 2 is
-// rounded up, and the middle cell is added in the next level. A level writes the lower half and
+// The result is right for every n and every block size: if the number of live cells is odd, L / 2
+// is rounded up, and the middle cell is added in the next level. A level writes the lower half and
 // reads both halves.
 //
 // The rate does not change: see "What the hardware counts" in README.md.

@@ -15,9 +15,9 @@
 // cache when the thread needs them.
 //
 // The result is right for every n: each element belongs to one thread, and a thread without
-// elements adds 0. A thread adds 256 or 257 elements in single precision. In much longer arrays, the
-// rounding error of this chain would grow, so a thread should add its sum to a double now and then,
-// as the service does.
+// elements adds 0. A thread adds 256 or 257 elements in single precision. In much longer arrays,
+// the rounding error of this chain would grow, so a thread should add its sum to a double now and
+// then, as the service does.
 //
 // The service's strategy `grid_stride` of Reduce divides the array in this way; `coarsened` of
 // Reduce and Dot fixes the number of elements per thread instead.

@@ -82,8 +82,8 @@ bool IsWhole(const std::string& text) {
   return AtEnd() && read == begun && !cut;
 }
 
-// Returns all certificates of a file in order. Returns an error if any of them cannot be read, or if
-// OpenSSL would refuse it in a handshake, for example because its key is too small.
+// Returns all certificates of a file in order. Returns an error if any of them cannot be read, or
+// if OpenSSL would refuse it in a handshake, for example because its key is too small.
 absl::StatusOr<std::vector<Certificate>> ParseCertificates(const std::string& file,
                                                            const std::string& text) {
   const Bio bio = Open(text);

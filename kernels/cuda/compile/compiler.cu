@@ -26,7 +26,8 @@ namespace tessera::compiled {
 namespace {
 
 // The maximum number of kernels in a process, so that a client that keeps sending new expressions
-// cannot fill the process's memory. A further kernel replaces the one that was last used longest ago.
+// cannot fill the process's memory. A further kernel replaces the one that was last used longest
+// ago.
 constexpr std::size_t kMostKernels = 1024;
 // The longest text that is compiled, in bytes. CUDA's assembler needs less than a second for this
 // length, but 19 s and 0.9 GB for 62 floor divisions of bf16, which are 2 MB of text.

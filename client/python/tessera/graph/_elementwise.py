@@ -42,9 +42,9 @@ FUNCTIONS: Dict[str, str] = {
     "random_bits": "bits",
 }
 # Functions whose results fit the type of their arguments, even a one-byte type.
-_WITHIN = frozenset(
-    "remainder minimum maximum clip sign floor ceil trunc round where and or xor shift_right".split()
-)
+_WITHIN = frozenset((
+    "remainder minimum maximum clip sign floor ceil trunc round where and or xor shift_right"
+).split())
 # What NumPy computes for bool arguments instead. For the other functions, NumPy rejects bool
 # arguments or widens them.
 _OF_BOOL = {"add": "or", "multiply": "and", "minimum": "and", "maximum": "or"}
