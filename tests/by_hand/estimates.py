@@ -6,7 +6,8 @@ usage: estimates.py --server build/bin/tessera-server [--worst 30] [--only TEXT]
 
 First, one server refuses each operation as too long, and reports its estimate, before anything has
 been measured or, with --warm-up, after the strategies have been measured on small problems. Then
-another server runs the operation three times, and its fastest run is compared. Both servers have one thread, whose CPU time is counted, so other programs hardly affect the result.
+another server runs the operation three times, and its fastest run is compared. Both servers have
+one thread, whose CPU time is counted, so other programs hardly affect the result.
 The script prints the cases with the highest and the lowest ratio of time to estimate, and exits
 with 1 if an operation took more than three times its estimate."""
 
