@@ -1116,7 +1116,7 @@ class CliTest(CliCase):
             process = self.start_cli("put", "--random", "zeros", "--shape", 1 << 24, "--streams",
                                      streams, "--name", "x", server=relay.where,
                                      stderr=subprocess.DEVNULL)
-            self.assertTrue(eventually(lambda: sum(relay.requests) > o.MI, 20, pause=0))
+            self.assertTrue(eventually(lambda: sum(relay.requests) > o.MI, 60, pause=0.001))
             relay.silent.set()
             process.send_signal(signal.SIGINT)
             relay.silent.clear()
