@@ -194,6 +194,8 @@ struct RunOptions {
   // If set, the call is only checked: nothing calls Output::Get, allocates, launches or reads
   // operands, whose addresses may be null.
   bool check_only = false;
+  // Whether the seconds that the stream expects already include this call.
+  bool expected = false;
   // The devices that share the work with the stream's device if the operation can be divided and is
   // large enough for that. If it is null, no device shares the work. With a team, enqueue_only is
   // ignored.

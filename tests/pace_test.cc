@@ -524,6 +524,38 @@ TEST(PaceTest, CallsThatFindWhatTheyNeedTeachNothing) {
   }
 }
 
+// Otherwise the same call would be accepted and stopped again and again.
+TEST(PaceTest, TheTimeOfACallThatIsStoppedIsALowerBound) {
+  struct Stopped final : Work<ReduceProblem> {
+    void Launch(Stream&, ReduceProblem&, const Chosen&) const override {
+      std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+      *stop = true;
+    }
+    double seconds = 0;
+    std::atomic<bool>* stop = nullptr;
+  };
+  for (const bool late : {false, true}) {
+    Paced l;
+    std::atomic<bool> stop = false;
+    l.stream->WatchStop(&stop);
+    l.options.strategy = "cpu_serial";
+    l.options.max_seconds = l.options.max_slow_seconds = 1e9;
+    ReduceProblem p{.n = 1 << 22};
+    const Strategy<ReduceProblem>& strategy = StrategyNamed<ReduceProblem>("cpu_serial");
+    const double cold = l.pace.Estimate(strategy, p);
+    Stopped work;
+    work.seconds = late ? 2 * cold : 0;
+    work.stop = &stop;
+    EXPECT_EQ(ErrorReason(ExecuteScalar(*l.stream, p, false, l.options, work).status()),
+              "CANCELLED");
+    if (late) {
+      EXPECT_GE(l.pace.Estimate(strategy, p), 1.9 * cold);
+    } else {
+      EXPECT_EQ(l.pace.Estimate(strategy, p), cold);
+    }
+  }
+}
+
 TEST_F(LearningTest, ManyThreadsLearnAndAsk) {
   const DotProblem p = {.n = 1 << 24};
   pace_.Learn(strategy_, p, 0.05);

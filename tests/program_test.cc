@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/choose/pace.h"
 #include "tests/expressions.h"
 
 namespace tessera::test {
@@ -200,6 +201,24 @@ TEST_F(ProgramTest, AProgramThatTakesTooLongIsRefused) {
   FindTypes(program_);
   EXPECT_TRUE(CheckSteps(program_, *stream_, 0).ok()) << "without a pace nothing is estimated";
   EXPECT_EQ(ErrorReason(CheckSteps(program_, *stream_, -1)), "OPERATION_TOO_LONG");
+}
+
+TEST_F(ProgramTest, ARunningProgramIsExpectedToTakeTheTimeOfAllSteps) {
+  Pace pace(device_->info());
+  for (int i = 0; i < 3; ++i) {
+    PlannedStep& step = Sum(Array(10));
+    step.options.strategy = "cpu_parallel";
+    step.options.pace = &pace;
+  }
+  FindTypes(program_);
+  EXPECT_TRUE(CheckSteps(program_, *stream_, kInfinity).ok());
+  double total = 0;
+  for (const PlannedStep& step : program_.steps) total += step.outcome.stats.estimate_seconds;
+  EXPECT_GT(total, 0);
+  EXPECT_EQ(stream_->expected_seconds(), total);
+  for (const PlannedStep& step : program_.steps)
+    EXPECT_TRUE(RunStep(program_, step, *stream_, step.options).ok());
+  EXPECT_EQ(stream_->expected_seconds(), total);
 }
 
 }  // namespace

@@ -25,7 +25,9 @@ absl::Status CheckSteps(ProgramPlan& program, Stream& stream, double max_seconds
     if (!checked.ok()) continue;
     seconds += checked->stats.estimate_seconds;
     step.outcome.stats = checked->stats;
+    step.options.expected = true;
   }
+  stream.Expect(seconds);
   if (seconds <= max_seconds) return absl::OkStatus();
   return MakeError(
       absl::StatusCode::kFailedPrecondition, "OPERATION_TOO_LONG",

@@ -96,7 +96,8 @@ void InheritFailure(const ProgramPlan& program, PlannedStep& step);
 // Pass 1. Finds the types of all operands and results, and counts readers.
 void FindTypes(ProgramPlan& program);
 
-// Pass 2. Does all other checks that need no memory, and finds which steps may be batched.
+// Pass 2. Does all other checks that need no memory, and finds which steps may be batched. The
+// stream then expects the seconds of all steps together.
 // FAILED_PRECONDITION / OPERATION_TOO_LONG {estimate_seconds, limit_seconds} if the steps together
 // are expected to take longer than max_seconds.
 absl::Status CheckSteps(ProgramPlan& program, Stream& stream, double max_seconds);

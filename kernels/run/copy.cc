@@ -59,7 +59,10 @@ absl::Status RunCopy(Stream& stream, const View& view, DType dtype, const Output
       return !stream.stopped();
     });
   });
-  if (status.ok() && options.pace != nullptr) options.pace->LearnCopy(view, dtype, watch.seconds());
+  const double seconds = watch.seconds();
+  if (options.pace != nullptr &&
+      Teaches(status, stream, seconds, options.pace->EstimateCopy(view, dtype)))
+    options.pace->LearnCopy(view, dtype, seconds);
   return status;
 }
 

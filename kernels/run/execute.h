@@ -186,6 +186,12 @@ absl::Status Finished(Stream& stream, const Work& work, bool wait = true) {
   return stream.stopped() ? CallerHasLeft() : absl::OkStatus();
 }
 
+// Whether the seconds say how long work takes. Those of work that was stopped are a lower bound.
+inline bool Teaches(const absl::Status& status, const Stream& stream, double seconds,
+                    double estimate) {
+  return status.ok() || (stream.stopped() && seconds > estimate);
+}
+
 inline std::uint64_t SaturatingAdd(std::uint64_t a, std::uint64_t b) {
   return a + b < a ? UINT64_MAX : a + b;
 }
@@ -528,7 +534,7 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
     stats.scratch_bytes = ScratchBytes(**strategy, problem, stream, work);
     return stats;
   }
-  stream.Expect(stats.estimate_seconds);
+  if (!options.expected) stream.Expect(stats.estimate_seconds);
   RETURN_IF_ERROR(place(problem));
 
   std::vector<TeamShare> shares;
@@ -545,12 +551,13 @@ absl::StatusOr<Stats> Execute(Stream& stream, Problem& problem, const RunOptions
         stats.kernel_us = LaunchWork(stream, problem, **strategy, shares, work, options.timing);
       },
       wait);
-  if (!status.ok()) return status;
+  const double seconds = watch.seconds();
   // The time says little about the strategy if it includes a gather, if other devices shared the
   // work, or if an earlier request had already prepared an operand.
   if (options.pace != nullptr && gather_seconds == 0 && !trivial && wait && shares.empty() &&
-      stream.prepared_found() == found)
-    options.pace->Learn(**strategy, problem, watch.seconds());
+      stream.prepared_found() == found && Teaches(status, stream, seconds, stats.estimate_seconds))
+    options.pace->Learn(**strategy, problem, seconds);
+  if (!status.ok()) return status;
   return stats;
 }
 
