@@ -2,10 +2,10 @@
 """Compares the CPU device's estimates, on which refusals are based, with the time that operations
 take. Covers every operation, type and layout, with usual operands and with the slowest ones.
 
-usage: estimates.py --server build/bin/tessera-server [--worst 30] [--only TEXT]
+usage: estimates.py --server build/bin/tessera-server [--worst 30] [--only TEXT] [--warm-up]
 
 First, one server refuses each operation as too long, and reports its estimate, before anything has
-been measured. Then another server runs the operation three times, and its fastest run is compared.
+been measured or, with --warm-up, after the strategies have been measured on small problems. Then another server runs the operation three times, and its fastest run is compared.
 Both servers have one thread, whose CPU time is counted, so other programs hardly affect the result.
 The script prints the cases with the highest and the lowest ratio of time to estimate, and exits
 with 1 if an operation took more than three times its estimate."""
@@ -122,13 +122,100 @@ def folds():
     yield "dot f4 subnormal", "Dot", dict(a=tiny, b=tiny)
 
 
+def arrays():
+    """Yields the arrays of orders() as (name, array)."""
+    rng = np.random.default_rng(2)
+    n = SIDE * SIDE
+    for numpy in ("f4", "f8"):
+        rise = np.arange(n).astype(numpy)
+        yield f"rising_{numpy}", rise
+        # Each element is better than most of the previous 1000, so that TopK examines most of them.
+        yield f"noisy_{numpy}", rise + 2000 * rng.random(n).astype(numpy)
+        yield f"random_{numpy}", n * rng.random(n).astype(numpy)
+        # The first guess of a histogram's bin is wrong for all of them.
+        yield f"curved_{numpy}", (n * np.sort(rng.random(n)) ** 4).astype(numpy)
+    yield "edges", n * (np.arange(n + 1) / n) ** 4
+    yield "few_edges", n * (np.arange(1001) / 1000) ** 4
+    yield "permutation", rng.permutation(n)
+    yield "order", np.arange(n)
+    yield "few", rng.integers(0, 1000, n)
+    yield "mask", rng.random(n) < 0.5
+    yield "ones", np.ones(n, bool)
+
+
+def scans():
+    n = SIDE * SIDE
+    shapes = [(1, n), (n // 3, 3), (n // 4, 4), (n // 16, 16), (n // 17, 17), (n // 100, 100),
+              (n // 600, 600), (n // 5000, 5000), (64, n // 64), (3, n // 3), (16, n // 16),
+              (n // 3, 3), (n // 16, 16), (n // 100, 100), (n // 5000, 5000)]
+    for numpy in ("f4", "f8", "i4", "f2"):
+        for shape in (*shapes, (n // 16, 4, 4), (n // 300, 100, 3), (2, SIDE, SIDE // 2)):
+            dense = [int(np.prod(shape[i + 1:])) for i in range(len(shape))]
+            for axis in range(len(shape)):
+                yield f"scan {numpy} {list(shape)} {axis}", "Scan", dict(
+                    x=o.resident(numpy, o.view(shape, dense)), op=1, axis=axis,
+                    result=o.into("out", replace=True))
+        for axis in (0, 1):
+            for op in (1, 2, 3):
+                yield f"scan {op} {numpy} one element {axis}", "Scan", dict(
+                    x=o.resident(numpy, o.view([SIDE, SIDE], [0, 0])), op=op, axis=axis,
+                    result=o.into("out", replace=True))
+
+
+def orders():
+    """Yields operations whose time depends on the order of their operands."""
+    n = SIDE * SIDE
+    both = dict(values=o.into("values", replace=True), indices=o.into("at", replace=True))
+    out = dict(result=o.into("out", replace=True))
+    for numpy in ("f4", "f8"):
+        for kind in ("random", "noisy", "rising", "curved"):
+            x = o.resident(f"{kind}_{numpy}")
+            for edges in ("edges", "few_edges"):
+                yield f"histogram {numpy} {kind} {edges}", "Histogram", dict(
+                    x=x, edges=o.resident(edges), **out)
+            for bins in (100, 1 << 16, n):
+                yield f"histogram {numpy} {kind} even {bins}", "Histogram", dict(
+                    x=x, even=o.compute.EvenBins(count=bins, low=0, high=n), **out)
+            for k in (1, 10, 100, 1000, 4096):
+                for rows in (1, 64):
+                    yield f"top_k {numpy} {kind} {k} of {rows} rows", "TopK", dict(
+                        x=o.resident(f"{kind}_{numpy}", o.view([rows, n // rows],
+                                                               [n // rows, 1])), k=k, **both)
+            yield f"sort {numpy} {kind}", "Sort", dict(x=x, **both)
+            for of in ("curved", "rising"):
+                yield f"search {numpy} {kind} {of}", "SearchSorted", dict(
+                    x=o.resident(f"{of}_{numpy}"), keys=x, **out)
+        for order in ("permutation", "order", "few"):
+            at = o.resident(order)
+            yield f"take {numpy} {order}", "Take", dict(
+                x=o.resident(f"rising_{numpy}"), indices=at, **out)
+            yield f"take {numpy} {order} along", "Take", dict(
+                x=o.resident(f"rising_{numpy}"), indices=at, along=True, axis=0, **out)
+            for inner in (1, 4, 64):
+                rows = n // inner
+                yield f"sum_by_label {numpy} {order} {inner}", "SumByLabel", dict(
+                    x=o.resident(f"rising_{numpy}", o.view([rows, inner], [inner, 1])),
+                    labels=o.resident(order, o.view([rows], [1])), length=n, **out)
+            rows = o.resident(order, o.view([n // 16], [1]))
+            yield f"take {numpy} {order} rows", "Take", dict(
+                x=o.resident(f"rising_{numpy}", o.view([n, 16], [0, 1])), indices=rows, axis=0,
+                **out)
+            yield f"take {numpy} {order} columns", "Take", dict(
+                x=o.resident(f"rising_{numpy}", o.view([16, n // 16], [n // 16, 1])), axis=1,
+                indices=o.resident("few"), mode=2, **out)
+        for mask in ("mask", "ones"):
+            yield f"select {numpy} {mask}", "Select", dict(
+                x=o.resident(f"rising_{numpy}"), mask=o.resident(mask), **both)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--server", required=True)
     parser.add_argument("--worst", type=int, default=30)
     parser.add_argument("--only", default="")
+    parser.add_argument("--warm-up", action="store_true")
     args = parser.parse_args()
-    o.Program.path, o.Program.device, o.Program.warm_up = args.server, "cpu", False
+    o.Program.path, o.Program.device, o.Program.warm_up = args.server, "cpu", args.warm_up
     o.make_stubs()
     with tempfile.TemporaryDirectory() as folder:
         servers = [o.Server(folder, "--max-operation-seconds", value, OMP_NUM_THREADS="1")
@@ -139,14 +226,19 @@ def main():
             array = (100 * rng.random((SIDE, SIDE))).astype(numpy)
             for client in (strict, free):
                 client.put(numpy, array)
+        for name, array in arrays():
+            for client in (strict, free):
+                client.put(name, array)
         for client in (strict, free):
             client.put("subnormal", np.full((512, 512), 1e-20, "f4"))
         found = []
-        for name, method, fields in (*maps(), *folds()):
-            if args.only not in name:
+        for name, method, fields in (*maps(), *folds(), *scans(), *orders()):
+            if not name.startswith(tuple(args.only.split(","))):
                 continue
             refused = strict.attempt(method, **fields)
             if refused.reason != "OPERATION_TOO_LONG":
+                if refused.reason not in (None, "BAD_DTYPE"):
+                    print(name, refused)
                 continue  # A short or unsupported call gets no estimate.
             estimate = float(refused.metadata["estimate_seconds"])
             took = min(seconds_of(servers[1].pid, lambda: free.call(method, timeout=600, **fields))
