@@ -150,7 +150,8 @@ TEST_F(ClientTest, SourcesOfAnotherSizeAreRefusedBeforeAnythingIsSent) {
 TEST_F(ClientTest, WhatFunctionsOfTheCallerThrowEndsTheTransfer) {
   const std::string bytes = Pattern(400'000);
   for (const int streams : {1, 4}) {
-    UploadOptions options = {.chunk_bytes = 1024, .streams = streams};
+    // The draft of an upload that failed may last a little longer.
+    UploadOptions options = {.replace = true, .chunk_bytes = 1024, .streams = streams};
     const auto thrown = [](std::uint64_t, absl::Span<char>) -> absl::Status {
       throw std::runtime_error("the disk is on fire");
     };
