@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -110,8 +111,12 @@ absl::StatusOr<Devices::Bridge> Devices::BridgeTo(Device& device) const {
     ASSIGN_OR_RETURN(stream, MakeStream(device));
   }
   return Bridge(stream.release(), [&state](Stream* used) {
+    std::unique_ptr<Stream> owned(used);
     const std::lock_guard lock(state.bridges_mutex);
-    state.bridges.emplace_back(used);
+    try {
+      state.bridges.push_back(std::move(owned));
+    } catch (const std::bad_alloc&) {  // the stream is not kept
+    }
   });
 }
 

@@ -10,6 +10,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <set>
 #include <string>
@@ -186,26 +187,26 @@ class Kernels {
     return made;
   }
 
-  // Unloads the kernels that were replaced, except those that a call still launches.
-  void UnloadReplaced(std::unique_lock<std::mutex>& lock) {
-    std::vector<std::shared_ptr<Kernel>> unused;
-    std::erase_if(replaced_, [&](std::shared_ptr<Kernel>& kernel) {
-      if (kernel.use_count() > 1) return false;
-      unused.push_back(std::move(kernel));
-      return true;
-    });
-    lock.unlock();
-    for (const std::shared_ptr<Kernel>& kernel : unused) kernel->Unload();
-    lock.lock();
+  // Returns the position of a replaced kernel that no call launches any more, or replaced_.size().
+  std::size_t Unused() const {
+    return static_cast<std::size_t>(
+        std::ranges::find(replaced_, 1, &std::shared_ptr<Kernel>::use_count) - replaced_.begin());
   }
 
   void Work() {
     std::unique_lock lock(mutex_);
     for (;;) {
-      wake_.wait(lock, [&] { return ends_ || !jobs_.empty() || !replaced_.empty(); });
+      wake_.wait(lock, [&] { return ends_ || !jobs_.empty() || Unused() < replaced_.size(); });
       if (ends_) return;
-      UnloadReplaced(lock);
-      if (jobs_.empty()) continue;
+      if (const std::size_t unused = Unused(); unused < replaced_.size()) {
+        std::swap(replaced_[unused], replaced_.back());
+        const std::shared_ptr<Kernel> kernel = std::move(replaced_.back());
+        replaced_.pop_back();
+        lock.unlock();
+        kernel->Unload();
+        lock.lock();
+        continue;
+      }
       Job job = std::move(jobs_.front());
       jobs_.pop_front();
       lock.unlock();
@@ -216,7 +217,10 @@ class Kernels {
       } catch (const std::exception&) {  // out of memory: the plan gets no kernel
       }
       lock.lock();
-      Put(std::move(job.key), std::move(made));
+      try {
+        Put(std::move(job.key), std::move(made));
+      } catch (const std::bad_alloc&) {  // the plan gets no kernel, or no kernel is replaced
+      }
     }
   }
 
