@@ -39,6 +39,12 @@ TESSERA_HD std::int64_t PlaceOfKey(const T* x, std::int64_t low, std::int64_t hi
   return low;
 }
 
+// Returns how many levels of a binary search among so many bytes are not in a core's nearest cache.
+constexpr std::uint64_t LevelsInMemory(std::uint64_t bytes) {
+  constexpr std::uint64_t kNearest = 1 << 15;
+  return static_cast<std::uint64_t>(std::bit_width(bytes / kNearest));
+}
+
 // Returns the cost of a strategy. Each key fetches a sector of `sector` bytes of x, until all of x
 // is fetched, because the first levels stay in caches. A search takes one operation per level.
 inline Cost SearchSortedCost(const SearchSortedProblem& p, std::uint64_t sector,
@@ -50,7 +56,9 @@ inline Cost SearchSortedCost(const SearchSortedProblem& p, std::uint64_t sector,
                    std::min(length * size, n * std::max(size, sector)),
           .flops = n * (levels + 1),
           .atomics = 0,
-          .depth = searches_in_sequence * (levels + 1)};
+          .depth = searches_in_sequence * (levels + 1),
+          .scattered = n * LevelsInMemory(length * size),
+          .among = length * size};
 }
 
 }  // namespace tessera

@@ -49,7 +49,10 @@ inline Cost TakeCost(const TakeProblem& p, std::int64_t sector, std::uint64_t de
   return {.bytes = TakeBytes(p, sector),
           .flops = static_cast<std::uint64_t>(p.elements()),
           .atomics = 0,
-          .depth = depth};
+          .depth = depth,
+          .scattered = static_cast<std::uint64_t>(p.elements()) * SizeOf(p.dtype) /
+                       static_cast<std::uint64_t>(std::max<std::int64_t>(1, TakeRowBytes(p))),
+          .among = static_cast<std::uint64_t>(p.outer * p.length * p.inner) * SizeOf(p.dtype)};
 }
 
 // Calls f(I{}), where I is the C++ type of the indices.

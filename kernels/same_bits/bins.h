@@ -17,6 +17,7 @@
 #include <type_traits>
 
 #include "kernels/base/element.h"
+#include "kernels/problem/search_sorted.h"
 #include "kernels/problem/strategy.h"
 #include "kernels/same_bits/convert.h"
 
@@ -171,6 +172,22 @@ inline Cost HistogramCost(const HistogramProblem& p, std::uint64_t copies, std::
           .flops = n * each,
           .atomics = atomics,
           .depth = depth};
+}
+
+// Returns the cost of a strategy on the CPU whose cores count `shares` of the elements. A search
+// waits for each edge before it reads the next, which takes as long as two or three accesses that do
+// not wait for each other.
+inline Cost CpuHistogramCost(const HistogramProblem& p, std::int64_t shares, std::uint64_t copies) {
+  const auto n = static_cast<std::uint64_t>(p.n), bins = static_cast<std::uint64_t>(p.bins);
+  Cost cost = HistogramCost(p, copies, 0, 0);
+  cost.among = bins * sizeof(std::int64_t);
+  cost.scattered = n;
+  if (p.kind == BinKind::kEdges) {
+    cost.flops += 3 * n * static_cast<std::uint64_t>(std::bit_width(bins));
+    cost.scattered += 5 * n * LevelsInMemory(cost.among) / 2;
+  }
+  cost.depth = cost.flops / static_cast<std::uint64_t>(shares);
+  return cost;
 }
 
 }  // namespace tessera

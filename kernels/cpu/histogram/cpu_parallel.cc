@@ -89,8 +89,7 @@ extern constexpr Strategy<HistogramProblem> kHistogramCpuParallel = {
     .cost =
         [](const HistogramProblem& p) {
           const std::int64_t shares = Shares(p);
-          return HistogramCost(p, static_cast<std::uint64_t>(2 * shares), 0,
-                               static_cast<std::uint64_t>(p.n / shares));
+          return CpuHistogramCost(p, shares, static_cast<std::uint64_t>(2 * shares));
         },
     .launch = Run,
     .scratch = ScratchOf,

@@ -34,7 +34,7 @@ extern constexpr Strategy<HistogramProblem> kHistogramCpuSerial = {
     .roundoff = [](const HistogramProblem&) { return 0.0; },
     .cost =
         [](const HistogramProblem& p) {
-          return HistogramCost(p, 1, 0, static_cast<std::uint64_t>(p.n));
+          return CpuHistogramCost(p, 1, 1);
         },
     .launch = Run,
 };

@@ -228,6 +228,9 @@ std::uint64_t ScratchOf(const SortProblem& p) {
   return static_cast<std::uint64_t>(workers) * WorkerBytes(p, parts);
 }
 
+// The buckets of a row of more bytes are not in a near cache.
+constexpr std::uint64_t kNear = 1 << 20;
+
 // The depth is half of the busiest core's operations, because those on adjacent elements overlap.
 Cost CostOf(const SortProblem& p) {
   const auto n = static_cast<std::uint64_t>(p.elements());
@@ -237,7 +240,9 @@ Cost CostOf(const SortProblem& p) {
   return {.bytes = n * SizeOf(p.dtype) + SortOutBytes(p),
           .flops = n * passes * moved,
           .atomics = 0,
-          .depth = static_cast<std::uint64_t>(alone) * passes * moved / 2};
+          .depth = static_cast<std::uint64_t>(alone) * passes * moved / 2,
+          .scattered = static_cast<std::uint64_t>(p.n) * SizeOf(p.dtype) > kNear ? 2 * n * passes : 0,
+          .among = kNear};
 }
 
 }  // namespace

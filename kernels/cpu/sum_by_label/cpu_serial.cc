@@ -81,7 +81,11 @@ extern constexpr Strategy<SumByLabelProblem> kSumByLabelCpuSerial = {
     .roundoff = LabelRoundoff,
     .cost =
         [](const SumByLabelProblem& p) {
-          return LabelCost(p, 0, 0, static_cast<std::uint64_t>(p.elements() + p.n));
+          Cost cost = LabelCost(p, 0, 0, static_cast<std::uint64_t>(p.elements() + p.n));
+          cost.among = ScratchOf(p);
+          cost.scattered = static_cast<std::uint64_t>(2 * p.n) +
+                           static_cast<std::uint64_t>(p.elements()) * sizeof(Sums<double>) / 64;
+          return cost;
         },
     .launch =
         [](const SumByLabelProblem& p, Stream& stream) {

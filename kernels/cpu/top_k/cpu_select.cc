@@ -166,13 +166,14 @@ extern constexpr Strategy<TopKProblem> kTopKCpuSelect = {
     .cost =
         [](const TopKProblem& p) {
           const auto elements = static_cast<double>(p.rows) * static_cast<double>(p.n);
-          const auto k = static_cast<double>(std::max<std::int64_t>(1, p.k));
-          const double inserted = static_cast<double>(p.rows) * k *
-                                  (1 + std::log(std::max(1.0, static_cast<double>(p.n) / k)));
+          const double levels = std::log2(static_cast<double>(std::max<std::int64_t>(1, p.k)) + 1);
           return Cost{
               .bytes = static_cast<std::uint64_t>(elements) * SizeOf(p.dtype) + TopKOutBytes(p),
-              .flops = static_cast<std::uint64_t>(elements + inserted * 4 * std::log2(k + 1)),
-              .depth = static_cast<std::uint64_t>(std::min(p.n, kLeastPart))};
+              .flops = static_cast<std::uint64_t>(elements),
+              .depth = static_cast<std::uint64_t>(std::min(p.n, kLeastPart)),
+              // In the worst order, all elements take part in selections.
+              .scattered = static_cast<std::uint64_t>(elements * (1 + levels / 3)),
+              .among = static_cast<std::uint64_t>(Room(p.k)) * 2 * sizeof(std::int64_t)};
         },
     .launch =
         [](const TopKProblem& p, Stream& stream) {
