@@ -411,6 +411,33 @@ TEST_F(TwoDevicesTest, StatisticsTellWhatMoved) {
   EXPECT_EQ(chosen.device(), "fake:1") << "where the larger one is";
 }
 
+TEST_F(TwoDevicesTest, CallsReuseTheStreamsOfOtherDevices) {
+  using Step = FakeDevice::Step;
+  ASSERT_TRUE(server_.Put<float>("x", v1::DTYPE_F32, {2}, {1, 2}).ok());
+  ASSERT_TRUE(server_.Put<float>("y", v1::DTYPE_F32, {2}, {3, 4}, false, "fake:1").ok());
+  const auto dot = [&] { return GoodDot(Named("x"), Named("y")).value().real(); };
+  const int before = second_.Count(Step::kStream);
+  EXPECT_EQ(dot(), 11);
+  EXPECT_EQ(dot(), 11);
+  EXPECT_EQ(second_.Count(Step::kStream), before + 1);
+
+  second_.Close(Step::kCopyToHost);
+  std::thread other([&] { EXPECT_EQ(dot(), 11); });
+  second_.WaitForBlocked(1);
+  std::thread another([&] { EXPECT_EQ(dot(), 11); });
+  second_.WaitForBlocked(2);
+  second_.Open();
+  other.join();
+  another.join();
+  EXPECT_EQ(dot(), 11);
+  EXPECT_EQ(second_.Count(Step::kStream), before + 2) << "two at a time";
+
+  second_.Fail(Step::kCopyToHost, DeviceError::Kind::kFailed);
+  EXPECT_FALSE(Dot(Named("x"), Named("y")).ok());
+  EXPECT_EQ(dot(), 11);
+  EXPECT_EQ(second_.Count(Step::kStream), before + 2);
+}
+
 // A call fails because of the device that helps, not because of the one on which it runs.
 TEST_F(TwoDevicesTest, ALossIsThatOfTheHelperAndAllDevicesAreThoseThatAreLeft) {
   constexpr std::int64_t kFloats = 16 * 4096 / 4;  // 16 rows of the fixed tree, in four chunks.

@@ -32,6 +32,7 @@ class FakeDevice final : public Device {
     kFree,
     kStaging,
     kRegister,
+    kStream,
     kBegin,
     kScratch,
     kCopyToDevice,
@@ -254,6 +255,7 @@ class FakeStream final : public Stream {
 };
 
 inline std::unique_ptr<Stream> FakeDevice::MakeStream() {
+  Reach(Step::kStream);
   return std::make_unique<FakeStream>(*this, cpu_->MakeStream());
 }
 

@@ -365,7 +365,8 @@ Pace::Model Pace::ModelOf(const Strategy<Problem>& strategy, const Problem& prob
     // One core does these steps in sequence, regardless of the number of cores.
     model.work = std::max(model.work, depth * step);
     // Rates that were measured with small or ordered operands do not include cache misses.
-    const double threads = Bounded(static_cast<double>(cost.flops) / std::max(1.0, depth), 1, units);
+    const double threads =
+        Bounded(static_cast<double>(cost.flops) / std::max(1.0, depth), 1, units);
     model.latency += static_cast<double>(cost.scattered) * ScatteredSeconds(cost.among) / threads;
     if constexpr (std::is_same_v<Problem, MapProblem>) {
       // Rates that were measured with contiguous operands do not include this cost.

@@ -32,10 +32,7 @@ extern constexpr Strategy<HistogramProblem> kHistogramCpuSerial = {
     .dtypes = ArrayDTypes(),
     .deterministic = true,
     .roundoff = [](const HistogramProblem&) { return 0.0; },
-    .cost =
-        [](const HistogramProblem& p) {
-          return CpuHistogramCost(p, 1, 1);
-        },
+    .cost = [](const HistogramProblem& p) { return CpuHistogramCost(p, 1, 1); },
     .launch = Run,
 };
 

@@ -237,12 +237,13 @@ Cost CostOf(const SortProblem& p) {
   const std::uint64_t passes = SizeOf(p.dtype), moved = p.wants_indices ? 4 : 2;
   const auto [workers, parts] = PlanOf(p, kMostWorkers);
   const std::int64_t alone = (p.rows + workers - 1) / workers * (p.n / parts);
-  return {.bytes = n * SizeOf(p.dtype) + SortOutBytes(p),
-          .flops = n * passes * moved,
-          .atomics = 0,
-          .depth = static_cast<std::uint64_t>(alone) * passes * moved / 2,
-          .scattered = static_cast<std::uint64_t>(p.n) * SizeOf(p.dtype) > kNear ? 2 * n * passes : 0,
-          .among = kNear};
+  return {
+      .bytes = n * SizeOf(p.dtype) + SortOutBytes(p),
+      .flops = n * passes * moved,
+      .atomics = 0,
+      .depth = static_cast<std::uint64_t>(alone) * passes * moved / 2,
+      .scattered = static_cast<std::uint64_t>(p.n) * SizeOf(p.dtype) > kNear ? 2 * n * passes : 0,
+      .among = kNear};
 }
 
 }  // namespace
