@@ -1,24 +1,23 @@
 // Sums, lesson 3 of 8: the threads that add are adjacent.
 //
-// A GPU runs threads in warps of 32, which share each instruction. If only some of the threads need
-// it, the others are idle: this is divergence. In lesson 2, at strides of 2 or more, at most 8
-// threads of a warp add, but every warp in which a thread adds takes the full time. Here, other
-// pairs are added: while L cells still hold sums (they are live), thread t adds cell t + L / 2 to
-// its own. With 8 threads:
+// Lesson 2 is still limited by the additions to the total, one per block, so this lesson saves
+// instructions but no time: see "What the hardware counts" in README.md. A GPU runs threads in
+// warps of 32, which share each instruction. If only some of the threads need it, the others are
+// idle: this is divergence. In lesson 2, at strides of 2 or more, at most 8 threads of a warp add,
+// but every warp in which a thread adds takes the full time. Here, other pairs are added: while L
+// cells still hold sums (they are live), thread t adds cell t + L / 2 to its own. With 8 threads:
 //
 //   live 8     0<------4  1<------5  2<------6  3<------7    threads 0 1 2 3 add
 //   live 4     0<--2  1<--3                                  threads 0 1
 //   live 2     0<1                                           thread  0
 //
-// Warps without an active thread skip the addition, but still wait at the barrier. The cells that a
-// warp reads are adjacent, so they are in different banks of shared memory, each of which serves
-// one word at a time.
+// Warps without an active thread skip the addition, but still wait at the barrier. As in lesson 2,
+// the cells that a warp reads are in different banks of shared memory, each of which serves one
+// word at a time.
 //
 // The result is right for every n and every block size: if the number of live cells is odd, L / 2
 // is rounded up, and the middle cell is added in the next level. A level writes the lower half and
 // reads both halves.
-//
-// The rate does not change: see "What the hardware counts" in README.md.
 //
 // The service's strategy `tree_sequential` of Dot is this kernel for products of every type, with
 // two elements per thread.
@@ -59,7 +58,7 @@ __global__ void SumSequential(const float* x, std::int64_t n, double* total) {
 
 int main() {
   constexpr std::int64_t kCount = (1 << 26) + 13, kBytes = kCount * sizeof(float);
-  std::vector<float> x(kCount);
+  std::vector<float> x(kCount);      // values in [-0.5, 0.5)
   double exact = 0, magnitudes = 0;  // the reference, and the sum of |x[i]|
   for (unsigned i = 0; i < kCount; ++i) {
     x[i] = float((i * 2654435761u) >> 8) * 0x1p-24f - 0.5f;
@@ -93,7 +92,7 @@ int main() {
   CHECK(cudaDeviceGetAttribute(&khz, cudaDevAttrMemoryClockRate, 0));
   CHECK(cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, 0));
   const double error = std::abs(sum - exact) / magnitudes;
-  const double rate = kBytes / (fastest * 1e-3), most = 2e3 * khz * bits / 8;
+  const double rate = kBytes / (fastest * 1e-3), most = 2e3 * khz * bits / 8;  // twice per cycle
   printf("sum %.3f, error %.1e relative to the sum of |x|, %.0f us, %.0f GB/s, %.0f %% of peak\n",
          sum, error, fastest * 1e3, rate * 1e-9, 100 * rate / most);
   return error <= 1e-6 ? 0 : 1;

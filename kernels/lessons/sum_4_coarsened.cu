@@ -1,10 +1,10 @@
 // Sums, lesson 4 of 8: each thread adds many elements before the tree begins.
 //
-// The limit of lesson 3 is the work per block: for only 256 elements, a block starts, waits at 9
-// barriers, and adds to the total, where it waits for other blocks. Here, a launch always has 1024
-// blocks (the grid), about 8 for each of 132 SMs, so this work does not grow with n. A thread adds
-// every T-th element to a local variable, which is in a register; T is the number of threads in the
-// grid:
+// Lesson 3 is limited by its additions to the total, one per block, which the GPU does one after
+// another. Without them, the other work of a block would be the limit: for only 256 elements, it
+// starts and waits at 9 barriers. Here, a launch always has 1024 blocks (the grid), about 8 for
+// each of 132 SMs, so this work does not grow with n. A thread adds every T-th element to a local
+// variable, which is in a register; T is the number of threads in the grid:
 //
 //   element   0  1  2  3 | 4  5  6  7 | 8  9          T = 4
 //   thread    0  1  2  3 | 0  1  2  3 | 0  1
@@ -45,7 +45,7 @@ constexpr unsigned kBlocks = 1024;
 __global__ void SumCoarsened(const float* x, std::int64_t n, double* total) {
   __shared__ float cells[kThreads];
   const unsigned t = threadIdx.x;
-  const std::int64_t threads = std::int64_t{gridDim.x} * kThreads;
+  const std::int64_t threads = std::int64_t{gridDim.x} * kThreads;  // in the grid: T
   float sum = 0;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + t; i < n; i += threads) sum += x[i];
   cells[t] = sum;
@@ -61,7 +61,7 @@ __global__ void SumCoarsened(const float* x, std::int64_t n, double* total) {
 
 int main() {
   constexpr std::int64_t kCount = (1 << 26) + 13, kBytes = kCount * sizeof(float);
-  std::vector<float> x(kCount);
+  std::vector<float> x(kCount);      // values in [-0.5, 0.5)
   double exact = 0, magnitudes = 0;  // the reference, and the sum of |x[i]|
   for (unsigned i = 0; i < kCount; ++i) {
     x[i] = float((i * 2654435761u) >> 8) * 0x1p-24f - 0.5f;
@@ -94,7 +94,7 @@ int main() {
   CHECK(cudaDeviceGetAttribute(&khz, cudaDevAttrMemoryClockRate, 0));
   CHECK(cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, 0));
   const double error = std::abs(sum - exact) / magnitudes;
-  const double rate = kBytes / (fastest * 1e-3), most = 2e3 * khz * bits / 8;
+  const double rate = kBytes / (fastest * 1e-3), most = 2e3 * khz * bits / 8;  // twice per cycle
   printf("sum %.3f, error %.1e relative to the sum of |x|, %.0f us, %.0f GB/s, %.0f %% of peak\n",
          sum, error, fastest * 1e3, rate * 1e-9, 100 * rate / most);
   return error <= 1e-6 ? 0 : 1;

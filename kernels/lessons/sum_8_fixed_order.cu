@@ -99,7 +99,7 @@ __global__ void SumFixedOrder(const float* x, std::int64_t n, double* sums) {
 
 int main() {
   constexpr std::int64_t kCount = (1 << 26) + 13, kBytes = kCount * sizeof(float);
-  std::vector<float> x(kCount);
+  std::vector<float> x(kCount);      // values in [-0.5, 0.5)
   double exact = 0, magnitudes = 0;  // the reference, and the sum of |x[i]|
   for (unsigned i = 0; i < kCount; ++i) {
     x[i] = float((i * 2654435761u) >> 8) * 0x1p-24f - 0.5f;
@@ -139,7 +139,7 @@ int main() {
   CHECK(cudaDeviceGetAttribute(&khz, cudaDevAttrMemoryClockRate, 0));
   CHECK(cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, 0));
   const double error = std::abs(sum - exact) / magnitudes;
-  const double rate = kBytes / (fastest * 1e-3), most = 2e3 * khz * bits / 8;
+  const double rate = kBytes / (fastest * 1e-3), most = 2e3 * khz * bits / 8;  // twice per cycle
   printf("sum %.3f, error %.1e relative to the sum of |x|, %.0f us, %.0f GB/s, %.0f %% of peak\n",
          sum, error, fastest * 1e3, rate * 1e-9, 100 * rate / most);
   bool equal = true;

@@ -102,11 +102,11 @@ void Snapshots::RestoreTenant(Manifest::OfTenant& stored, BufferStore& store) {
         .version = entry.version,
         .create_time = std::min(FromWall(entry.create_time), SteadyNow()),
         .expire_time = SteadyNow() + left,
-        .checksum = file.checksum,
-        .arrival = std::make_shared<Arrival>([this, number = file.number] {
-          const std::lock_guard lock(mutex_);
-          asked_.push_back(number);
-        })};
+        .checksum = file.checksum};
+    restored.arrival = std::make_shared<Arrival>([this, number = file.number] {
+      const std::lock_guard lock(mutex_);
+      asked_.push_back(number);
+    });
     std::shared_ptr<const Buffer>& owner = owners[file.number];
     restored.origin = owner;
     SetPlace(entry, restored.spec);

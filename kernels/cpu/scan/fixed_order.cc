@@ -45,7 +45,7 @@ ScanValue<F> ScanStripe(const Piece<F>& piece, ScanValue<F> base, ScanValue<F> b
   Value within[kScanItems][kScanSegments];
   Value totals[kScanSegments];
   const int all = static_cast<int>((piece.count + kScanItems - 1) / kScanItems);
-  std::fill_n(totals, all, F::template Identity<Value>());
+  std::fill_n(totals, kScanSegments, F::template Identity<Value>());
   for (int j = 0; j < std::min<std::int64_t>(kScanItems, piece.count); ++j) {
     const int segments = static_cast<int>((piece.count - j + kScanItems - 1) / kScanItems);
     for (int s = 0; s < segments; ++s) {
