@@ -112,6 +112,9 @@ class PackageTest(python_outsider.Case):
             with self.subTest(name):
                 run_here(PACKAGE / "examples" / f"{name}.py", self.server.address, *arguments)
 
+    def test_the_typed_example(self):
+        run_here(o.ROOT / "tests" / "typed_example.py", self.server.address)
+
     def test_the_comparison_with_peers(self):
         """NumPy replaces CuPy, and the script itself compares all results."""
         out = self.folder / "peers.json"

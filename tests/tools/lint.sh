@@ -72,7 +72,9 @@ lint() {
   step python-syntax "Syntax of Python files" /usr/bin/python3 -c \
     'import ast, sys; [ast.parse(open(name).read(), name) for name in sys.argv[1:]]' "${python[@]}"
   step mypy "Types of the Python client" \
-    bash -c 'cd client/python && /usr/bin/python3 -m mypy --cache-dir ../../.cache/mypy'
+    bash -c 'cd client/python &&
+      /usr/bin/python3 -m mypy --cache-dir ../../.cache/mypy &&
+      /usr/bin/python3 -m mypy --cache-dir ../../.cache/mypy ../../tests/typed_example.py'
   find_buf
   step buf-lint "Protocol (buf lint)" "$buf" lint proto
   configure lint
