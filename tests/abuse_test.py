@@ -137,7 +137,7 @@ class Case(o.Case):
         return outcome.answer
 
     def assert_eventually(self, condition, what=""):
-        self.assertTrue(eventually(condition, LONG_S), what)
+        self.assertTrue(eventually(condition), what)
 
     def assert_becomes(self, expected, read, what=""):
         seen = []  # A second read might count what the first one allocated.
@@ -146,7 +146,7 @@ class Case(o.Case):
             seen.append(read())
             return seen[-1] == expected
 
-        eventually(reached, LONG_S)
+        eventually(reached)
         self.assertEqual(seen[-1], expected, what)
 
     def assert_serves(self, client):
@@ -183,7 +183,7 @@ class Case(o.Case):
         """Checks growth against a limit, which is at most half of what a faulty server would
         use."""
         if not o.Program.sanitized():
-            eventually(lambda: read() - before < limit, 20)
+            eventually(lambda: read() - before < limit)
             self.assertLess((read() - before) / o.MI, limit / o.MI, "MiB of growth")
 
     @staticmethod
@@ -781,7 +781,7 @@ class BrokenUploadTest(Case):
             def messages(first=first, name=name, wait=wait):
                 yield first.SerializeToString()
                 if wait:
-                    eventually(lambda: has_arrived(name), LONG_S)
+                    eventually(lambda: has_arrived(name))
                 yield second
 
             outcome = outcome_of(lambda: raw(messages(), timeout=600))

@@ -1116,12 +1116,12 @@ class CliTest(CliCase):
             process = self.start_cli("put", "--random", "zeros", "--shape", 1 << 24, "--streams",
                                      streams, "--name", "x", server=relay.where,
                                      stderr=subprocess.DEVNULL)
-            self.assertTrue(eventually(lambda: sum(relay.requests) > o.MI, 60, pause=0.001))
+            self.assertTrue(eventually(lambda: sum(relay.requests) > o.MI, pause=0.001))
             relay.silent.set()
             process.send_signal(signal.SIGINT)
             relay.silent.clear()
             self.assertEqual(process.wait(30), 8)
-            self.assertTrue(eventually(lambda: not self.names(), 10))
+            self.assertTrue(eventually(lambda: not self.names()))
 
     def test_no_control_character_reaches_the_terminal(self):
         header = b"{'descr': '\x1b[31m\xc2\x9b\x07', 'fortran_order': False, 'shape': (1,), }\n"
@@ -1202,9 +1202,9 @@ class CliTest(CliCase):
         process.stderr.close()
         # A reader that stalls occupies nothing on the server for longer than --timeout.
         downloads = lambda: self.server.client().budget("downloads").used
-        self.assertTrue(eventually(lambda: not downloads(), 10))
+        self.assertTrue(eventually(lambda: not downloads()))
         process = get("2s")
-        self.assertTrue(eventually(lambda: not downloads(), 20))
+        self.assertTrue(eventually(lambda: not downloads()))
         self.assertIsNone(process.poll())
         _, errors = process.communicate(timeout=30)
         self.assertEqual(process.returncode, 8, errors)
@@ -1236,7 +1236,7 @@ class CliTest(CliCase):
             process = self.start_cli("get", "x", "-o", "large.npy", server=relay.where,
                                      stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             self.assertTrue(relay.silent.wait(20))
-            self.assertTrue(eventually(self.parts, 10))
+            self.assertTrue(eventually(self.parts))
             process.send_signal(number)
             self.assertEqual(process.wait(30), 8)  # The connection is still silent.
             self.assertEqual(self.parts(), [])
@@ -1261,12 +1261,12 @@ class CliTest(CliCase):
             something."""
             passed = sum(relay.requests)
             relay.silent.clear()
-            self.assertTrue(eventually(lambda: sum(relay.requests) > passed, 20, pause=0))
+            self.assertTrue(eventually(lambda: sum(relay.requests) > passed, pause=0))
             relay.silent.set()
             return select.select([terminal], [], [], 0)[0]
 
         def pieces(terminal):
-            self.assertTrue(eventually(lambda: piece(terminal), 60, pause=0.1))
+            self.assertTrue(eventually(lambda: piece(terminal), pause=0.1))
             relay.silent.clear()
 
         shown = self.on_terminal(*put, server=relay.where, watch=pieces)

@@ -102,7 +102,7 @@ void Greet(int connection) {
 }
 
 // Returns whether the other end closes the connection within the time, and closes this end.
-bool Ends(int connection, int milliseconds = 5000) {
+bool Ends(int connection, int milliseconds = 30'000) {
   std::array<char, 4096> bytes;
   pollfd coming{connection, POLLIN, 0};
   bool ended = false;
@@ -157,7 +157,7 @@ TEST_F(ClosingChannel, EndsConnectionsThatAreMadeMeanwhile) {
     other.join();
     close(connection);
   }
-  const absl::Time end = absl::Now() + absl::Seconds(10);
+  const absl::Time end = absl::Now() + absl::Seconds(30);
   while (Descriptors() > before && absl::Now() < end) absl::SleepFor(absl::Milliseconds(10));
   EXPECT_LE(Descriptors(), before);
 }

@@ -410,8 +410,9 @@ TEST_F(FaultTest, FailedCallsOfTheDevice) {
 }
 
 // The health service must report a lost device within this time, whether the device was in use or
-// idle. The promised time is one second, and a busy machine adds to it.
-constexpr std::chrono::seconds kSoon{5};
+// idle. The promised time is one second, and a busy machine adds to it. A device that does not
+// answer would count as lost only after minutes.
+constexpr std::chrono::seconds kSoon{60};
 
 TEST_F(FaultTest, LostDeviceEndsTheServer) {
   StartServer();
@@ -749,11 +750,11 @@ enum class End { kFailure, kLossOfWhatHangs, kHang, kLossInDrain };
   Options options = With(OneWorker);
   if (end == End::kHang) Impatient(options);
   options.listen = {"unix:" + SocketPath("lost")};
-  if (end == End::kLossInDrain) options.drain_delay = absl::Seconds(20);
+  if (end == End::kLossInDrain) options.drain_delay = absl::Hours(1);
   if (hangs) fake->Close(Step::kBegin);
   std::thread([fake, hangs, end, address = options.listen[0]] {
     auto channel = grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
-    channel->WaitForConnected(std::chrono::system_clock::now() + std::chrono::seconds(10));
+    channel->WaitForConnected(std::chrono::system_clock::now() + std::chrono::seconds(60));
     if (end == End::kLossInDrain) {
       kill(getpid(), SIGTERM);
       if (!Eventually(

@@ -122,7 +122,7 @@ class ImageTest(o.Case):
             TESSERA_LISTEN=f"unix:{self.folder}/stopping", TESSERA_DRAIN_DELAY="1h")
         self.assertTrue(self.healthy(server))
         server.signal(signal.SIGTERM)
-        self.assertTrue(o.eventually(lambda: not self.healthy(server), o.START_TIMEOUT_S))
+        self.assertTrue(o.eventually(lambda: not self.healthy(server)))
         self.assertTrue(server.alive())
         server.signal(signal.SIGTERM)
         self.assertEqual(server.wait(o.START_TIMEOUT_S), 128 + signal.SIGTERM)

@@ -123,7 +123,7 @@ class MetricsCase(o.Case):
     def comes(self, wanted, name, **labels):
         """Checks that the metric eventually has that value."""
         sums = lambda: self.scrape().sum(name, **labels)
-        self.assertTrue(eventually(lambda: sums() == wanted, 20), (name, labels, sums()))
+        self.assertTrue(eventually(lambda: sums() == wanted), (name, labels, sums()))
 
     def assert_grown(self, before, after, name, by, **labels):
         self.assertEqual(after.sum(name, **labels) - before.sum(name, **labels), by, (name, labels))
@@ -311,7 +311,7 @@ class CountsTest(MetricsCase):
             "Matmul", a=a, b=a, strategy="cpu_naive", result=o.into(name))
         calls = [product("c0")]
         runs = lambda: self.scrape().sum("tessera_longest_run_seconds") > 0
-        self.assertTrue(eventually(runs, 20))
+        self.assertTrue(eventually(runs))
         calls += [product("c1"), product("c2")]
         self.comes(2, "tessera_queue_length")
         full = self.client.attempt("Dot", a=a, b=a)
@@ -444,7 +444,7 @@ class HttpTest(MetricsCase):
         with http_socket(self.address) as connection:
             for byte in b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n":
                 connection.sendall(bytes([byte]))
-                self.assertTrue(eventually(self.server.asleep, 20), "it has read the byte")
+                self.assertTrue(eventually(self.server.asleep), "it has read the byte")
             self.assertIn(b"200 OK", read_all(connection))
 
     def test_others_are_served_beside_slow_senders_and_readers(self):
@@ -464,7 +464,7 @@ class HttpTest(MetricsCase):
                 self.scrape()
             open_now = o.descriptors(self.server)
             self.assertLess(self.server.rss() - memory, 64 << 20)
-            self.assertTrue(eventually(lambda: o.descriptors(self.server) <= open_now - 30, 40),
+            self.assertTrue(eventually(lambda: o.descriptors(self.server) <= open_now - 30),
                             "slow connections are closed in the end")
         finally:
             for connection in held:
@@ -519,7 +519,7 @@ class LifeTest(MetricsCase):
             for count in (1, 2):
                 server.signal(signal.SIGHUP)
                 again = lambda: server.log().count("to read again") == count  # noqa: B023
-                self.assertTrue(eventually(again, 20), server.log())
+                self.assertTrue(eventually(again), server.log())
             self.assertEqual(self.scrape().sum("tessera_ready"), 0)
             self.assertEqual(self.client.dot_of_ones(), 1)  # Callers can fill it with data.
             file.touch()
@@ -621,10 +621,10 @@ class PrometheusTest(MetricsCase):
             return found and float(found[0]["value"][1])
 
         dots = "sum(tessera_requests_total%7Brpc=%22Dot%22,code=%22OK%22%7D)"
-        self.assertTrue(eventually(lambda: value(dots) == 5 and value("up") == 1, 60))
+        self.assertTrue(eventually(lambda: value(dots) == 5 and value("up") == 1))
         self.assertTrue(eventually(
             lambda: {rule["health"] for group in query("/api/v1/rules").get("groups", ())
-                     for rule in group["rules"]} == {"ok"}, 60))
+                     for rule in group["rules"]} == {"ok"}))
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ class Host:
         self.pid = self.process.pid
         own = os.readlink("/proc/self/ns/net")
         found = lambda: os.readlink(f"/proc/{self.pid}/ns/net") != own  # noqa: E731
-        if not eventually(found, 10):
+        if not eventually(found):
             raise AssertionError("no namespace")
         self.prefix = ("nsenter", "--target", str(self.pid), "--net")
 
@@ -286,19 +286,19 @@ class Cut(o.FreshCase):
                 moved = lambda: len(self.running) == 2 and min(  # noqa: E731
                     self.line.router.passed(device) - old
                     for device, old in zip(("near", "far"), before)) > 2 * o.MI
-                self.assertTrue(eventually(moved, 20, pause=0.002))
+                self.assertTrue(eventually(moved, pause=0.002))
                 for process in self.running:
                     process.send_signal(signal.SIGSTOP)
                     stack.callback(process.send_signal, signal.SIGCONT)
                 begin(["imported"])
                 drafts = lambda: watcher.call("ListBuffers").buffers  # noqa: E731
-                self.assertTrue(eventually(drafts, 20, pause=0.002))
+                self.assertTrue(eventually(drafts, pause=0.002))
                 far.signal(signal.SIGSTOP)
                 os.waitpid(far.pid, os.WUNTRACED)
                 stack.callback(far.signal, signal.SIGCONT)
                 begin(["python_program"])
                 arrived = lambda: any(unread(far)[port] for port in self.of_program)  # noqa: E731
-                self.assertTrue(eventually(arrived, 20))
+                self.assertTrue(eventually(arrived))
                 stack.enter_context(self.line.cut())
             for process in self.running:
                 process.send_signal(signal.SIGCONT)
@@ -363,7 +363,7 @@ class Cut(o.FreshCase):
             early = [name for name, future in futures.items() if future.done()]
             self.assertFalse(early, "they had ended before the cut")
             before = retransmitted()
-            return eventually(lambda: retransmitted() >= before + 10, 20)
+            return eventually(lambda: retransmitted() >= before + 10)
 
         for name, outcome in self.cut_in_the_middle(far, near, works, noticed).items():
             self.check(name, outcome)

@@ -94,7 +94,7 @@ class Case(o.Case):
         """Returns when that many operations are waiting for a worker."""
         with ts.connect(server.address) as t:
             device = lambda: t.info().devices[0]  # noqa: E731
-            self.assertTrue(o.eventually(lambda: device().waiting == count, o.START_TIMEOUT_S))
+            self.assertTrue(o.eventually(lambda: device().waiting == count))
 
 
 class LostServer(Case):

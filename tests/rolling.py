@@ -43,7 +43,7 @@ class Restartable:
 
     def start(self):
         self.server = o.Server(self.folder, *self.flags, listen=self.address)
-        assert o.eventually(lambda: self.health(self.address), o.START_TIMEOUT_S), self.server.log()
+        assert o.eventually(lambda: self.health(self.address)), self.server.log()
 
     def answered(self):
         """Returns how many calls the server has completed successfully since it started."""

@@ -124,7 +124,7 @@ class ServiceBenchTest(o.Case):
             with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
                 return {row["load"]["kind"] for row in json.loads(path.read_text())["rows"]}
 
-        self.assertEqual(o.eventually(loads, o.START_TIMEOUT_S), {"rate"})
+        self.assertEqual(o.eventually(loads), {"rate"})
 
     def test_unix_sockets_have_a_peer_of_their_own(self):
         _, rows = self.measure("--target", f"unix={self.socket}", "--operations", "ping")

@@ -226,7 +226,7 @@ def test_tokens(server, client):
         outcome = attempt(client, "DownloadShared", name="x", target=target)
         refused(outcome, "NOT_FOUND", "REGION_NOT_FOUND")
     region.connection.close()
-    assert eventually(lambda: mapped_regions(server) == 1, 5)
+    assert eventually(lambda: mapped_regions(server) == 1)
     outcome = attempt(client, "DownloadShared", name="x", target=region.range(0, 4))
     refused(outcome, "NOT_FOUND", "REGION_NOT_FOUND")
     assert attempt(client, "DownloadShared", name="x", target=other.range(0, 4)).ok
@@ -272,7 +272,7 @@ def test_files_that_are_no_region(server, client):
     os.ftruncate(huge, 2 * o.MI)
     fcntl.fcntl(huge, fcntl.F_ADD_SEALS, SEALS)
     assert "normal pages" in check([huge], field="file").message
-    assert eventually(lambda: o.descriptors(server) <= before, 5), (before, o.descriptors(server))
+    assert eventually(lambda: o.descriptors(server) <= before), (before, o.descriptors(server))
     # The file has a hole, but memory beyond its end makes the block count right. The server fills
     # the hole.
     tricky, _ = make_file(4 * PAGE, seals=0)
@@ -302,7 +302,7 @@ def test_garbage_and_silence(server, client):
     region = Region(path, PAGE)
     region.connection.send(b"hello")
     assert region.connection.recv(1) == b""
-    assert eventually(lambda: is_clean(server, client), 5)
+    assert eventually(lambda: is_clean(server, client))
     # Another client registers twice.
     region = Region(path, PAGE)
     socket.send_fds(region.connection, [GREETING], [region.file] * 100)
@@ -315,7 +315,7 @@ def test_garbage_and_silence(server, client):
     for connection in silent:
         assert connection.recv(1) == b""
     assert time.monotonic() - begin > HANDSHAKE_S - 0.5
-    assert eventually(lambda: o.descriptors(server) <= before, 5), (before, o.descriptors(server))
+    assert eventually(lambda: o.descriptors(server) <= before), (before, o.descriptors(server))
 
 
 def test_many_connections(server, client):
@@ -325,10 +325,11 @@ def test_many_connections(server, client):
     before = o.descriptors(server)
     connections = [connect(path) for _ in range(1000)]
     assert client.dot_of_ones() == 1
-    assert eventually(lambda: o.descriptors(server) <= before + REGIONS + HANDSHAKES, 2)
+    most = before + REGIONS + HANDSHAKES
+    assert eventually(lambda: o.descriptors(server) <= most, HANDSHAKE_S - 1)
     for connection in connections:
         connection.close()
-    assert eventually(lambda: o.descriptors(server) <= before, 5)
+    assert eventually(lambda: o.descriptors(server) <= before)
     Region(path, PAGE).close()
 
 
@@ -342,10 +343,10 @@ def test_limits(server, client):
     assert client.budget("shared_memory").used == REGIONS * PAGE
     regions.pop().close()
     connection.close()
-    assert eventually(lambda: client.budget("shared_regions").used == REGIONS - 1, 5)
+    assert eventually(lambda: client.budget("shared_regions").used == REGIONS - 1)
     for region in regions:
         region.close()
-    assert eventually(lambda: is_clean(server, client), 5)
+    assert eventually(lambda: is_clean(server, client))
 
 
 def test_permissions(server, client):
@@ -371,12 +372,12 @@ def test_a_region_that_ends_during_a_transfer(server, client):
     region, begin = large_upload(server, client)
     region.bytes[:] = 3
     future = begin()
-    assert eventually(lambda: client.names() == ["x"], 5, 0.001)
+    assert eventually(lambda: client.names() == ["x"], pause=0.001)
     region.connection.close()
     outcome = o.outcome_of(future)
     assert outcome.ok, outcome
     assert client.download("x", offset=255 * o.MI) == b"\3" * o.MI
-    assert eventually(lambda: is_clean(server, client), 5)
+    assert eventually(lambda: is_clean(server, client))
 
 
 # A process without threads. It forks clients that register a region and live until they are killed.
@@ -449,12 +450,12 @@ def test_clients_that_are_killed(server, client):
             outcomes[outcome.ok] += 1
         assert nursery.stdout.readline() == "dead\n"
     nursery.stdin.close()
-    assert nursery.wait(10) == 0
+    assert nursery.wait(60) == 0
     assert min(outcomes.values()) > 10, outcomes
-    assert eventually(lambda: is_clean(server, client), 10)
-    assert eventually(lambda: o.descriptors(server) <= before, 10), (before, o.descriptors(server))
+    assert eventually(lambda: is_clean(server, client))
+    assert eventually(lambda: o.descriptors(server) <= before), (before, o.descriptors(server))
     client.call("DeleteBuffer", name="x")
-    assert eventually(lambda: client.device().buffer_used_bytes == 0, 10)
+    assert eventually(lambda: client.device().buffer_used_bytes == 0)
     assert client.dot_of_ones() == 1
 
 
@@ -538,11 +539,11 @@ def test_drain(server, client):
     """Running calls end, no further calls begin, and the socket is removed."""
     _, begin = large_upload(server, client)
     future = begin()
-    assert eventually(lambda: client.names() == ["x"], 5, 0.001)
+    assert eventually(lambda: client.names() == ["x"], pause=0.001)
     server.signal()
     outcome = o.outcome_of(future)
     assert outcome.ok, outcome
-    assert server.wait(20) == 0
+    assert server.wait(60) == 0
     assert not path_of(server).exists()
 
 
@@ -567,8 +568,8 @@ def test_few_descriptors(server, client):
         # Until the server has closed the descriptors that they sent, it cannot even read the amount
         # of memory.
         one = o.inline(np.ones(1, np.float32))
-        assert eventually(lambda: mine.attempt("Dot", a=one, b=one).ok, 5)
-        assert eventually(lambda: registers(path), 5)
+        assert eventually(lambda: mine.attempt("Dot", a=one, b=one).ok)
+        assert eventually(lambda: registers(path))
         region = Region(path, PAGE)
         assert attempt(mine, "DownloadShared", name="x", target=region.range(0, 4)).ok
         region.close()

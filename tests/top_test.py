@@ -354,7 +354,7 @@ class LiveTest(TopCase):
                 lines = text.split("\r\n")
                 return len(lines) == rows and max(map(len, lines)) <= columns and text
 
-            text = eventually(fits, 10, pause=0)
+            text = eventually(fits, pause=0)
             self.assertTrue(text, (rows, columns))
             if columns == 200:
                 self.assertGreater(text.count("a_long_name"), 20)
@@ -372,13 +372,13 @@ class LiveTest(TopCase):
         terminal.wait_for(b"q: quit")
         terminal.key(b"\x1a")
         terminal.wait_for(LEAVE)
-        self.assertTrue(eventually(terminal.as_before, 10))
+        self.assertTrue(eventually(terminal.as_before))
 
         def stopped():
             text = pathlib.Path(f"/proc/{terminal.process.pid}/stat").read_text()
             return text.rsplit(")", 1)[1].split()[0] == "T"
 
-        self.assertTrue(eventually(stopped, 10))
+        self.assertTrue(eventually(stopped))
         terminal.process.send_signal(signal.SIGCONT)
         terminal.wait_for(ENTER)
         terminal.wait_for(b"q: quit")
@@ -406,7 +406,7 @@ class LiveTest(TopCase):
             self.addCleanup(terminal.close)
             self.assertTrue(asked.wait(20))
             terminal.process.send_signal(signal.SIGINT)
-            self.assertTrue(eventually(lambda: o.asleep(terminal.process.pid), 20))
+            self.assertTrue(eventually(lambda: o.asleep(terminal.process.pid)))
             self.assertIsNone(terminal.process.poll())
             self.quits(terminal, signal.SIGINT, 130)
             release.set()
