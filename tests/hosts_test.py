@@ -303,22 +303,26 @@ def test_import_of_a_server_that_dies(server, client):
 
 def test_import_that_stands_still(server, client):
     client.put("x", np.ones(16 * o.MI // 4, np.float32))
-    with servers((*FROM_HERE, "--transfer-timeout", "2s")) as (near,):
-        there = near.client()
+    with servers((*FROM_HERE, "--transfer-timeout", "2s"), FROM_HERE) as started:
+        hasty, patient = (one.client() for one in started)
         relays = [Relay(server.address) for _ in range(4)]
         for relay in relays:
             relay.silent.set()
-        begun = [begin_import(there, relay.where, f"y{i}") for i, relay in enumerate(relays)]
-        assert eventually(lambda: imports(there) == 4)
-        one_more = import_from(there, server.address, "z")
+        stalled, held = ([begin_import(there, relay.where, f"y{i}")
+                          for i, relay in enumerate(relays)] for there in (hasty, patient))
+        assert eventually(lambda: imports(patient) == 4)
+        one_more = import_from(patient, server.address, "z")
         assert fails(one_more, "RESOURCE_EXHAUSTED", "TOO_MANY_IMPORTS").retry_s is not None
-        for call in begun:
+        for call in held:
+            call.cancel()
+        for call in stalled:
             outcome = fails(o.outcome_of(call), "DEADLINE_EXCEEDED", "SOURCE_STALLED")
             assert outcome.metadata["limit"] == "2s"
         for relay in relays:
             relay.close()
-        assert eventually(lambda: imports(there) == 0)
-        assert import_from(there, server.address, "z").ok
+        for there in (hasty, patient):
+            assert eventually(lambda: imports(there) == 0)  # noqa: B023
+        assert import_from(patient, server.address, "z").ok
 
 
 def send_no_bytes(request, context):
@@ -366,11 +370,12 @@ def test_imports_from_a_source_that_hangs_leave_their_places(server, client):
     client.put("x", np.ones(4, np.float32))
     with socket.create_server(("127.0.0.1", 0)) as mute, servers(FROM_HERE) as (near,):
         there = near.client()
+        mute.settimeout(60)
         for _ in range(10):
-            late = import_from(there, where(mute), timeout=0.1)
-            assert late.code == "DEADLINE_EXCEEDED"
-            assert eventually(lambda: imports(there) == 0, 10)
+            call = begin_import(there, where(mute))
             with mute.accept()[0] as connection:
+                call.cancel()
+                assert eventually(lambda: imports(there) == 0, 10)
                 greet_and_read(connection)
         assert import_from(there, server.address, "z").ok
 
@@ -378,19 +383,27 @@ def test_imports_from_a_source_that_hangs_leave_their_places(server, client):
 def test_an_import_that_ends_while_it_connects_again_leaves_no_socket(server, client):
     with socket.socket() as source, contextlib.ExitStack() as stack, servers(FROM_HERE) as (near,):
         source.bind(("127.0.0.1", 0))  # Refuses connections.
-        source.settimeout(30)
+        source.settimeout(60)
         there = near.client()
-        import_from(there, where(source), timeout=0.2)  # The first import keeps two descriptors.
-        assert eventually(lambda: imports(there) == 0, 10)
+
+        def begin(count):
+            """Begins imports that have failed to connect."""
+            calls = [begin_import(there, where(source), f"y{i}") for i in range(count)]
+            assert eventually(lambda: imports(there) == count)
+            assert eventually(near.asleep)
+            return calls
+
+        def cancel(calls):
+            for call in calls:
+                call.cancel()
+            assert eventually(lambda: imports(there) == 0, 10)
+
+        cancel(begin(1))  # The first import keeps two descriptors.
         files = o.descriptors(near)
-        calls = [begin_import(there, where(source), f"y{i}", timeout=30) for i in range(4)]
-        assert eventually(lambda: imports(there) == 4)
-        assert eventually(near.asleep)  # Each has failed to connect.
+        calls = begin(4)
         source.listen()
         connections = [stack.enter_context(source.accept()[0]) for _ in calls]
-        for call in calls:
-            call.cancel()
-        assert eventually(lambda: imports(there) == 0, 10)
+        cancel(calls)
         for connection in connections:
             greet_and_read(connection)
         assert eventually(lambda: o.descriptors(near) <= files)
@@ -405,7 +418,7 @@ def test_import_says_what_is_wrong_here_before_it_asks_the_source(server, client
                 ({"name": ""}, "INVALID_ARGUMENT", "BAD_NAME"),
                 ({"name": "z", "ttl": Duration(seconds=-1)}, "INVALID_ARGUMENT", "BAD_TTL"),
                 ({"name": "z", "device": "cpu:7"}, "INVALID_ARGUMENT", "BAD_DEVICE")):
-            fails(import_from(there, where(mute), timeout=10, **wrong), code, reason)
+            fails(import_from(there, where(mute), **wrong), code, reason)
         assert_not_called(mute)
 
 

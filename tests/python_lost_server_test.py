@@ -24,7 +24,7 @@ from tessera.wire import _retry
 OPTIONS = {"timeout": 20, "connect_timeout": o.START_TIMEOUT_S, "stall_timeout": 8}
 LOST = ts.ConnectionLost, ts.Draining
 DONE = object()  # A result that is not checked.
-SLOW = 2000  # cpu_naive takes several seconds to multiply square matrices with this many rows.
+SLOW = 4000  # cpu_naive takes half a minute to multiply square matrices with this many rows.
 
 
 class Blocking:

@@ -381,7 +381,7 @@ class TlsTest(o.FreshCase):
                               (["--tls-ca", self.folder / "missing"], False),
                               (whole[2:], False)):
             with self.subTest(flags):
-                at = ("--server", server.address, "--timeout", "3s")
+                at = ("--server", server.address, "--timeout", "20s" if served else "1s")
                 ended = o.run(o.Program.cli, *at, *flags, "ls")
                 self.assertEqual(ended.returncode == 0, served, ended.stderr)
         cert, key = self.ca.issue("weak_client", newkey=("rsa:1024",))
