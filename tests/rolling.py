@@ -20,8 +20,8 @@ PAUSES_S = (0.1, 0.2, 0.4, 0.8)
 
 
 def lasting_address():
-    """Returns the address of a free port that no socket gets by chance while its server is away,
-    because it is below the ports that Linux assigns."""
+    """Returns the address of a free port that no socket gets by chance before its server listens or
+    while its server is away, because it is below the ports that Linux assigns."""
     while True:
         with socket.socket() as s:
             try:
