@@ -137,7 +137,7 @@ class Case(o.Case):
         return outcome.answer
 
     def assert_eventually(self, condition, what=""):
-        self.assertTrue(eventually(condition, LONG_S), what)
+        self.assertTrue(eventually(condition), what)
 
     def assert_becomes(self, expected, read, what=""):
         seen = []  # A second read might count what the first one allocated.
@@ -146,7 +146,7 @@ class Case(o.Case):
             seen.append(read())
             return seen[-1] == expected
 
-        eventually(reached, LONG_S)
+        eventually(reached)
         self.assertEqual(seen[-1], expected, what)
 
     def assert_serves(self, client):
@@ -183,7 +183,7 @@ class Case(o.Case):
         """Checks growth against a limit, which is at most half of what a faulty server would
         use."""
         if not o.Program.sanitized():
-            eventually(lambda: read() - before < limit, 20)
+            eventually(lambda: read() - before < limit)
             self.assertLess((read() - before) / o.MI, limit / o.MI, "MiB of growth")
 
     @staticmethod
@@ -781,7 +781,7 @@ class BrokenUploadTest(Case):
             def messages(first=first, name=name, wait=wait):
                 yield first.SerializeToString()
                 if wait:
-                    eventually(lambda: has_arrived(name), LONG_S)
+                    eventually(lambda: has_arrived(name))
                 yield second
 
             outcome = outcome_of(lambda: raw(messages(), timeout=600))
@@ -866,7 +866,8 @@ class UnreadTest(Case):
     """Downloads and other responses that their callers do not read."""
 
     def setUp(self):
-        flags = ("--transfer-timeout", "2s", "--host-memory", "32Mi")
+        # Longer than a client may be delayed between two steps.
+        flags = ("--transfer-timeout", "5s", "--host-memory", "32Mi")
         self.server = self.share(*flags, *METRICS)
         self.client = self.server.client()
 
@@ -876,7 +877,6 @@ class UnreadTest(Case):
     def test_unread_downloads_end(self):
         client = self.client
         calls = self.unread_downloads(self.server)
-        self.assertEqual(client.budget("downloads").used, 3)
         client.call("DeleteBuffer", name="big")
         self.assert_becomes(0, lambda: client.device().buffer_used_bytes)
         self.assert_becomes(0, lambda: client.budget("downloads").used)
@@ -890,7 +890,7 @@ class UnreadTest(Case):
         size = o.MI
         while client.budget("downloads").used == 2:
             size += len(next(slow).data)
-            time.sleep(0.2)
+            time.sleep(0.5)
         self.assertFalse(outcome_of(lambda: list(unread)).ok)
         self.assertEqual(size + sum(len(message.data) for message in slow), 32 << 20)
 
@@ -1326,15 +1326,25 @@ class DrainTest(Case):
 
     def test_a_signal_counts_before_the_server_listens(self):
         log = self.folder / "starting.log"
-        with open(log, "wb") as stream:
-            process = self.begin("127.0.0.1:0", stdout=stream, stderr=stream)
 
-        def catches():
-            status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
-            return int(re.search(r"SigCgt:\s*(\w+)", status).group(1), 16) >> 14 & 1
+        def begin():
+            """Returns a process that catches SIGTERM and does not listen yet, or None if this
+            process has been delayed until it listens."""
+            with open(log, "wb") as stream:
+                process = self.begin("127.0.0.1:0", stdout=stream, stderr=stream)
 
-        self.assertTrue(eventually(catches, LONG_S, pause=0.001), "SIGTERM is never caught")
-        self.assertNotIn(b"listening", log.read_bytes(), "SIGTERM is caught too late")
+            def catches():
+                status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
+                return int(re.search(r"SigCgt:\s*(\w+)", status).group(1), 16) >> 14 & 1
+
+            self.assertTrue(eventually(catches, LONG_S, pause=0.001), "SIGTERM is never caught")
+            if b"listening" not in log.read_bytes():
+                return process
+            process.kill()
+            return None
+
+        process = eventually(begin)
+        self.assertTrue(process, "SIGTERM is caught too late")
         process.send_signal(signal.SIGTERM)
         self.assertEqual(process.wait(LONG_S), 0, "exit code")
 
@@ -1355,7 +1365,7 @@ class SlowDrainTest(Case):
         # The limit is the stall timeout of a stream in a drain, or --transfer-timeout if that is
         # shorter.
         servers, calls = [], []
-        for timeout in ("3s", "60s"):
+        for timeout in ("4s", "60s"):
             server = self.start("--transfer-timeout", timeout, "--drain-timeout", "600s")
             servers.append(server)
             calls += self.unread_downloads(server)
@@ -1365,9 +1375,9 @@ class SlowDrainTest(Case):
                 raw.call(*call)
                 self.assertIsNotNone(raw.find_frame(o.HEADERS, LONG_S), "no response comes")
             server.signal()
-        for server, limit in zip(servers, ("3s", "5s")):
+        for server, limit in zip(servers, ("4s", "5s")):
             self.assertEqual(server.wait(LONG_S * o.Program.patience()), 0, "exit code")
-            # On a busy machine, three seconds may be over before the signal.
+            # On a busy machine, four seconds may be over before the signal.
             if limit == "5s" or "DOWNLOAD_IDLE" not in server.log():
                 self.assertIn(f"waits no longer than {limit} for a stream", server.log())
         for call in calls:

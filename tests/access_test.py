@@ -42,10 +42,10 @@ class AccessTest(o.FreshCase):
     assert_refused = staticmethod(o.check_refusal)
 
     def assert_eventually(self, condition):
-        self.assertTrue(o.eventually(condition, 30))
+        self.assertTrue(o.eventually(condition))
 
     def assert_logs(self, server, text):
-        self.assertTrue(o.eventually(lambda: text in server.log(), 30), server.log())
+        self.assertTrue(o.eventually(lambda: text in server.log()), server.log())
 
     def begin_upload(self, caller, name, hold):
         """Begins an upload, which may be refused. Otherwise it stays open until hold is set."""
@@ -469,7 +469,7 @@ class AccessTest(o.FreshCase):
         for i in range(30):
             anna.put("y", PIECE, ttl={"nanos": 20_000_000})
             gone = lambda: anna.reason("GetBuffer", name="y") == "BUFFER_NOT_FOUND"
-            self.assertTrue(o.eventually(gone, 10, pause=0))
+            self.assertTrue(o.eventually(gone, pause=0))
             # The next call comes immediately, before or in the middle of the server's own sweep.
             if i % 2:
                 anna.put("z", PIECE)

@@ -35,7 +35,7 @@ inline Options TcpOptions() {
 inline ClientOptions FastOptions(const std::string& address) {
   ClientOptions options;
   options.server = address;
-  options.timeout = absl::Seconds(20);
+  options.timeout = absl::Seconds(60);
   options.connect_timeout = absl::Seconds(5);
   return options;
 }

@@ -522,7 +522,10 @@ TEST(SharedMemoryTest, ATransferDoesNotWaitForAServerLongerThanItMay) {
   EXPECT_TRUE(Eventually([&] { return silent.left == 1; }));
   EXPECT_EQ(upload({.timeout = absl::Seconds(1)}),
             absl::DeadlineExceededError("no answer within 1s, the call's deadline"));
-  EXPECT_TRUE(Eventually([&] { return silent.left == 2; }));
+  // On a busy machine, the call may end before it reaches the server.
+  if (silent.asked.try_acquire()) {
+    EXPECT_TRUE(Eventually([&] { return silent.left == 2; }));
+  }
 }
 
 }  // namespace

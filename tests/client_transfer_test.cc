@@ -22,17 +22,14 @@
 #include "kernels/base/error.h"
 #include "server/net/listener.h"
 #include "tests/client_fixture.h"
+#include "tests/quiet.h"
 
 namespace tessera {
 namespace {
 
 TEST(Reconnecting, WaitsForAServerThatStartsLater) {
-  tessera::Options options = TcpOptions();
-  std::string address;
-  {
-    TestServer first(options);
-    address = first.address();
-  }
+  tessera::Options options = TestOptions();
+  const std::string address = absl::StrCat("127.0.0.1:", FreePort());
   ClientOptions impatient = FastOptions(address);
   impatient.connect_timeout = absl::Milliseconds(200);
   Client client(impatient);
@@ -55,10 +52,10 @@ TEST(Reconnecting, WaitsForAServerThatStartsLater) {
 
 // The new server's versions continue from the versions of the previous server.
 TEST(ServerWithVersions, ADownloadIsNotMixedOverARestart) {
-  tessera::Options options = TcpOptions();
+  tessera::Options options = TestOptions();
+  options.listen = {absl::StrCat("127.0.0.1:", FreePort())};
   options.drain_timeout = absl::Milliseconds(100);
   auto server = std::make_unique<TestServer>(options);
-  options.listen = {server->address()};
   const std::string data = Pattern(64 << 20);  // More than the connection can buffer.
   const auto upload = [&](const std::string& bytes) {
     Client client(FastOptions(options.listen[0]));
@@ -77,10 +74,10 @@ TEST(ServerWithVersions, ADownloadIsNotMixedOverARestart) {
 }
 
 TEST(Restart, OfTheServerLosesTheBuffersOfTransfersWithSeveralStreams) {
-  tessera::Options options = TcpOptions();
+  tessera::Options options = TestOptions();
+  options.listen = {absl::StrCat("127.0.0.1:", FreePort())};
   options.drain_timeout = absl::Milliseconds(100);
   auto server = std::make_unique<TestServer>(options);
-  options.listen = {server->address()};
   std::atomic<bool> restarted = false;
   const auto restart = [&] {
     if (restarted.exchange(true)) return;
@@ -326,10 +323,10 @@ TEST(BrokenConnection, PatienceBeginsWithTheBreak) {
   const std::string data = Pattern(4 << 20);
   CuttingProxy proxy(server.address(), CuttingProxy::Direction::kToServer, 1 << 20, 2);
   ClientOptions options = FastOptions(proxy.address());
-  options.stall_timeout = absl::Seconds(3);
+  options.stall_timeout = absl::Seconds(4);
   // Before the break, a stream takes half a second longer than the stall timeout.
   const auto slow = [&](std::uint64_t offset, absl::Span<char> out) {
-    absl::SleepFor(absl::Milliseconds(3500 / 16));
+    absl::SleepFor(absl::Milliseconds(4500 / 16));
     return FromMemory(data)(offset, out);
   };
   const auto buffer = Client(options).Upload("x", DType::kF32, {1 << 20}, slow,
@@ -368,8 +365,9 @@ TEST(BrokenConnection, ATransferThatStandsStillEnds) {
   const auto buffer =
       client.Upload("x", DType::kF32, {1000},
                     [&](std::uint64_t offset, absl::Span<char> out) {
-                      if (offset > 0) {  // Waits until the server has seen the end.
-                        EXPECT_TRUE(Eventually([&] { return server.used_bytes() > 0; }));
+                      if (offset > 0) {  // Waits until both ends have seen the end.
+                        absl::SleepFor(2 * options.stall_timeout);
+                        AwaitQuiet();
                         EXPECT_TRUE(Eventually([&] { return server.used_bytes() == 0; }));
                       }
                       return FromMemory(data)(offset, out);

@@ -58,7 +58,7 @@ def test_operands_everywhere(server, client):
             stored = client.call("Add", a=at("x", first), b=at("y", second), result=result)
             assert stored.buffer.device == first
             assert client.download("result") == (x + y).tobytes(), (first, second)
-    assert eventually(client.is_idle, 5)
+    assert eventually(client.is_idle)
 
 
 def test_the_largest_operand_stays(server, client):
@@ -105,7 +105,7 @@ def test_views_of_another_device(server, client):
     column = client.attempt("Add", a=o.resident("as_big", o.view([rows], [columns])),
                             b=o.resident("big", o.view([rows], [columns])))
     assert column.reason == "SCRATCH_EXHAUSTED", column
-    assert eventually(client.is_idle, 5)
+    assert eventually(client.is_idle)
 
 
 def test_programs(server, client):
@@ -133,7 +133,7 @@ def test_programs(server, client):
     assert got[-1].answer.buffer.device == names[-1], "the largest buffer stays"
     total = arrays[0] + arrays[1][:2000:2][:1000]
     assert client.download("sum") == total.tobytes()
-    assert eventually(client.is_idle, 5)
+    assert eventually(client.is_idle)
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ class DurabilityTest(o.FreshCase):
             fcntl.fcntl(leases[-1], fcntl.F_SETLEASE, fcntl.F_WRLCK)
         server = self.serve("--metrics-listen", "127.0.0.1:0")
         loading = lambda: self.metrics(server)['tessera_restore_arrays{state="loading"}']
-        self.assertTrue(o.eventually(lambda: loading() == "2", 60))
+        self.assertTrue(o.eventually(lambda: loading() == "2"))
 
         def release():
             for lease in leases:
@@ -216,7 +216,7 @@ class DurabilityTest(o.FreshCase):
         client.call("CopyBuffer", source="a", name="last", link=True)
         # Calls that wait for a deleted buffer continue to wait, even after a snapshot without it.
         waiting = lambda: int(self.metrics(server)["tessera_calls_in_progress"])
-        self.assertTrue(o.eventually(lambda: waiting() >= 25, 60))
+        self.assertTrue(o.eventually(lambda: waiting() >= 25))
         file = self.file_of("e")
         client.call("DeleteBuffer", name="a")
         client.call("DeleteBuffer", name="e")
@@ -299,7 +299,7 @@ class DurabilityTest(o.FreshCase):
             dot = dict(a=o.resident("whole"), b=o.resident(name))
             self.assert_lost(client.attempt("Dot", **dot), name)
             said = f"buffer '{name}' cannot be restored"
-            self.assertTrue(o.eventually(lambda said=said: said in server.log(), 10), said)
+            self.assertTrue(o.eventually(lambda said=said: said in server.log()), said)
             most = dict(x=o.resident("whole"), op="REDUCE_OP_MAX")
             steps = [o.compute.Step(dot=dot), o.compute.Step(reduce=most)]
             step, good = client.call("Execute", steps=steps).results
@@ -350,9 +350,9 @@ class DurabilityTest(o.FreshCase):
         self.assertEqual(len(self.files()), 2)
         server = self.serve("--snapshot-interval", "1ms", "--metrics-listen", "127.0.0.1:0")
         server.client().put("y", np.ones(3, np.float32))
-        self.assertTrue(o.eventually(lambda: len(self.files()) == 3, 60), server.log())
+        self.assertTrue(o.eventually(lambda: len(self.files()) == 3), server.log())
         written = 'tessera_snapshots_total{result="written"}'
-        self.assertTrue(o.eventually(lambda: int(self.metrics(server)[written]) > 1, 60))
+        self.assertTrue(o.eventually(lambda: int(self.metrics(server)[written]) > 1))
         metrics = self.metrics(server)
         self.assertEqual(metrics["tessera_snapshot_bytes_total"], "12")
         self.assertEqual(metrics['tessera_snapshots_total{result="failed"}'], "0")
@@ -367,7 +367,7 @@ class DurabilityTest(o.FreshCase):
         client.put("lasting", one, ttl=dict(seconds=36_000))
         client.call("Snapshot")
         server.kill()
-        self.assertTrue(o.eventually(lambda: time.time_ns() > end, 10))
+        self.assertTrue(o.eventually(lambda: time.time_ns() > end))
         client = self.serve().client()
         self.assertEqual(client.names(), ["lasting"])
         self.assertTrue(client.call("GetBuffer", name="lasting").buffer.HasField("expire_time"))
@@ -439,7 +439,7 @@ class DurabilityTest(o.FreshCase):
         client.call("Snapshot")
         before = self.files()
         age = lambda: float(self.metrics(server)["tessera_snapshot_age_seconds"])
-        self.assertTrue(o.eventually(lambda: age() > 0.2, 60))
+        self.assertTrue(o.eventually(lambda: age() > 0.2))
         client.put("large", np.zeros(100_000, np.float32))
         outcome = client.attempt("Snapshot")
         refused = ("FAILED_PRECONDITION", "SNAPSHOT_FAILED")

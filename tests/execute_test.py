@@ -164,7 +164,7 @@ def test_a_failing_step_fails_what_needs_it_and_nothing_else(server, client):
     assert (outcomes[9].metadata["field"], outcomes[9].metadata["value"]) == ("step", "9")
     assert outcomes[1].answer.value.real == 55
     assert client.names() == ["good", "taken"]
-    assert eventually(lambda: idle(client), 5)
+    assert eventually(lambda: idle(client))
 
 
 def test_steps_and_scratch_belong_to_programs(server, client):
@@ -208,7 +208,7 @@ def test_answers_fit_what_clients_receive(server, client):
         assert outcome.metadata["step"] == str(i)
     named = [add(x, x, result=o.into("n" * 128, replace=True))] * 20
     assert all(outcome.ok for outcome in run(client, *named, stats=True))
-    assert eventually(lambda: idle(client), 5)
+    assert eventually(lambda: idle(client))
 
 
 def test_scratch_is_limited_and_given_back(server, client):
@@ -226,7 +226,7 @@ def test_scratch_is_limited_and_given_back(server, client):
     outcome = client.attempt("Execute", steps=[add(huge, huge, result=scratch())] * 4)
     assert not outcome.ok or all(not one.ok for one in map(o.Outcome.of_step,
                                                            outcome.answer.results))
-    assert eventually(lambda: idle(client), 5)
+    assert eventually(lambda: idle(client))
 
 
 def absolute(a, b, **more):
@@ -246,7 +246,7 @@ def test_steps_take_scratch_memory_one_after_the_other(server, client):
         x = o.resident(f"product{i}")
         least, total = values(client, reduce("MIN", x), reduce("SUM", x))
         assert (least.value.real, total.value.real) == (8, 8 * n * (16 << 10))
-    assert eventually(lambda: idle(client), 5)
+    assert eventually(lambda: idle(client))
 
 
 def test_programs_that_others_leave_no_room(server, client):
@@ -273,7 +273,7 @@ def test_programs_that_others_leave_no_room(server, client):
 
     o.in_threads(4, caller)
     assert done and refusals and not wrong, (len(done), len(refusals), wrong[:1])
-    assert eventually(lambda: idle(client), 5)
+    assert eventually(lambda: idle(client))
 
 
 def test_programs_that_take_too_long_together(server, client):

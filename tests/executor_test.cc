@@ -488,7 +488,7 @@ TEST(ExecutorTest, OneAfterTheOther) {
     std::promise<void> done;
     TestTask& task = tasks.emplace_back([&](Stream&) { done.set_value(); });
     ASSERT_TRUE(executor->Submit(task).ok());
-    ASSERT_EQ(done.get_future().wait_for(std::chrono::seconds(5)), std::future_status::ready);
+    ASSERT_EQ(done.get_future().wait_for(std::chrono::minutes(1)), std::future_status::ready);
     std::this_thread::sleep_for(microseconds(i));
   }
   executor.reset();  // Must precede the end of the objects that its tasks refer to.

@@ -201,7 +201,7 @@ class TenantFuzzer(f.Fuzzer):
             busy = [budgets[name].used for name in ("uploads", "downloads") if name in budgets]
             return said == known and not any(busy)
 
-        check(eventually(agrees, 20), self.tenant, "has bytes and buffers", said, "is not", known)
+        check(eventually(agrees), self.tenant, "has bytes and buffers", said, "is not", known)
         regions = PAGE * len(everyone) if self.client.role == "admin" else 0
         shared = self.client.caller.shared("GetSharedMemory").answer.used_bytes
         check(shared == regions, "shared memory", shared, "is not", regions)
@@ -373,8 +373,8 @@ class TenantFuzzer(f.Fuzzer):
         # The request may still be on its way to the server, or in a queue between the server's
         # threads. A reader sees only its own calls, even in an administrator's tenant, and this
         # call is the last one.
-        over = eventually(self.server.asleep, 60, pause=0.001) and eventually(
-            lambda: self.members[1].budget("calls").used == 1, 60)
+        over = eventually(self.server.asleep, pause=0.001) and eventually(
+            lambda: self.members[1].budget("calls").used == 1)
         check(over, "a call that was broken off goes on:", way, outcome)
         return outcome.ok
 
@@ -629,7 +629,7 @@ def charges(server):
         client.create("probe", np.zeros(size, "u1"))
         taken[size] = client.device().buffer_used_bytes
         client.call("DeleteBuffer", name="probe")
-        check(eventually(lambda: client.device().buffer_used_bytes == 0, 10), "a probe stays")
+        check(eventually(lambda: client.device().buffer_used_bytes == 0), "a probe stays")
     unit = taken[1]
     return lambda size: -(-size // unit) * unit if size else taken[0]
 

@@ -149,7 +149,7 @@ def test_broken_frames(server, client):
 def leaves_nothing(client, connections):
     at_rest = {"connections": connections, "uploads": 0, "downloads": 0, "host_memory": 10_000}
     held = lambda: {b.name: b.used for b in client.info().budgets if b.name in at_rest}
-    assert eventually(lambda: all(used <= at_rest[k] for k, used in held().items()), 30), held()
+    assert eventually(lambda: all(used <= at_rest[k] for k, used in held().items())), held()
 
 
 def test_prefaces(server, client):
@@ -255,7 +255,7 @@ def test_ten_thousand_connections(server, client):
     for raw in connections:
         raw.close()
     leaves_nothing(one, 1)
-    assert eventually(lambda: o.descriptors(crowded) <= files, 30)
+    assert eventually(lambda: o.descriptors(crowded) <= files)
     assert crowded.stop() == 0
 
 

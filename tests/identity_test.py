@@ -106,7 +106,7 @@ class CertificateTest(IdentityCase):
         self.assertEqual(caller.attempt("DeleteBuffer", name="x").reason, "ROLE_TOO_SMALL")
         self.write(*lines[1:], lines[0])
         gone = lambda: caller.attempt("DeleteBuffer", name="x").reason == "BUFFER_NOT_FOUND"
-        self.assertTrue(o.eventually(gone, 10))
+        self.assertTrue(o.eventually(gone))
 
     def test_a_token_counts_more_than_a_certificate(self):
         pair = self.ca.issue("both")
@@ -127,9 +127,9 @@ class CertificateTest(IdentityCase):
         caller.put("x", PIECE)
         self.write("cn:other write one")
         left = lambda: caller.attempt("ListBuffers").reason == "BAD_TOKEN"
-        self.assertTrue(o.eventually(left, 10))
+        self.assertTrue(o.eventually(left))
         self.write("cn:leaver read one")
-        self.assertTrue(o.eventually(lambda: caller.attempt("ListBuffers").ok, 10))
+        self.assertTrue(o.eventually(lambda: caller.attempt("ListBuffers").ok))
         self.assertEqual(caller.names(), ["x"])
 
     def test_lines_for_certificates_that_are_never_requested_are_warned_of(self):
@@ -269,7 +269,7 @@ class UsersTest(IdentityCase):
         self.assertIn("BAD_TOKEN", self.run_as(0, "ls").stderr)
         self.assertIn("BAD_TOKEN", self.run_as(ANNA, "ls", address=server.address).stderr)
         self.write(f"uid:{CARL} read anna")
-        self.assertTrue(o.eventually(lambda: self.run_as(CARL, "ls").returncode == 0, 20))
+        self.assertTrue(o.eventually(lambda: self.run_as(CARL, "ls").returncode == 0))
         self.assertIn("x", self.run_as(CARL, "ls").stdout)
         self.assertIn("BAD_TOKEN", self.run_as(ANNA, "ls").stderr)
 
@@ -300,7 +300,7 @@ class UsersTest(IdentityCase):
         self.assertEqual(self.run_as(first, "ls").returncode, 0)
         self.assertIn("BAD_TOKEN", self.run_as(last, "ls").stderr)
         said = "more than 64 users of the token file have connected"
-        self.assertTrue(o.eventually(lambda: said in server.log(), 10), server.log())
+        self.assertTrue(o.eventually(lambda: said in server.log()), server.log())
 
     def test_strangers_take_nothing_from_users_with_a_line(self):
         self.serve_unix("--socket-group", "*", *self.write(f"uid:{ANNA} read one"))
@@ -347,7 +347,7 @@ class UsersTest(IdentityCase):
         self.assertIn("line 1: the kernel shows this user's number for every user", said)
         server = self.serve_unix("--socket-group", "*", *self.write(f"uid:{ANNA} write anna"))
         self.write("uid:65534 write anna", f"uid:{ANNA} write anna")
-        self.assertTrue(o.eventually(lambda: "line 1: the kernel" in server.log(), 20))
+        self.assertTrue(o.eventually(lambda: "line 1: the kernel" in server.log()))
         self.assertIn("BAD_TOKEN", self.run_as(65534, "ls").stderr)
         self.assertEqual(self.run_as(ANNA, "ls").returncode, 0)
 

@@ -10,6 +10,7 @@ import socket
 import subprocess
 
 import outsider as o
+from rolling import lasting_address
 
 
 class ImageTest(o.Case):
@@ -77,9 +78,7 @@ class ImageTest(o.Case):
                 self.assertTrue(self.healthy(server))
 
     def test_a_port_is_followed_too(self):
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{s.getsockname()[1]}"
+        address = lasting_address()
         # 0.0.0.0 itself would expose the test's server to the network.
         server, addresses = self.start(TESSERA_LISTEN=address)
         self.assertEqual(addresses, [address])
@@ -122,7 +121,7 @@ class ImageTest(o.Case):
             TESSERA_LISTEN=f"unix:{self.folder}/stopping", TESSERA_DRAIN_DELAY="1h")
         self.assertTrue(self.healthy(server))
         server.signal(signal.SIGTERM)
-        self.assertTrue(o.eventually(lambda: not self.healthy(server), o.START_TIMEOUT_S))
+        self.assertTrue(o.eventually(lambda: not self.healthy(server)))
         self.assertTrue(server.alive())
         server.signal(signal.SIGTERM)
         self.assertEqual(server.wait(o.START_TIMEOUT_S), 128 + signal.SIGTERM)

@@ -35,7 +35,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROTO = ROOT / "proto"
 DESCRIPTORS = ROOT / "client" / "python" / "tessera" / "protocol.binpb"
 START_TIMEOUT_S = 60  # A sanitized server on a busy machine is slow to start.
-CALL_TIMEOUT_S = 30
+CALL_TIMEOUT_S = 60
 MI = 1 << 20
 
 # Filled by make_stubs(): tessera.v1.buffer_pb2 and so on.
@@ -513,7 +513,7 @@ class Server:
         self.clients.append(client)
         return client
 
-    def socket(self, timeout=10, here=None):
+    def socket(self, timeout=60, here=None):
         """Returns a connection. here: the local address and port, which may have other
         connections."""
         host, port = self.address.rsplit(":", 1)
@@ -639,7 +639,7 @@ def run(*command, timeout=120, env=None, **more):
         timeout=timeout, env=environment() if env is None else env, **more)
 
 
-def eventually(condition, seconds, pause=0.02):
+def eventually(condition, seconds=60, pause=0.02):
     """Returns the condition's value once it is true, or its last, falsy value after that time."""
     give_up = time.monotonic() + seconds * Program.patience()
     while True:

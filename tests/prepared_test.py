@@ -31,7 +31,7 @@ def multiply(client, name, left, **more):
 
 
 def eventually(condition, what):
-    assert o.eventually(condition, 20), what
+    assert o.eventually(condition), what
 
 
 def test_the_third_call_copies_nothing(server, client):
@@ -64,7 +64,7 @@ def test_many_callers_and_buffers_that_change(server, client):
                 buffer = client.put(name, np.full((SIDE, SIDE), value, np.float32), replace=True)
                 contents[buffer.version] = value
             enough = [times + 1 for times in ready]
-            if not o.eventually(lambda: errors or all(np.greater_equal(ready, enough)), 60):
+            if not o.eventually(lambda: errors or all(np.greater_equal(ready, enough))):
                 errors.append(f"nothing was found ready: {ready}")
             if errors:
                 break

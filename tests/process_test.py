@@ -15,7 +15,7 @@ import numpy as np
 import outsider as o
 from callers import Caller, line_of, replace
 
-LONG_S = 20
+LONG_S = 60
 ONES = np.ones(3, np.float32)
 BYTE_ORDER_MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
 
@@ -23,7 +23,7 @@ BYTE_ORDER_MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
 class Case(o.FreshCase):
     def assert_logs(self, server, text, count=1):
         said = lambda: server.log().count(text) >= count
-        self.assertTrue(o.eventually(said, LONG_S), f"{text!r} is not in\n{server.log()}")
+        self.assertTrue(o.eventually(said), f"{text!r} is not in\n{server.log()}")
 
 
 class SignalTest(Case):
@@ -96,7 +96,7 @@ class StopTest(Case):
         self.addCleanup(hold.set)
         first = dict(name="x", spec=o.spec_of(ONES), data=ONES.tobytes()[:4])
         upload = client.begin_upload(hold, first)
-        self.assertTrue(o.eventually(lambda: client.names() == ["x"], LONG_S))
+        self.assertTrue(o.eventually(lambda: client.names() == ["x"]))
         server.signal()
         self.assertEqual(server.wait(LONG_S), 75)
         self.assertIn("the drain timeout", server.log())

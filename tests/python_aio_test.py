@@ -63,14 +63,14 @@ class AioTest(o.Case, unittest.IsolatedAsyncioTestCase):
             self.assertIs(getattr(ts.aio, name), getattr(ts, name))
 
     async def test_a_cancelled_task(self):
-        x = await self.t.put(np.ones((1100, 1100), "f4"))
+        x = await self.t.put(np.ones((2000, 2000), "f4"))
         running = asyncio.ensure_future((x @ x).with_(strategy="cpu_naive").numpy())
         busy = self.server.cpu_seconds() + 0.1
         await self.until(lambda: self.server.cpu_seconds() > busy)
         running.cancel()
         with self.assertRaises(asyncio.CancelledError):
             await running
-        self.assertEqual(await x[0].dot(x[0]).item(), 1100)
+        self.assertEqual(await x[0].dot(x[0]).item(), 2000)
 
     async def test_a_cancelled_upload(self):
         """The upload leaves nothing behind."""

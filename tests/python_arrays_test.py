@@ -1152,7 +1152,7 @@ class ArraysTest(python_outsider.Case):
         self.check(x + x, a + a)
         for got, want in zip(self.t.compute(*x.topk(1900)), self.largest(a, 1900)):
             np.testing.assert_array_equal(got, want)
-        self.assertTrue(o.eventually(lambda: unnamed() <= before, 20))
+        self.assertTrue(o.eventually(lambda: unnamed() <= before))
 
     def test_strategy_and_timing(self):
         name = "cpu_serial" if o.Program.device == "cpu" else "tree_sequential"
@@ -1224,7 +1224,7 @@ class ArraysTest(python_outsider.Case):
         self.assertIn(name, self.t)
         self.check(row, self.a[0], 0)
         del row
-        self.assertTrue(o.eventually(lambda: name not in self.t, 5))
+        self.assertTrue(o.eventually(lambda: name not in self.t))
 
     def test_nothing_keeps_arrays_alive(self):
         """There are no reference cycles, so arrays are freed without the garbage collector."""
@@ -1253,7 +1253,7 @@ class ArraysTest(python_outsider.Case):
         try:
             names = work()
             for name in names:
-                self.assertTrue(o.eventually(lambda name=name: name not in self.t, 5), name)
+                self.assertTrue(o.eventually(lambda name=name: name not in self.t), name)
         finally:
             gc.enable()
 

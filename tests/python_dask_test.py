@@ -180,7 +180,7 @@ class OneProcess(o.Case):
             np.testing.assert_array_equal((whole * 2).sum(axis=0), (x * 2).sum(axis=0))
             del there, whole
             self.assertTrue(
-                o.eventually(lambda: _servers.own().info() and not used(self.servers[1]), 20))
+                o.eventually(lambda: _servers.own().info() and not used(self.servers[1])))
         finally:
             td.use(self.servers[0].address)
 
@@ -344,14 +344,14 @@ class Cluster(o.Case):
             seen.append(held())
             return len(seen) > 3 and len(set(seen[-4:])) == 1
 
-        self.assertTrue(o.eventually(rests, 60, 0.1))
+        self.assertTrue(o.eventually(rests, pause=0.1))
         before = seen[-1]
         x = np.ones((2000, 500), np.float32)
         a = self.put(x, (500, 500))
         self.assertGreaterEqual(held(), before + x.nbytes)
         self.assertEqual((a + 1).sum().compute(), 2 * x.size)
         del a
-        self.assertTrue(o.eventually(lambda: held() <= before, 60))
+        self.assertTrue(o.eventually(lambda: held() <= before))
 
     def test_worker_that_is_killed(self):
         x = RNG.normal(size=(800, 300)).astype(np.float32)
@@ -379,13 +379,13 @@ class Faults(o.Case):
         sent = pickle.dumps(td.Chunk(_servers.own().put(x), relay.where))
         td.use(self.servers[1].address)  # It will fetch the array from the first one.
         chunk = pickle.loads(sent)
-        self.assertTrue(o.eventually(relay.silent.is_set, 30))
+        self.assertTrue(o.eventually(relay.silent.is_set))
         self.servers[0].kill()
         relay.address = self.serve(*FLAGS).address.split(":")
         relay.silent.clear()
         with self.assertRaises(ts.SourceRefused):
             chunk.numpy()
-        self.assertTrue(o.eventually(lambda: used(self.servers[1]) == 0, 20))
+        self.assertTrue(o.eventually(lambda: used(self.servers[1]) == 0))
         relay.close()
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import outsider as o
 import python_outsider
 import tessera as ts
+from rolling import lasting_address
 from tessera import _core
 from tessera.graph import _graph
 from tessera.graph._elementwise import apply, constant
@@ -338,7 +339,7 @@ class LostArraysTest(o.Case):
     """Each test has its own server."""
 
     def setUp(self):
-        self.server = self.serve("--max-ttl", "2h")
+        self.server = self.serve("--max-ttl", "2h", listen=lasting_address())
         self.t = ts.connect(self.server.address, **LONG)
         self.addCleanup(self.t.close)
 

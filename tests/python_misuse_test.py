@@ -367,7 +367,7 @@ class ProcessesTest(python_outsider.Case):
         del x, kept
 
     def eventually_gone(self, names):
-        self.assertTrue(o.eventually(lambda: not self.unnamed() & names, o.START_TIMEOUT_S))
+        self.assertTrue(o.eventually(lambda: not self.unnamed() & names))
 
     def test_unreferenced_buffers_are_deleted_without_another_call(self):
         t = ts.connect(self.server.address)
@@ -515,7 +515,7 @@ print(len(drafts), (t.put(data[:5]) + 1).numpy())
         self.run_(
             """
 import faulthandler, threading
-faulthandler.dump_traceback_later(20, exit=True)
+faulthandler.dump_traceback_later(50, exit=True)
 t = ts.connect(address, shared_memory=False)
 x = t.put(np.ones(9))
 leave, left, main = threading.Condition.__exit__, None, threading.get_ident()
@@ -561,7 +561,7 @@ print(found > 6)
             finally:
                 del self.t._io.perform
             self.assertGreater(len(self.unnamed()), 0)
-            self.assertTrue(o.eventually(lambda: self.unnamed() == before, o.START_TIMEOUT_S))
+            self.assertTrue(o.eventually(lambda: self.unnamed() == before))
 
     def test_a_put_that_is_interrupted_while_its_buffer_is_made(self):
         """The buffer is deleted as soon as the server has made it. The name can be put again
@@ -598,7 +598,7 @@ print(found > 6)
                     kept = t.put(data, name)
                     waited_for.set()
                     # Only the second buffer exists.
-                    self.assertTrue(o.eventually(lambda: len(self.like(made[0])) == 1, 10))
+                    self.assertTrue(o.eventually(lambda: len(self.like(made[0])) == 1))
                     self.assertNotEqual(self.like(made[0]), [made[0].version])
                     if name:
                         kept.delete()
@@ -685,7 +685,7 @@ print(found > 6)
         )
         self.assertEqual(process.stdout.readline(), "under way\n")
         busy = self.server.cpu_seconds() + 0.1
-        self.assertTrue(o.eventually(lambda: self.server.cpu_seconds() > busy, o.START_TIMEOUT_S))
+        self.assertTrue(o.eventually(lambda: self.server.cpu_seconds() > busy))
         process.send_signal(signal.SIGINT)
         self.assertEqual(process.communicate(timeout=o.START_TIMEOUT_S)[0], "1.0\n")
         self.assertEqual(process.returncode, 0)

@@ -223,7 +223,7 @@ class DividedTest(TransfersTest):
         def hung_up():
             return all(end.fileno() < 0 or end.recv(1, socket.MSG_PEEK) == b"" for end in ends)
 
-        self.assertTrue(o.eventually(hung_up, 10))
+        self.assertTrue(o.eventually(hung_up))
 
     def test_ranges(self):
         for begin, end in ((0, 8 * MIB), (5, 48 * MIB + 3), (MIB + 1, 100 * MIB), (0, 8 * MIB - 1)):
@@ -450,7 +450,7 @@ class SharedTest(o.Case):
         self.server.signal(signal.SIGSTOP)
         tasks = pathlib.Path(f"/proc/{self.server.process.pid}/task")
         stopped = lambda: all("State:\tT" in t.read_text() for t in tasks.glob("*/status"))
-        self.assertTrue(o.eventually(stopped, o.START_TIMEOUT_S))
+        self.assertTrue(o.eventually(stopped))
 
     @contextlib.contextmanager
     def stopped(self):

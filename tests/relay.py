@@ -11,14 +11,15 @@ class Relay:
     that many bytes of responses, and each of the next len(request_cuts) after that many bytes of
     requests. damage: the number of the response byte that is changed, once. silent: nothing is
     forwarded, and nothing ends. hold: after that many bytes of responses, a connection becomes
-    silent, once."""
+    silent, once. request_hold: the same after that many bytes of requests."""
 
-    def __init__(self, address, cuts=(), damage=None, request_cuts=(), hold=None):
+    def __init__(self, address, cuts=(), damage=None, request_cuts=(), hold=None,
+                 request_hold=None):
         self.address = address.split(":")
         self.cuts = list(cuts)
         self.request_cuts = list(request_cuts)
         self.damage = damage
-        self.hold = hold
+        self.holds = {"passed": hold, "requests": request_hold}
         self.silent = threading.Event()
         self.refused = threading.Event()  # Set once the address has refused a connection.
         self.passed = []  # Bytes of responses, for each connection.
@@ -54,8 +55,9 @@ class Relay:
         try:
             while data := source.recv(65536):
                 begin = counts[number]
-                if counts is self.passed and self.hold is not None and begin >= self.hold:
-                    self.hold = None
+                way = "passed" if counts is self.passed else "requests"
+                if self.holds[way] is not None and begin >= self.holds[way]:
+                    self.holds[way] = None
                     self.silent.set()
                 while self.silent.is_set():
                     time.sleep(0.01)

@@ -20,8 +20,8 @@ PAUSES_S = (0.1, 0.2, 0.4, 0.8)
 
 
 def lasting_address():
-    """Returns the address of a free port that no socket gets by chance while its server is away,
-    because it is below the ports that Linux assigns."""
+    """Returns the address of a free port that no socket gets by chance before its server listens or
+    while its server is away, because it is below the ports that Linux assigns."""
     while True:
         with socket.socket() as s:
             try:
@@ -43,7 +43,7 @@ class Restartable:
 
     def start(self):
         self.server = o.Server(self.folder, *self.flags, listen=self.address)
-        assert o.eventually(lambda: self.health(self.address), o.START_TIMEOUT_S), self.server.log()
+        assert o.eventually(lambda: self.health(self.address)), self.server.log()
 
     def answered(self):
         """Returns how many calls the server has completed successfully since it started."""

@@ -84,7 +84,7 @@ class SecretsTest(o.FreshCase):
                 self.run_python(server, token)
             # A token in place of its hash, and a malformed token.
             replace(self.folder / "tokens", f"{right} write one\n")
-            self.assertTrue(o.eventually(lambda: "cannot use" in server.log(), 20))
+            self.assertTrue(o.eventually(lambda: "cannot use" in server.log()))
             for path in ("", "metrics", "healthz"):
                 self.say("http", server.page(path))
             self.assertEqual(server.stop(), 0)
@@ -174,7 +174,7 @@ class SecretsTest(o.FreshCase):
         peer = socket.create_connection(tuple(server.address.rsplit(":", 1)), timeout=20)
         peer.close()
         self.command(*at, "--tls-cert", client_cert, "--tls-key", client_key, "ls", token="t")
-        self.assertTrue(o.eventually(lambda: "cannot use" in server.log(), 20))
+        self.assertTrue(o.eventually(lambda: "cannot use" in server.log()))
         self.assertEqual(server.stop(), 0)
         self.say("log", server.log())
         self.assert_kept(body, client_key.read_text().splitlines()[1])

@@ -90,19 +90,26 @@ class ServiceBenchTest(o.Case):
             self.assertGreater(row["median"]["beside_per_second"], 0, key)
 
     def test_open_loops(self):
-        _, rows = self.measure("--rate", "500", "--load", "0.5", "--seconds", "0.4")
+        _, rows = self.measure("--rate", "500", "--seconds", "0.4", "--operations", "dot")
         loads = {load for *_, load, _ in rows}
-        self.assertEqual(loads, {("closed", 0), ("rate", 500), ("load", 0.5)})
+        self.assertEqual(loads, {("rate", 500)})
         at_rate = rows["dot", 4096, 2, ("rate", 500), "us"]
         self.assertGreater(at_rate["median"]["late_us"], 0)
         for measured in at_rate["rounds"]:
             # There are about 200 calls, and the last of them may end late.
             self.assertLess(measured["per_second"] * 0.4, 280)
             self.assertGreater(measured["per_second"] * (0.4 + measured["max_us"] * 1e-6), 120)
-        closed = rows["dot", 4096, 2, ("closed", 0), "us"]["rounds"]
-        half = rows["dot", 4096, 2, ("load", 0.5), "us"]["rounds"]
-        for full, part in zip(closed, half):
-            self.assertLess(part["per_second"], 0.8 * full["per_second"])
+
+        def is_half():
+            """Returns whether half the load makes fewer calls in each round. Something else may
+            take the machine for a whole round."""
+            _, rows = self.measure("--load", "0.5", "--seconds", "0.4", "--operations", "dot")
+            closed = rows["dot", 4096, 2, ("closed", 0), "us"]["rounds"]
+            half = rows["dot", 4096, 2, ("load", 0.5), "us"]["rounds"]
+            return all(part["per_second"] < 0.8 * full["per_second"]
+                       for full, part in zip(closed, half))
+
+        self.assertTrue(o.eventually(is_half))
 
     def test_rest(self):
         _, rows = self.measure("--rest", "0.05,0.1", "--operations", "ping,upload")
@@ -124,7 +131,7 @@ class ServiceBenchTest(o.Case):
             with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
                 return {row["load"]["kind"] for row in json.loads(path.read_text())["rows"]}
 
-        self.assertEqual(o.eventually(loads, o.START_TIMEOUT_S), {"rate"})
+        self.assertEqual(o.eventually(loads), {"rate"})
 
     def test_unix_sockets_have_a_peer_of_their_own(self):
         _, rows = self.measure("--target", f"unix={self.socket}", "--operations", "ping")

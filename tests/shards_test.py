@@ -54,7 +54,7 @@ def test_where_the_shards_are(server, client):
             if parts > 1:
                 assert taken == [n * step for n in held] + [0] * (len(names) - parts), taken
             client.call("DeleteBuffer", name="x")
-            assert eventually(lambda: used(client) == before, 5), (used(client), before)
+            assert eventually(lambda: used(client) == before), (used(client), before)
     everywhere = client.put("all", np.zeros(64 * step // 4, np.float32), placement=["all"])
     assert [s.device for s in everywhere.shards] == names
     backwards = client.put("back", np.zeros(step, np.float32), placement=names[::-1][:2])
@@ -97,7 +97,7 @@ def test_a_device_that_is_full(server, client):
         assert used(own) == before
         # A buffer that is too large for one device fits on several devices together.
         own.call("DeleteBuffer", name="most")
-        assert eventually(lambda: not any(used(own)), 5), used(own)
+        assert eventually(lambda: not any(used(own))), used(own)
         large = np.zeros(100 * floats, np.float32)
         outcome = own.attempt("CreateBuffer", name="large", spec=o.spec_of(large))
         assert outcome.reason == "QUOTA_EXCEEDED", outcome
@@ -121,7 +121,7 @@ def test_copies(server, client):
         assert client.download("copy") == x.tobytes(), (source, fields)
         at_most = -(-4 * n // step)
         assert [s.device for s in copy.shards] == list(expected)[:at_most], (fields, copy)
-    assert eventually(client.is_idle, 5)
+    assert eventually(client.is_idle)
 
 
 def test_operations_that_are_shared_out(server, client):
@@ -163,7 +163,7 @@ def test_operations_that_are_shared_out(server, client):
         (expected, _), (got, devices) = result(*one), result(*many)
         assert got == expected, one
         assert devices == len(names) or step != 4096, (many, devices)
-    assert eventually(client.is_idle, 5)
+    assert eventually(client.is_idle)
 
 
 def test_where_results_go(server, client):
@@ -232,7 +232,7 @@ def test_products_of_views_and_steps(server, client):
             got = client.call("Matmul", result=o.into("d", replace=True, placement=placement),
                               **request)
             assert got.stats.devices == count, got.stats
-    assert eventually(client.is_idle, 5)
+    assert eventually(client.is_idle)
 
 
 def test_calls_that_need_each_others_devices(server, client):
@@ -263,7 +263,7 @@ def test_calls_that_need_each_others_devices(server, client):
             assert own.download(f"copy{i}") == array.tobytes()
 
     o.in_threads(6, work)
-    assert eventually(client.is_idle, 10)
+    assert eventually(client.is_idle)
 
 
 def test_replaced_and_deleted_meanwhile(server, client):
@@ -282,7 +282,7 @@ def test_replaced_and_deleted_meanwhile(server, client):
             got = client.call("Reduce", op="REDUCE_OP_SUM", x=o.resident("x")).value.real
             assert got % n == 0 and 0 <= got < 50 * n, "a mixture of two versions"
     client.call("DeleteBuffer", name="x")
-    assert eventually(lambda: not any(used(client)), 5), used(client)
+    assert eventually(lambda: not any(used(client))), used(client)
 
 
 if __name__ == "__main__":

@@ -226,7 +226,7 @@ def test_tokens(server, client):
         outcome = attempt(client, "DownloadShared", name="x", target=target)
         refused(outcome, "NOT_FOUND", "REGION_NOT_FOUND")
     region.connection.close()
-    assert eventually(lambda: mapped_regions(server) == 1, 5)
+    assert eventually(lambda: mapped_regions(server) == 1)
     outcome = attempt(client, "DownloadShared", name="x", target=region.range(0, 4))
     refused(outcome, "NOT_FOUND", "REGION_NOT_FOUND")
     assert attempt(client, "DownloadShared", name="x", target=other.range(0, 4)).ok
@@ -272,7 +272,7 @@ def test_files_that_are_no_region(server, client):
     os.ftruncate(huge, 2 * o.MI)
     fcntl.fcntl(huge, fcntl.F_ADD_SEALS, SEALS)
     assert "normal pages" in check([huge], field="file").message
-    assert eventually(lambda: o.descriptors(server) <= before, 5), (before, o.descriptors(server))
+    assert eventually(lambda: o.descriptors(server) <= before), (before, o.descriptors(server))
     # The file has a hole, but memory beyond its end makes the block count right. The server fills
     # the hole.
     tricky, _ = make_file(4 * PAGE, seals=0)
@@ -302,20 +302,25 @@ def test_garbage_and_silence(server, client):
     region = Region(path, PAGE)
     region.connection.send(b"hello")
     assert region.connection.recv(1) == b""
-    assert eventually(lambda: is_clean(server, client), 5)
+    assert eventually(lambda: is_clean(server, client))
     # Another client registers twice.
     region = Region(path, PAGE)
     socket.send_fds(region.connection, [GREETING], [region.file] * 100)
     assert region.connection.recv(1) == b""
     # Silent connections are closed in time, while others are served.
-    begin = time.monotonic()
-    silent = [connect(path) for _ in range(20)]
-    Region(path, PAGE).close()
-    assert time.monotonic() - begin < HANDSHAKE_S
+    def others_are_served():
+        """Returns the time and the silent connections, unless they may have been closed before
+        another one was served, because the machine is slow."""
+        begin = time.monotonic()
+        silent = [connect(path) for _ in range(20)]
+        Region(path, PAGE).close()
+        return time.monotonic() - begin < HANDSHAKE_S and (begin, silent)
+
+    begin, silent = eventually(others_are_served)
     for connection in silent:
         assert connection.recv(1) == b""
     assert time.monotonic() - begin > HANDSHAKE_S - 0.5
-    assert eventually(lambda: o.descriptors(server) <= before, 5), (before, o.descriptors(server))
+    assert eventually(lambda: o.descriptors(server) <= before), (before, o.descriptors(server))
 
 
 def test_many_connections(server, client):
@@ -325,10 +330,11 @@ def test_many_connections(server, client):
     before = o.descriptors(server)
     connections = [connect(path) for _ in range(1000)]
     assert client.dot_of_ones() == 1
-    assert eventually(lambda: o.descriptors(server) <= before + REGIONS + HANDSHAKES, 2)
+    most = before + REGIONS + HANDSHAKES
+    assert eventually(lambda: o.descriptors(server) <= most, HANDSHAKE_S - 1)
     for connection in connections:
         connection.close()
-    assert eventually(lambda: o.descriptors(server) <= before, 5)
+    assert eventually(lambda: o.descriptors(server) <= before)
     Region(path, PAGE).close()
 
 
@@ -342,10 +348,10 @@ def test_limits(server, client):
     assert client.budget("shared_memory").used == REGIONS * PAGE
     regions.pop().close()
     connection.close()
-    assert eventually(lambda: client.budget("shared_regions").used == REGIONS - 1, 5)
+    assert eventually(lambda: client.budget("shared_regions").used == REGIONS - 1)
     for region in regions:
         region.close()
-    assert eventually(lambda: is_clean(server, client), 5)
+    assert eventually(lambda: is_clean(server, client))
 
 
 def test_permissions(server, client):
@@ -371,12 +377,12 @@ def test_a_region_that_ends_during_a_transfer(server, client):
     region, begin = large_upload(server, client)
     region.bytes[:] = 3
     future = begin()
-    assert eventually(lambda: client.names() == ["x"], 5, 0.001)
+    assert eventually(lambda: client.names() == ["x"], pause=0.001)
     region.connection.close()
     outcome = o.outcome_of(future)
     assert outcome.ok, outcome
     assert client.download("x", offset=255 * o.MI) == b"\3" * o.MI
-    assert eventually(lambda: is_clean(server, client), 5)
+    assert eventually(lambda: is_clean(server, client))
 
 
 # A process without threads. It forks clients that register a region and live until they are killed.
@@ -421,7 +427,9 @@ def test_clients_that_are_killed(server, client):
     before = o.descriptors(server)
     stub = o.shared_grpc.SharedMemoryServiceStub(client.channel)
     spec = o.buffers.BufferSpec(dtype=5, shape=[4 * o.MI], replace=True)
-    latest = 0.03  # Clients die within these seconds.
+    # Clients die within these seconds before or after their uploads begin. On a slow machine, that
+    # makes no difference, and the times grow until it does.
+    earliest, latest = -0.03, 0.03
     outcomes = {True: 0, False: 0}
     arguments = [sys.executable, "-c", NURSERY, str(path_of(server)), str(16 * o.MI), "tessera.v1"]
     pipe = subprocess.PIPE
@@ -436,7 +444,7 @@ def test_clients_that_are_killed(server, client):
             answer = o.shared.RegisterRegionResponse.FromString(bytes.fromhex(answer))
             source = o.shared.RegionRange(region=answer.region, size=16 * o.MI)
             request = o.shared.UploadSharedRequest(name="x", spec=spec, source=source)
-            delay = RNG.uniform(-latest, latest)
+            delay = RNG.uniform(earliest, latest)
             if delay < 0:
                 nursery.stdin.write("kill\n")
                 time.sleep(-delay)
@@ -447,14 +455,18 @@ def test_clients_that_are_killed(server, client):
             outcome = o.outcome_of(future)
             assert outcome.ok or outcome.reason == "REGION_NOT_FOUND", outcome
             outcomes[outcome.ok] += 1
+            if outcome.ok and delay < 0:
+                earliest -= 0.03
+            elif not outcome.ok and delay > 0:
+                latest += 0.03
         assert nursery.stdout.readline() == "dead\n"
     nursery.stdin.close()
-    assert nursery.wait(10) == 0
+    assert nursery.wait(60) == 0
     assert min(outcomes.values()) > 10, outcomes
-    assert eventually(lambda: is_clean(server, client), 10)
-    assert eventually(lambda: o.descriptors(server) <= before, 10), (before, o.descriptors(server))
+    assert eventually(lambda: is_clean(server, client))
+    assert eventually(lambda: o.descriptors(server) <= before), (before, o.descriptors(server))
     client.call("DeleteBuffer", name="x")
-    assert eventually(lambda: client.device().buffer_used_bytes == 0, 10)
+    assert eventually(lambda: client.device().buffer_used_bytes == 0)
     assert client.dot_of_ones() == 1
 
 
@@ -538,11 +550,11 @@ def test_drain(server, client):
     """Running calls end, no further calls begin, and the socket is removed."""
     _, begin = large_upload(server, client)
     future = begin()
-    assert eventually(lambda: client.names() == ["x"], 5, 0.001)
+    assert eventually(lambda: client.names() == ["x"], pause=0.001)
     server.signal()
     outcome = o.outcome_of(future)
     assert outcome.ok, outcome
-    assert server.wait(20) == 0
+    assert server.wait(60) == 0
     assert not path_of(server).exists()
 
 
@@ -567,8 +579,8 @@ def test_few_descriptors(server, client):
         # Until the server has closed the descriptors that they sent, it cannot even read the amount
         # of memory.
         one = o.inline(np.ones(1, np.float32))
-        assert eventually(lambda: mine.attempt("Dot", a=one, b=one).ok, 5)
-        assert eventually(lambda: registers(path), 5)
+        assert eventually(lambda: mine.attempt("Dot", a=one, b=one).ok)
+        assert eventually(lambda: registers(path))
         region = Region(path, PAGE)
         assert attempt(mine, "DownloadShared", name="x", target=region.range(0, 4)).ok
         region.close()

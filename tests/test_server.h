@@ -29,10 +29,11 @@
 
 namespace tessera {
 
-// Waits until the condition is true, for effects that follow a response or do not depend on one.
+// Waits up to a minute until the condition is true, for effects that follow a response or do not
+// depend on one.
 template <class Condition>
 bool Eventually(Condition condition) {
-  for (int i = 0; i < 2000; ++i) {
+  for (int i = 0; i < 6000; ++i) {
     if (condition()) return true;
     absl::SleepFor(absl::Milliseconds(i < 20 ? 1 : 10));
   }

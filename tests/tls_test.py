@@ -58,7 +58,7 @@ class TlsTest(o.FreshCase):
         """Checks the outcome after the files have changed. A handshake does not wait while another
         thread reads them."""
         last = lambda: self.dot(server, **files) == outcome
-        self.assertTrue(o.eventually(last, 20), server.log())
+        self.assertTrue(o.eventually(last), server.log())
 
     def test_only_tls_to_the_right_ca_is_served(self):
         server = self.serve()
@@ -143,7 +143,7 @@ class TlsTest(o.FreshCase):
                 replace(path, content)
                 for _ in range(3):
                     self.assertEqual(self.dot(server), "OK")
-                self.assertTrue(o.eventually(lambda: said in server.log(), 5))
+                self.assertTrue(o.eventually(lambda: said in server.log()))
                 self.assertEqual(server.log().count(said), 1)
                 self.install(self.pair)
                 self.assertEqual(self.dot(server), "OK")
@@ -162,15 +162,15 @@ class TlsTest(o.FreshCase):
         self.assertEqual(metric("tessera_certificate_life_seconds"), 2 * 86400)
         self.install(self.ca.issue("late", days=-1))
         # The server notices the expiry without a connection.
-        self.assertTrue(o.eventually(lambda: "it has been invalid since 20" in server.log(), 20))
+        self.assertTrue(o.eventually(lambda: "it has been invalid since 20" in server.log()))
         self.assertEqual(self.dot(server), "OK")
         self.assertEqual(metric("tessera_file_unusable"), 1)
         self.assertGreater(left(), 86400)
         server.signal(signal.SIGHUP)
         said = lambda: server.log().count("it has been invalid since 20") == 2
-        self.assertTrue(o.eventually(said, 20), server.log())
+        self.assertTrue(o.eventually(said), server.log())
         self.install(self.pair)
-        self.assertTrue(o.eventually(lambda: metric("tessera_file_unusable") == 0, 20))
+        self.assertTrue(o.eventually(lambda: metric("tessera_file_unusable") == 0))
         self.assertEqual(self.dot(server), "OK")
 
     def test_a_certificate_that_is_not_valid_is_warned_of(self):
@@ -180,10 +180,10 @@ class TlsTest(o.FreshCase):
         self.assertEqual(self.dot(server), "UNAVAILABLE")
         # Any other certificate replaces the expired one, valid or not.
         self.install(self.ca.issue("expired_too", days=-1))
-        self.assertTrue(o.eventually(lambda: "are in effect" in server.log(), 20))
-        self.assertTrue(o.eventually(lambda: server.log().count("clients refuse it") == 2, 20))
+        self.assertTrue(o.eventually(lambda: "are in effect" in server.log()))
+        self.assertTrue(o.eventually(lambda: server.log().count("clients refuse it") == 2))
         self.install(self.pair)
-        self.assertTrue(o.eventually(lambda: self.dot(server) == "OK", 20))
+        self.assertTrue(o.eventually(lambda: self.dot(server) == "OK"))
 
     def test_certificates_that_openssl_refuses_are_not_used(self):
         """A key that is too small, in the server's own certificate or in another one of its chain,
@@ -207,7 +207,7 @@ class TlsTest(o.FreshCase):
                 replace(clients, ca.read_bytes())
                 self.install((cert, key))
                 logged = lambda: server.log().count(said) > before
-                self.assertTrue(o.eventually(logged, 20), server.log())
+                self.assertTrue(o.eventually(logged), server.log())
                 self.assertIn("\ntessera_file_unusable{file=\"tls\"} 1\n", server.page())
                 self.assertEqual(self.dot(server, pair=self.client_pair), "OK")
                 flags = ("--tls-cert", self.cert, "--tls-key", self.key, "--tls-client-ca", clients)
@@ -215,7 +215,7 @@ class TlsTest(o.FreshCase):
                 replace(clients, self.ca.cert.read_bytes())
                 self.install(self.pair)
                 used = lambda: "\ntessera_file_unusable{file=\"tls\"} 0\n" in server.page()
-                self.assertTrue(o.eventually(used, 20), server.log())
+                self.assertTrue(o.eventually(used), server.log())
 
     def test_every_connection_proves_the_certificate_of_its_client(self):
         """A resumed session would not: its client's certificate may have expired since."""
@@ -313,11 +313,11 @@ class TlsTest(o.FreshCase):
                 replace(clients, bundle)
                 self.assertEqual(self.dot(server, pair=stranger), "OK")
                 said = f"cannot use {clients} for TLS"
-                self.assertTrue(o.eventually(lambda: server.log().count(said) == count, 5))
+                self.assertTrue(o.eventually(lambda: server.log().count(said) == count))
         # This includes certificates in the server's own chain.
         replace(self.cert, self.pair[0].read_bytes() + foreign[: len(foreign) // 2])
         self.assertEqual(self.dot(server, pair=stranger), "OK")
-        self.assertTrue(o.eventually(lambda: f"cannot use {self.cert}" in server.log(), 5))
+        self.assertTrue(o.eventually(lambda: f"cannot use {self.cert}" in server.log()))
         start = ("--listen", "127.0.0.1:0", "--tls-cert", self.cert, "--tls-key", self.key)
         self.assertIn("cut off or damaged", o.refused(*start))
 
@@ -337,17 +337,17 @@ class TlsTest(o.FreshCase):
                 self.addCleanup(many.close)
                 few.send(*calls[:16])
                 many.send(*calls)
-                many.socket.settimeout(5)
+                many.socket.settimeout(60)
                 # The server's settings arrive, but no responses. The connection does not end with
                 # an orderly TLS shutdown.
                 with contextlib.suppress(ssl.SSLEOFError):
                     while many.socket.recv(65536):
                         pass
                 said = "because they had more than 288 calls: ipv4:127.0.0.1:"
-                self.assertTrue(o.eventually(lambda: said in server.log(), 5), server.log())
+                self.assertTrue(o.eventually(lambda: said in server.log()), server.log())
                 self.assertEqual(self.dot(server, pair=pair), "OK")
                 few.send(o.frame(o.PING, 0, 0, b"answered"))
-                self.assertIsNotNone(few.find_frame(o.PING, 5), "it has also ended")
+                self.assertIsNotNone(few.find_frame(o.PING, 60), "it has also ended")
 
     def test_keys_stay_out_of_the_log(self):
         server = self.serve()
@@ -381,7 +381,7 @@ class TlsTest(o.FreshCase):
                               (["--tls-ca", self.folder / "missing"], False),
                               (whole[2:], False)):
             with self.subTest(flags):
-                at = ("--server", server.address, "--timeout", "3s")
+                at = ("--server", server.address, "--timeout", "20s" if served else "1s")
                 ended = o.run(o.Program.cli, *at, *flags, "ls")
                 self.assertEqual(ended.returncode == 0, served, ended.stderr)
         cert, key = self.ca.issue("weak_client", newkey=("rsa:1024",))

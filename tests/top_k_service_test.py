@@ -98,7 +98,7 @@ def test_programs_use_values_and_indices(server, client):
     assert client.download("best") == np.ascontiguousarray(values[:, :2]).tobytes()
     assert client.download("where") == np.tile(np.arange(2), (8, 1)).tobytes()
     assert outcomes[8].reason == "BAD_K", outcomes[8]
-    assert eventually(client.is_idle, 5)
+    assert eventually(client.is_idle)
 
 
 def test_a_step_names_both_of_its_arrays_or_none(server, client):

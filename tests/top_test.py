@@ -16,18 +16,22 @@ import numpy as np
 
 import outsider as o
 from outsider import eventually
+from rolling import lasting_address
 from terminal import Terminal
 
 ONES = np.ones(1000, np.float32)
 
 
-def run(*arguments):
-    return o.run(o.Program.cli, *arguments)
+LONG = ("--timeout", "60s")
+
+
+def run(*arguments, timeout=LONG):
+    return o.run(o.Program.cli, *timeout, *arguments)
 
 
 class TopCase(o.Case):
-    def serve(self, *flags):
-        server = super().serve("--memory-limit", "256Mi", "--metrics-listen", "127.0.0.1:0", *flags)
+    def serve(self, **how):
+        server = super().serve("--memory-limit", "256Mi", "--metrics-listen", "127.0.0.1:0", **how)
         self.client = server.client()
         self.metrics = "http://" + server.http_address()
         return server
@@ -235,15 +239,20 @@ class RatesTest(TopCase):
             self.client.dot_of_ones()
             self.client.attempt("GetBuffer", name="none")
 
-        with o.meanwhile(work):
+        rate = r"([1-9][\d.]*|0\.\d*[1-9]\d*)"
+
+        def seen():
+            """Returns whether the program shows both calls. On a busy machine, none may be made
+            during its interval."""
             ended = run("-s", self.server.address, "top", "--once", "--metrics",
                         self.server.http_address(), "--interval", "300ms")
-        self.assertEqual(ended.returncode, 0, ended.stderr)
-        dot = re.search(r"(?m)^Dot +([\d.]+) +([\d.]+) +(\S+ [um]?s) +(\S+ [um]?s)$", ended.stdout)
-        self.assertGreater(float(dot[1]), 0)
-        self.assertEqual(float(dot[2]), 0)
-        missing = re.search(r"(?m)^BUFFER_NOT_FOUND +NOT_FOUND +([\d.]+) +(\d+)$", ended.stdout)
-        self.assertGreater(float(missing[1]), 0)
+            self.assertEqual(ended.returncode, 0, ended.stderr)
+            dot = rf"(?m)^Dot +{rate} +0(\.0*)? +(\S+ [um]?s) +(\S+ [um]?s)$"
+            missing = rf"(?m)^BUFFER_NOT_FOUND +NOT_FOUND +{rate} +(\d+)$"
+            return re.search(dot, ended.stdout) and re.search(missing, ended.stdout)
+
+        with o.meanwhile(work):
+            self.assertTrue(eventually(seen))
 
     def test_pages_that_are_wrong(self):
         well = b"HTTP/1.1 200 OK\r\n"
@@ -270,7 +279,8 @@ class RatesTest(TopCase):
                 thread = threading.Thread(target=talk)
                 thread.start()
                 ended = run("-s", self.server.address, "top", "--metrics",
-                            f"127.0.0.1:{listener.getsockname()[1]}", "--interval", "500ms")
+                            f"127.0.0.1:{listener.getsockname()[1]}", "--interval", "500ms",
+                            timeout=() if answer is None else LONG)
                 thread.join()
                 self.assertIn("NO_METRICS", ended.stderr)
                 self.assertIn(text, ended.stderr)
@@ -283,9 +293,10 @@ ENTER, LEAVE = b"\x1b[?1049h", b"\x1b[?1049l"
 
 
 class LiveTest(TopCase):
-    def start(self, server, *arguments, interval="100ms", **more):
-        terminal = Terminal(o.Program.cli, "-s", server.address, "top", "--interval", interval,
-                            *arguments, **{"rows": 40, "columns": 120, **more})
+    def start(self, server, *arguments, interval="100ms", timeout="60s", **more):
+        terminal = Terminal(o.Program.cli, "-s", server.address, "--timeout", timeout, "top",
+                            "--interval", interval, *arguments,
+                            **{"rows": 40, "columns": 120, **more})
         self.addCleanup(terminal.close)
         return terminal
 
@@ -328,7 +339,7 @@ class LiveTest(TopCase):
         server = self.serve()
         for interval, stopped in (("1ms", False), ("200ms", True)):
             with self.subTest(interval):
-                terminal = self.start(server, "--timeout", "300ms", interval=interval)
+                terminal = self.start(server, interval=interval, timeout="300ms")
                 terminal.wait_for(b"q: quit")
                 if stopped:
                     server.signal(signal.SIGSTOP)
@@ -354,7 +365,7 @@ class LiveTest(TopCase):
                 lines = text.split("\r\n")
                 return len(lines) == rows and max(map(len, lines)) <= columns and text
 
-            text = eventually(fits, 10, pause=0)
+            text = eventually(fits, pause=0)
             self.assertTrue(text, (rows, columns))
             if columns == 200:
                 self.assertGreater(text.count("a_long_name"), 20)
@@ -372,26 +383,26 @@ class LiveTest(TopCase):
         terminal.wait_for(b"q: quit")
         terminal.key(b"\x1a")
         terminal.wait_for(LEAVE)
-        self.assertTrue(eventually(terminal.as_before, 10))
+        self.assertTrue(eventually(terminal.as_before))
 
         def stopped():
             text = pathlib.Path(f"/proc/{terminal.process.pid}/stat").read_text()
             return text.rsplit(")", 1)[1].split()[0] == "T"
 
-        self.assertTrue(eventually(stopped, 10))
+        self.assertTrue(eventually(stopped))
         terminal.process.send_signal(signal.SIGCONT)
         terminal.wait_for(ENTER)
         terminal.wait_for(b"q: quit")
         self.quits(terminal)
 
     def test_a_server_that_goes_and_comes_back(self):
-        server = self.serve()
-        terminal = self.start(server, "--timeout", "1s")
+        server = self.serve(listen=lasting_address())
+        terminal = self.start(server, timeout="1s")
         terminal.wait_for(b"q: quit")
         server.kill()
         terminal.wait_for(b"127.0.0.1")  # The address in the error.
-        self.serve("--listen", server.address)
-        terminal.wait_for(b"q: quit", 30)
+        self.serve(listen=server.address)
+        terminal.wait_for(b"q: quit")
         self.quits(terminal)
 
     def test_a_second_interrupt_does_not_wait_for_a_call(self):
@@ -404,9 +415,9 @@ class LiveTest(TopCase):
         with o.answering(silent) as address:
             terminal = Terminal(o.Program.cli, "-s", address, "--timeout", "inf", "top")
             self.addCleanup(terminal.close)
-            self.assertTrue(asked.wait(20))
+            self.assertTrue(asked.wait(60))
             terminal.process.send_signal(signal.SIGINT)
-            self.assertTrue(eventually(lambda: o.asleep(terminal.process.pid), 20))
+            self.assertTrue(eventually(lambda: o.asleep(terminal.process.pid)))
             self.assertIsNone(terminal.process.poll())
             self.quits(terminal, signal.SIGINT, 130)
             release.set()

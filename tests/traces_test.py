@@ -73,7 +73,7 @@ class TracesCase(o.FreshCase):
             found[:] = [line for line in server.log().splitlines() if text in line]
             return len(found) >= count
 
-        self.assertTrue(eventually(enough, 10), server.log())
+        self.assertTrue(eventually(enough), server.log())
         self.assertEqual(len(found), count, found)
         return found
 
@@ -158,7 +158,7 @@ class AnswersTest(TracesCase):
         self.addCleanup(more.set)
         first = dict(name="half", spec=o.spec_of(ONES), data=b"1234")
         call = self.client.begin_upload(more, first, metadata=with_trace(SAMPLED))
-        self.assertTrue(eventually(lambda: self.client.names() == ["half"], 10))
+        self.assertTrue(eventually(lambda: self.client.names() == ["half"]))
         call.cancel()
         line = json.loads(self.lines_with(server, ID, 1)[0])
         self.assertRegex(line["message"], r"^Upload from .*CANCELLED")
@@ -204,7 +204,7 @@ class SlowCallsTest(TracesCase):
             self.client.dot_of_ones()
             unary(self.client, f"/{COMPUTE}/Dot", b"\xff")
             self.client.attempt("GetBuffer", name="none")
-            self.assertTrue(eventually(lambda: "NOT_FOUND" in server.log(), 10))
+            self.assertTrue(eventually(lambda: "NOT_FOUND" in server.log()))
             self.assertNotIn("slow", server.log())
 
     def test_a_flood_is_cut_and_counted(self):
@@ -224,7 +224,7 @@ class SlowCallsTest(TracesCase):
             text = server.log()
             return "more calls were slow and were not logged" in text
 
-        self.assertTrue(eventually(told, 20, pause=0.2))
+        self.assertTrue(eventually(told, pause=0.2))
         left_out = sum(map(int, re.findall(r"(\d+) more calls were slow", text)))
         self.assertGreater(left_out, 0)
         self.assertLessEqual(text.count(" slow: ") + left_out, made)
@@ -254,7 +254,7 @@ class SpansTest(TracesCase):
                 return False
             return len(lines) >= count and lines
 
-        lines = eventually(enough, 10)
+        lines = eventually(enough)
         self.assertTrue(lines)
         self.assertEqual(len(lines), count)
         return [json.loads(line) for line in lines]
@@ -351,7 +351,7 @@ class SpansTest(TracesCase):
         self.spans(3)
         os.rename(self.file, self.folder / "old")
         self.assertTrue(
-            eventually(lambda: self.sampled_dot() and self.file.exists(), 10, pause=0.1))
+            eventually(lambda: self.sampled_dot() and self.file.exists(), pause=0.1))
         self.assertEqual(server.stop(), 0)
         self.assertGreater(len(self.file.read_text().splitlines()), 0)
         old = len((self.folder / "old").read_text().splitlines())
@@ -363,11 +363,11 @@ class SpansTest(TracesCase):
         for _ in range(5):
             self.assertEqual(self.sampled_dot()[0], "OK")
         self.assertTrue(eventually(
-            lambda: metrics(server)["dropped"] == before["dropped"] + 15, 10), metrics(server))
+            lambda: metrics(server)["dropped"] == before["dropped"] + 15), metrics(server))
         self.assertEqual(metrics(server)["written"], before["written"])
         # The line in the log comes after the count.
         said = lambda: server.log().count("spans are dropped until")  # noqa: E731
-        self.assertTrue(eventually(lambda: said() > 0, 10))
+        self.assertTrue(eventually(lambda: said() > 0))
         self.assertEqual(said(), 1)
 
     def assert_written_again(self, server):
@@ -375,8 +375,8 @@ class SpansTest(TracesCase):
             self.sampled_dot()
             return metrics(server)["written"] > 0
 
-        self.assertTrue(eventually(again, 10, pause=0.1))
-        self.assertTrue(eventually(lambda: "are written to" in server.log(), 10))
+        self.assertTrue(eventually(again, pause=0.1))
+        self.assertTrue(eventually(lambda: "are written to" in server.log()))
 
     def test_a_folder_that_is_not_there_yet(self):
         server = self.serve(file=self.folder / "later" / "spans.jsonl")
@@ -402,13 +402,13 @@ class SpansTest(TracesCase):
             return metrics(server)
 
         resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-        self.assertTrue(eventually(lambda: call()["dropped"] > 0, 10))
+        self.assertTrue(eventually(lambda: call()["dropped"] > 0))
         self.assertEqual(self.file.stat().st_size, limit)
         whole = metrics(server)["written"]
         unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
         resource.prlimit(server.pid, resource.RLIMIT_FSIZE, unlimited)
-        self.assertTrue(eventually(lambda: call()["written"] > whole, 10, pause=0.1))
-        self.assertTrue(eventually(lambda: sum(metrics(server).values()) == 3 * calls, 10))
+        self.assertTrue(eventually(lambda: call()["written"] > whole, pause=0.1))
+        self.assertTrue(eventually(lambda: sum(metrics(server).values()) == 3 * calls))
         lines = self.file.read_text().splitlines()
         torn = [line for line in lines if not line.endswith('"status":{}}')]
         self.assertEqual(len(torn), 1)
@@ -432,7 +432,7 @@ class SpansTest(TracesCase):
                 self.assertEqual(self.sampled_dot()[0], "OK")
             return metrics(server)["dropped"] > before
 
-        self.assertTrue(eventually(full, 30))
+        self.assertTrue(eventually(full))
         self.assertEqual(server.stop(), 0)
 
 

@@ -424,7 +424,7 @@ TEST_F(LittlePatience, IsForReadersThatPause) {
     const int fetched = device_.Count(Step::kCopyToHost);
     EXPECT_TRUE(reader->Read(&response));
     EXPECT_TRUE(Eventually([&] { return device_.Count(Step::kCopyToHost) > fetched; }));
-    Pass(absl::Seconds(3));
+    Pass(absl::Seconds(2));
   }
   EXPECT_EQ(Used("downloads"), 1u);
   Pass(absl::Seconds(4));
