@@ -110,6 +110,17 @@ class ArrayApiTest(python_outsider.Case):
         for call in (lambda: np.spacing(x), lambda: np.trim_zeros(x[0]), lambda: np.put(x, 1, 2)):
             self.assertRaisesRegex(ts.Unsupported, r"server|\.numpy", call)
 
+    def test_folds_from_the_first_number(self):
+        a = np.arange(12).reshape(3, 4).astype("i4")
+        for name, first in (("cumsum", 0), ("cumprod", 1)):
+            call = _functions._cumulative(name)
+            for axis, dtype in ((0, None), (-1, "f4")):
+                before = np.full_like(a.take([0], axis), first)
+                want = getattr(np.concatenate([before, a], axis), name)(axis, dtype)
+                found = call(self.t.put(a), axis, dtype, True)
+                self.assertEqual(found.dtype, want.dtype)
+                np.testing.assert_array_equal(found.numpy(), want)
+
     def test_arrays_from_nothing_are_put(self):
         x = self.t.put(np.ones(3))
         for name in ("arange", "asarray", "empty", "full", "ones", "zeros"):
