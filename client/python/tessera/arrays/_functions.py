@@ -113,7 +113,8 @@ def matmul(a: Any, b: Any, dtype: Any = None) -> Any:
 
 
 def vecdot(a: Any, b: Any, axis: int = -1) -> Any:
-    """Returns the sums of the products of two arrays along an axis."""
+    """Returns the sums of the products of two arrays along an axis, in their common type. Integers
+    wrap."""
     return _made(_ufuncs.vecdot, a, b, axis=axis)
 
 
