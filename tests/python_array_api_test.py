@@ -110,6 +110,32 @@ class ArrayApiTest(python_outsider.Case):
         for call in (lambda: np.spacing(x), lambda: np.trim_zeros(x[0]), lambda: np.put(x, 1, 2)):
             self.assertRaisesRegex(ts.Unsupported, r"server|\.numpy", call)
 
+    def test_folds_from_the_first_number(self):
+        a = np.arange(12).reshape(3, 4).astype("i4")
+        for name, first in (("cumsum", 0), ("cumprod", 1)):
+            call = _functions._cumulative(name)
+            for axis, dtype in ((0, None), (-1, "f4")):
+                before = np.full_like(a.take([0], axis), first)
+                want = getattr(np.concatenate([before, a], axis), name)(axis, dtype)
+                found = call(self.t.put(a), axis, dtype, True)
+                self.assertEqual(found.dtype, want.dtype)
+                np.testing.assert_array_equal(found.numpy(), want)
+
+    def test_vecdot(self):
+        for dtype in ("u1", "i1", "i4", "i8", "f4", "?"):
+            a = (np.arange(24).reshape(2, 3, 4) % 5 * 60).astype(dtype)
+            for x, axis in ((a[0, 0], -1), (a, -2)):
+                found = ts.vecdot(self.t.put(x), self.t.put(x), axis)
+                want = np.add.reduce(x * x, axis, x.dtype)
+                self.assertEqual(found.dtype, want.dtype)
+                np.testing.assert_array_equal(found.numpy(), want)
+        a, b = np.arange(24.0).reshape(2, 4, 3), np.arange(12.0).reshape(3, 4)
+        found = ts.vecdot(self.t.put(a), self.t.put(b), 1)  # Each array has its own axis 1.
+        np.testing.assert_array_equal(found.numpy(), (a.swapaxes(1, 2) * b).sum(-1))
+        for shape in ((2, 4, 1), (3, 4)):
+            with self.assertRaises(ts.BadShape):
+                ts.vecdot(self.t.put(a), self.t.put(np.ones(shape)))
+
     def test_arrays_from_nothing_are_put(self):
         x = self.t.put(np.ones(3))
         for name in ("arange", "asarray", "empty", "full", "ones", "zeros"):

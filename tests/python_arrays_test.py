@@ -242,8 +242,12 @@ class ArraysTest(python_outsider.Case):
                     {}, self.a, self.x, np.empty(0), (slice(None), [0.5])):
             with self.assertRaises(IndexError):
                 self.x[key]
-        for key in (([0, 1], [1, 2]), (self.a[:, 0] > 0, [1, 2]), (0, np.False_),
-                    (self.x[0, 0] > 0, 0)):
+        for key in (([12], [1]), ([0], [9]), ([-13, 0], [0, 0]), ([0.5], [1])):
+            with self.assertRaises(ts.BadIndex):
+                self.x[key]
+        with self.assertRaises(ts.BadIndex):
+            self.x[self.t.put(np.array([0, 0])), self.t.put(np.array([8, -10]))].numpy()
+        for key in ((self.a[:, 0] > 0, [1, 2]), (0, np.False_), (self.x[0, 0] > 0, 0)):
             with self.assertRaises(ts.Unsupported):
                 self.x[key]
         with self.assertRaises(ts.Unsupported):
@@ -665,6 +669,22 @@ class ArraysTest(python_outsider.Case):
             typed = (a * 40).astype("i4").astype(dtype)
             self.check(self.t.put(typed)[resident], typed[places], 0)
 
+    def test_indices_of_several_axes(self):
+        a = np.arange(360.0).reshape(3, 4, 5, 6)
+        x = self.t.put(a)
+        i, j, k = np.array([2, -3, 0]), np.array([[1], [-3]], "i1"), np.int64(-1)
+        for key in ((i, j), (i, 1, j), (Ellipsis, j, i), (slice(None), i, i[::-1]), (i, k, j, 2),
+                    (i, slice(1, None, 2), j), (i, None, j), (None, j, [0, 1, 2], Ellipsis, i),
+                    (j, j, j, j), (0, [], []), (slice(0), i, slice(0), j)):
+            with self.subTest(key=key):
+                self.check(x[key], a[key], 0)
+                self.check((x + x).T[key], (a + a).T[key], 0)
+                resident = tuple(
+                    self.t.put(one) if isinstance(one, np.ndarray) else one for one in key)
+                self.check(x[resident], a[key], 0)
+        last = self.t.put(np.array(2))
+        self.check(x[last, last - 1, last, 3], a[2, 1, 2, 3], 0)
+
     def test_take(self):
         a, x = self.a, self.x
         places = np.array([3, -4, 0, 8])
@@ -691,6 +711,20 @@ class ArraysTest(python_outsider.Case):
         self.check(np.take_along_axis(x, places, None), np.take_along_axis(a, places, None), 0)
         values, order = x.topk(3, axis=0)
         self.check(np.take_along_axis(x, order, 0), values.numpy(), 0)
+
+    def test_repeats(self):
+        a, x = self.a[:3, :4], self.t.put(self.a[:3, :4])
+        for counts, axis in (([2, 0, 3], 0), ([1, 0, 2, 5], -1), ([0] * 12, None), ([3], 1),
+                             (np.arange(12, dtype="u1"), None)):
+            want = np.repeat(a, counts, axis)
+            self.check(np.repeat(x, counts, axis), want, 0)
+            self.check(x.repeat(self.t.put(np.array(counts)), axis), want, 0)
+        none = self.t.put(np.zeros(0, "i8"))
+        self.check(np.repeat(x[:0], none, 0), a[:0], 0)
+        for counts in ([1, 2], [1, 1, -1], [0.5, 1, 1]):
+            for some in (np.array(counts), self.t.put(np.array(counts))):
+                with self.assertRaises((ValueError, TypeError)):
+                    np.repeat(x, some, 0)
 
     def test_takes_are_steps(self):
         x, rows = self.x, self.t.put(np.array([2, 0]))

@@ -121,9 +121,9 @@ CASES = {
     "a mask of several axes next to other indices, as in `x[mask, 1]`": lambda put: [
         refused(lambda: put(F.reshape(1, 1, 3))[put(F[:1].reshape(1, 1)) > 0, 1], "index twice"),
         (put(F.reshape(1, 1, 3))[put(F[:1].reshape(1, 1)) > 0][:, 1], F[1:2], "f4")],
-    "an index with several arrays": lambda put: [
-        refused(lambda: put(OTHER)[[0, 1], [1, 0]], "take_along_axis"),
-        (put(OTHER)[[1, 0]][:, [1]], [[8], [6]], "f4")],
+    "a mask next to other arrays in an index, as in `x[mask, rows]`": lambda put: [
+        refused(lambda: put(OTHER)[[True, False], [1]], "flatnonzero"),
+        (put(OTHER)[np.flatnonzero([True, False]), [1]], [6], "f4")],
     "a mask on the server, as in `x[x > 0]`": lambda put: [
         (put(F)[put(F) > 0], F[F > 0], "f4"), (put(F)[F > 0] * 2, F[F > 0] * 2, "f4"),
         (np.where(F > 0, put(F), 0), np.where(F > 0, F, 0), "f4"),

@@ -169,6 +169,8 @@ class ArraysTest(python_outsider.Case):
             self.t.put(Foreign(self.a, 2))
         with self.assertRaises(ts.Unsupported):
             x.__dlpack__(dl_device=(2, 0))
+        capsule = x.__dlpack__(stream=None, max_version=(1, 0), dl_device=(1, 0), copy=True)
+        self.assertEqual(type(capsule).__name__, "PyCapsule")
         self.assertRaises(BufferError, x.__dlpack__, copy=False)
 
     def test_arrays_of_other_libraries(self):
@@ -232,10 +234,12 @@ class ArraysTest(python_outsider.Case):
         self.assertEqual([*range(x[0, 1] + 0)], [0])
         self.assertEqual(x[0, : x[1, 1]].shape, (2,))
         self.assertEqual((x.item(3), x.item(1, 0), x.item(-1), x.item((0, 1))), (2, 3, 2, 1))
+        self.assertEqual((complex(x[0, 0]), complex(x[:1, 1] * 0.5)), (4 + 0j, 0.5 + 0j))
         self.assertEqual((round(x[0, 0] / 3), round(x[0, 0] / 3, 1)), (1, 1.3))
         self.assertTrue(3 in x and 5 not in x)
         for call in (lambda: [1][x], lambda: [1][x[0, 0] * 1.0], lambda: float(x), lambda: int(x),
-                     lambda: pow(x, 2, 5), lambda: self.t.list(5), lambda: self.t.compute([x, x])):
+                     lambda: complex(x), lambda: pow(x, 2, 5), lambda: self.t.list(5),
+                     lambda: self.t.compute([x, x])):
             with self.assertRaises(TypeError):
                 call()
         with self.assertRaises(IndexError):

@@ -111,6 +111,9 @@ class Expr(Lazy):
     def __int__(self) -> int:
         return int(self._number())
 
+    def __complex__(self) -> complex:
+        return complex(self._number())
+
     def __round__(self, digits: Optional[int] = None) -> Any:
         return round(self._number(), digits)
 
@@ -132,14 +135,20 @@ class Expr(Lazy):
         # Like NumPy's arrays, a 0-d array accepts the format specifications of numbers.
         return format(self.item(), spec) if spec and not self.shape else super().__format__(spec)
 
-    def __dlpack__(self, **options: Any) -> Any:
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: Any = None,
+        dl_device: Any = None,
+        copy: Optional[bool] = None,
+    ) -> Any:
         """Downloads the elements to host memory and exports that copy. Raises Unsupported if the
         consumer wants another kind of memory (dl_device), and BufferError if it forbids a copy
         (copy=False)."""
-        if options.get("copy") is False:
+        if copy is False:
             raise BufferError("copy=False is not possible: a download makes a copy")
-        wanted = options.get("dl_device")
-        if wanted is not None and tuple(wanted) != self.__dlpack_device__():
+        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
             raise Unsupported("arrays are exported only in host memory: use dl_device=(1, 0)")
         return self.numpy().__dlpack__()
 

@@ -94,6 +94,9 @@ class Expr(Lazy):
     def __int__(self) -> int:
         raise TypeError("use int(await x.item())")
 
+    def __complex__(self) -> complex:
+        raise TypeError("use complex(await x.item())")
+
     def __contains__(self, value: Any) -> bool:
         """Raises TypeError, because the result would have to be awaited."""
         raise TypeError("use await (x == value).any().item()")

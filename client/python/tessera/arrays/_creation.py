@@ -68,7 +68,8 @@ class Creation:
         wide = _F32 if kind.itemsize == 2 else kind if _dtypes.is_float(kind) else _I64
         for x in (start, start + step)[:extent]:
             e.check_fits(x, kind)
-        first, second = (_rounded(x, kind).astype(wide) for x in (start, start + step))
+        second = start + step if extent > 1 else start
+        first, second = (_rounded(x, kind).astype(wide) for x in (start, second))
         delta = second - first
         made = e.cast(_positions(extent), wide)
         if delta != 1:

@@ -30,6 +30,7 @@ from ._manipulation import (
     indices_of,
     kept,
     nonzero,
+    now,
     selection,
     stack,
     take,
@@ -112,7 +113,8 @@ def matmul(a: Any, b: Any, dtype: Any = None) -> Any:
 
 
 def vecdot(a: Any, b: Any, axis: int = -1) -> Any:
-    """Returns the sums of the products of two arrays along an axis."""
+    """Returns the sums of the products of two arrays along an axis, in their common type. Integers
+    wrap."""
     return _made(_ufuncs.vecdot, a, b, axis=axis)
 
 
@@ -444,7 +446,7 @@ def _digitize(x: Any, bins: Any, right: bool = False) -> Any:
         if bins.ndim != 1:
             raise ValueError("object of too small depth for desired array")
         before, after = bins[:-1], bins[1:]
-        rises, falls = _now(bins, (before < after).any(), (before > after).any())
+        rises, falls = now(bins, (before < after).any(), (before > after).any())
         if rises and falls:
             raise ValueError("bins must be monotonically increasing or decreasing")
     else:
@@ -453,18 +455,6 @@ def _digitize(x: Any, bins: Any, right: bool = False) -> Any:
     edges = bins[::-1] if falls else bins
     found = _searchsorted(x._lifted(edges, "np.digitize"), x, "left" if right else "right")
     return len(bins) - found if falls else found
-
-
-def _now(a: Any, *values: Any) -> Any:
-    """Returns the elements of arrays on which a shape or the edges of bins depend. Calls the
-    server."""
-    compute = a._session.compute
-    if inspect.iscoroutinefunction(compute):
-        raise Unsupported(
-            "the bins are known only after a call, for which ts.aio cannot wait here: pass edges,"
-            " or bins= and range=, for example from await t.compute(x.min(), x.max())"
-        )
-    return compute(*values)
 
 
 def _even(
@@ -504,7 +494,7 @@ def _histogram(
         own = np.dtype("<f4") if a.dtype == _dtypes.bfloat16 else a.dtype
         outer = np.empty(0, own)
         if np.ndim(bins) == 0 and range is None and a.size:
-            outer = np.array(_now(a, a.min(), a.max()), own)
+            outer = np.array(now(a, a.min(), a.max()), own)
         edges = np.histogram_bin_edges(outer, bins, range)
         if np.isnan(edges).any():
             raise ValueError("the edges of bins contain NaN, or their range exceeds float64")
@@ -540,7 +530,7 @@ def _bincount(x: Any, weights: Any = None, minlength: int = 0) -> Any:
     if count < 0:
         raise ValueError("'minlength' must not be negative")
     if x.size:
-        low, high = (int(value) for value in _now(x, x.min(), x.max()))
+        low, high = (int(value) for value in now(x, x.min(), x.max()))
         if low < 0:
             raise ValueError("'list' argument must have no negative elements")
         count = max(count, high + 1)
@@ -788,10 +778,15 @@ def _without_nan(a: Any, rest: int) -> Any:
 def _cumulative(name: str) -> Callable[..., Any]:
     """Implements cumulative_sum and cumulative_prod of the array API standard."""
 
-    def call(x: Any, axis: Any = None, dtype: Any = None) -> Any:
+    def call(x: Any, axis: Any = None, dtype: Any = None, include_initial: bool = False) -> Any:
         if axis is None and x.ndim > 1:
             raise ValueError(f"axis= must be given for an array of {x.ndim} axes")
-        return getattr(x, name)(axis, dtype)
+        found = getattr(x, name)(axis, dtype)
+        if not include_initial:
+            return found
+        at = normalize_axis(axis or 0, found.ndim)
+        shape = (*found.shape[:at], 1, *found.shape[at + 1 :])
+        return concatenate([np.full_like(found, name == "cumprod", shape=shape), found], at)
 
     return call
 

@@ -162,12 +162,13 @@ class Lazy(Operators):
 
     def __getitem__(self: Self, key: Any) -> Self:
         """Returns a view, with NumPy's basic indexing: integers, slices with any step, None, `...`.
-        If one of the indices is an array or a list of integers, on the server or in this process,
-        returns the slices at these indices, as take() does. If one of the indices is a boolean
-        array or list, returns the elements or slices where it is true. For a mask on the server,
-        this calls the server, because the shape of the result depends on the mask's elements;
-        ts.aio takes only masks of this process. Raises BadView or BadIndex (both are IndexErrors),
-        or Unsupported for several arrays, or for a mask of several axes next to other indices."""
+        If some of the indices are arrays or lists of integers, on the server or in this process,
+        returns the slices at these indices, as take() does; several arrays are broadcast together.
+        If one of the indices is a boolean array or list, returns the elements or slices where it is
+        true. For a mask on the server, this calls the server, because the shape of the result
+        depends on the mask's elements; ts.aio takes only masks of this process. Raises BadView or
+        BadIndex (both are IndexErrors), or Unsupported for a mask next to other arrays, or for a
+        mask of several axes next to other indices."""
         return _manipulation.indexed(self, key)  # type: ignore[no-any-return]
 
     def take(
@@ -288,8 +289,10 @@ class Lazy(Operators):
         _no_out(out)
         return _functions.round_(self, decimals)  # type: ignore[no-any-return]
 
-    def repeat(self: Self, repeats: int, axis: Optional[int] = None) -> Self:
-        """Repeats each element, or each slice along an axis."""
+    def repeat(self: Self, repeats: Any, axis: Optional[int] = None) -> Self:
+        """Repeats each element, or each slice along an axis. repeats is a number, or one number for
+        each of them. Numbers on the server cause a call at once, because the shape of the result
+        depends on them."""
         return _manipulation.repeat(self, repeats, axis)  # type: ignore[no-any-return]
 
     def diagonal(self: Self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Self:

@@ -79,6 +79,19 @@ def kept(*arrays: Any) -> Any:
     return keep(*arrays)
 
 
+def now(a: Any, *values: Any) -> Any:
+    """Returns the elements of arrays on which a shape or the edges of bins depend. Calls the
+    server."""
+    compute = a._session.compute
+    if inspect.iscoroutinefunction(compute):
+        raise Unsupported(
+            "the bins or the shape are known only after a call, for which ts.aio cannot wait here:"
+            " pass edges or counts of this process, or bins= and range=, for example from"
+            " await t.compute(x.min(), x.max())"
+        )
+    return compute(*values)
+
+
 def selection(a: Any, mask: Any, output: int) -> Any:
     """Returns the elements of an array where a mask on the server is true, or their positions. The
     result can only be passed to kept()."""
@@ -163,23 +176,36 @@ def _argwhere(a: Any) -> Any:
     return stack(nonzero(a), -1) if a.ndim else stack(nonzero(flat(a)), -1)[:, :0]
 
 
+def _in_row_major(indices: List[Any], shape: Tuple[int, ...]) -> Any:
+    """Returns the positions, in row-major order, of the elements at indices of several axes. Where
+    one of the indices is out of range, the position is too."""
+    places: Any = 0
+    inside: Any = True
+    for index, extent in zip(indices, shape):
+        index = index.astype("i8")
+        index = np.where(index < 0, index + extent, index)
+        inside = inside & (index >= 0) & (index < extent)
+        places = places * extent + index
+    return np.where(inside, places, size_of(shape))
+
+
 def indexed(a: Any, key: Any) -> Any:
     """Implements a[key]: a view, a take for an array of indices, and a selection for a mask."""
     items = list(key) if isinstance(key, tuple) else [key]
     arrays = [i for i, item in enumerate(items) if _is_array(item)]
     if not arrays:
         return a._seen(a._view.at(key))
-    if len(arrays) > 1:
-        raise Unsupported(
-            "an index may have only one array: use x.ravel()[rows * columns + column] for single"
-            " elements, np.take_along_axis, or x[rows][:, columns] for a grid"
-        )
-    (at,) = arrays
-    indices, items[at] = items[at], slice(None)
-    if not hasattr(indices, "_session"):
-        indices = _known(indices)
-    if indices.dtype.kind not in "biu":
-        raise BadIndex(f"an index must have integers or booleans, not {indices.dtype}")
+    at, several = arrays[0], len(arrays) > 1
+    found = [items[i] if hasattr(items[i], "_session") else _known(items[i]) for i in arrays]
+    for i, indices in zip(arrays, found):
+        items[i] = slice(None)
+        if indices.dtype.kind not in "biu":
+            raise BadIndex(f"an index must have integers or booleans, not {indices.dtype}")
+        if several and indices.dtype.kind == "b":
+            raise Unsupported(
+                "an index with a mask may have no other array: use np.flatnonzero(mask)"
+            )
+    indices = found[0]
     masks = indices.dtype.kind == "b"
     rank = np.ndim(indices) if masks else 1
     if masks and not at and all(item in (Ellipsis, slice(None)) for item in items):
@@ -190,7 +216,9 @@ def indexed(a: Any, key: Any) -> Any:
     # Integers leave no axis behind.
     stays = [item is None or isinstance(item, slice) for item in items]
     dots = [item is Ellipsis for item in items]
-    axis = seen.ndim - rank - sum(stays[at + 1 :]) if any(dots[:at]) else sum(stays[:at])
+    axis, *others = (
+        seen.ndim - rank - sum(stays[i + 1 :]) if any(dots[:i]) else sum(stays[:i]) for i in arrays
+    )
     if masks:
         fits = seen.shape[axis : axis + rank]
         if np.shape(indices) != fits:
@@ -202,9 +230,15 @@ def indexed(a: Any, key: Any) -> Any:
                 " x[mask][:, 1]"
             )
         indices = _positions(a, indices)
+    if several:
+        axes, after = (axis, *others), axis + len(arrays)
+        seen = _moved(seen, axes, range(axis, after))
+        shape = seen.shape[axis:after]
+        indices = _in_row_major(found, shape)
+        seen = seen.reshape((*seen.shape[:axis], size_of(shape), *seen.shape[after:]))
     made = take(seen, _signed(indices), axis)
     # As in NumPy, the new axes come first if integers are apart from the array.
-    place = [i == at or not (stays[i] or dots[i]) for i in range(len(items))]
+    place = [i in arrays or not (stays[i] or dots[i]) for i in range(len(items))]
     first, last = place.index(True), len(place) - place[::-1].index(True)
     if all(place[first:last]):
         return made
@@ -321,15 +355,25 @@ def _tile(A: Any, reps: Any) -> Any:
 
 
 def repeat(a: Any, repeats: Any, axis: Optional[int] = None) -> Any:
-    """Repeats each element, or each slice along an axis."""
-    if np.size(repeats) != 1:
-        raise Unsupported(
-            "repeats must be a single number: use x[np.repeat(np.arange(n), repeats)]")
-    repeats = index_of(np.asarray(repeats).item(), "the number of repeats")
+    """Repeats each element, or each slice along an axis. Calls the server if it has the counts,
+    because the shape of the result depends on them."""
     if axis is None or not a.ndim:
         a = a.reshape(-1)
     axis = normalize_axis(0 if axis is None else axis, a.ndim)
-    return _repeated(a, repeats, axis + 1, axis)
+    if not hasattr(repeats, "_session"):
+        if np.size(repeats) != 1:  # NumPy raises its errors.
+            return take(a, np.repeat(np.arange(a.shape[axis]), repeats), axis)
+        repeats = index_of(np.asarray(repeats).item(), "the number of repeats")
+        return _repeated(a, repeats, axis + 1, axis)
+    if repeats.dtype.kind not in "biu":
+        raise TypeError(f"the numbers of repeats must be integers, not {repeats.dtype}")
+    counts = repeats.broadcast_to(a.shape[axis : axis + 1])
+    if not counts.size:
+        return a
+    total, least = now(a, counts.sum(), counts.min())
+    if least < 0:
+        raise ValueError("repeats may not contain negative values.")
+    return take(a, np.searchsorted(counts.cumsum(), index(a, int(total)), "right"), axis)
 
 
 # --- arrays that are joined, padded or masked

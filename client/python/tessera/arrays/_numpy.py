@@ -205,7 +205,6 @@ def _refused(name: str, key: str, value: Any) -> None:
             "where": "use np.where(mask, result, other), or ",
             "out": "use the returned array, or ",
             "order": "use x.T.ravel() for column-major order, or ",
-            "include_initial": "use ts.scan(x, op, exclusive=True), which omits the last fold, or ",
         }.get(key, "")
         raise Unsupported(f"the server does not support {key}= of {name}: {first}{_WAY_OUT}")
 

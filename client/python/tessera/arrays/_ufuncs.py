@@ -11,7 +11,7 @@ import numpy as np
 from ..graph import _dtypes, _ops
 from ..graph import _elementwise as e
 from ..graph._graph import Term
-from ..wire._errors import Unsupported
+from ..wire._errors import BadShape, Unsupported
 from ._operators import power
 
 Function = Callable[..., Any]
@@ -229,10 +229,15 @@ def _in_f64(call: Function) -> Function:
 
 
 def vecdot(a: Term, b: Term, axis: int = -1) -> Term:
-    """Returns the sums of products along an axis."""
+    """Returns the sums of products along an axis, in the common type. Integers wrap."""
+    a, b = ((source, view.moved_last(axis)) for source, view in (a, b))
+    if a[1].shape[-1] != b[1].shape[-1]:
+        raise BadShape(f"vecdot does not take vectors of {a[1].shape[-1]}, {b[1].shape[-1]}")
     if len(a[1].shape) == len(b[1].shape) == 1:
-        return _ops.dot(a, b)
-    return _ops.reduce("sum", e.apply("multiply", a, b), axis)
+        found = _ops.dot(a, b)
+    else:
+        found = _ops.reduce("sum", e.apply("multiply", a, b), -1)
+    return e.converted(found, e.common_dtype([a, b]))
 
 
 UFUNCS: Dict[Any, Function] = {

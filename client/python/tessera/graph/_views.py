@@ -119,6 +119,11 @@ class View(NamedTuple):
             self.offset, tuple(self.shape[a] for a in order), tuple(self.strides[a] for a in order)
         )
 
+    def moved_last(self, axis: int) -> "View":
+        """Moves an axis to the end."""
+        at = normalize_axis(axis, len(self.shape))
+        return self.transpose([*(i for i in range(len(self.shape)) if i != at), at])
+
     def broadcast_to(self, shape: Sequence[int]) -> "View":
         shape = extents(shape)
         new = len(shape) - len(self.shape)
