@@ -30,6 +30,8 @@ TEST_F(BufferServiceTest, ErrorsOfUploadsHaveTheirNumbers) {
       {{a + "data: 'abcd'", "data: 'efgh' version: 7"},
        "BAD_MESSAGE",
        {{"field", "version"}, {"value", "7"}, {"expected", "0"}}},
+      {{a + "buffer_crc32c: 7", "buffer_crc32c: 8"}, "BAD_MESSAGE", {{"field", "buffer_crc32c"}}},
+      {{"data: 'abcd'"}, "BAD_MESSAGE", {{"field", "name"}}},
       {{a + "data: '0123456789abcdef'", "data: 'x'"},
        "BAD_RANGE",
        {{"offset", "16"}, {"size", "1"}, {"limit", "16"}}},

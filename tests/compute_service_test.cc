@@ -90,6 +90,9 @@ TEST_F(ComputeServiceTest, ErrorsHaveTheirNumbers) {
   const v1::Operand x = Named("x");
   ExpectError(Dot(x, Named("y")), "BUFFER_NOT_FOUND", {{"name", "y"}});
   ExpectError(Dot(x, v1::Operand()), "BAD_OPERAND", {{"field", "source"}});
+  v1::Operand versioned = Inline<float>(v1::DTYPE_F32, {3}, {1, 2, 3});
+  versioned.set_version(7);
+  ExpectError(Dot(x, versioned), "BAD_OPERAND", {{"field", "version"}, {"value", "7"}});
   ExpectError(Dot(x, Inline<float>(v1::DTYPE_F32, {4}, {1, 2, 3})), "BAD_OPERAND",
               {{"field", "tensor.data"}, {"value", "12"}, {"expected", "16"}});
   ExpectError(Dot(x, Inline<float>(v1::DTYPE_F32, {2}, {1, 2})), "BAD_SHAPE",

@@ -42,7 +42,8 @@ absl::StatusOr<std::int64_t> CountBins(const HistogramSpec& spec, absl::Span<con
       return Invalid("BAD_BINS",
                      absl::StrCat("from ", spec.low, " to ", spec.high, ", ", spec.bins,
                                   " bins would not have a finite width of at least 2^-1022"),
-                     {{"field", "even.high"}, {"value", absl::StrCat(spec.high)}});
+                     {{"field", std::isfinite(spec.low) ? "even.high" : "even.low"},
+                      {"value", absl::StrCat(std::isfinite(spec.low) ? spec.high : spec.low)}});
     }
     case BinKind::kIntegers:
       if (!HasIntegers(x)) return BadType("x", "bool or an integer type", x.dtype);

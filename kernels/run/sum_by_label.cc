@@ -22,6 +22,10 @@ absl::StatusOr<ResultType> TypeOf(const SumByLabelSpec& spec, absl::Span<const V
                      ": labels need rank 1, with a label for each row of x"),
         {{"x", ToString(x.shape)}, {"labels", ToString(labels.shape)}});
   }
+  if (spec.length < 0) {
+    return Invalid("BAD_SHAPE", absl::StrCat("length is ", spec.length, ", which is negative"),
+                   {{"field", "length"}, {"value", absl::StrCat(spec.length)}, {"limit", "0"}});
+  }
   std::vector<std::int64_t> shape(x.shape.dims.begin(), x.shape.dims.begin() + x.shape.rank);
   shape[0] = spec.length;
   ASSIGN_OR_RETURN(const ArrayType type,

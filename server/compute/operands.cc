@@ -53,6 +53,12 @@ absl::StatusOr<ArrayType> TensorType(const v1::Tensor& tensor) {
                     {"expected", absl::StrCat(type->bytes())}});
 }
 
+absl::Status CheckVersion(const v1::Operand& operand) {
+  if (operand.version() == 0 || operand.has_buffer()) return absl::OkStatus();
+  return MakeError(StatusCode::kInvalidArgument, "BAD_OPERAND", "only buffers have versions",
+                   {{"field", "version"}, {"value", absl::StrCat(operand.version())}});
+}
+
 absl::StatusOr<Sources> FindSources(absl::Span<const Named> operands, BufferStore& store,
                                     Awaited& awaited) {
   absl::InlinedVector<BufferStore::Wanted, 2> wanted;
@@ -64,6 +70,8 @@ absl::StatusOr<Sources> FindSources(absl::Span<const Named> operands, BufferStor
                                              {{"field", "source"}}));
     }
     if (operand.output() != 0) return OfOperand(named.name, BadOutput(operand.output()));
+    if (const absl::Status status = CheckVersion(operand); !status.ok())
+      return OfOperand(named.name, status);
     wanted.push_back({operand.buffer(), operand.version()});
   }
   store.FindAll(absl::MakeSpan(wanted), awaited);

@@ -51,6 +51,10 @@ using Views = absl::InlinedVector<View, kOperandsInPlace>;
 // have the size of that type.
 absl::StatusOr<ArrayType> TensorType(const v1::Tensor& tensor);
 
+// Returns INVALID_ARGUMENT / BAD_OPERAND {field, value} if an operand that is not a buffer has a
+// version.
+absl::Status CheckVersion(const v1::Operand& operand);
+
 // Finds all operands of a call at one point in time, and checks their views. Their bytes may be
 // used once everything in `awaited` has arrived.
 absl::StatusOr<Sources> FindSources(absl::Span<const Named> operands, BufferStore& store,

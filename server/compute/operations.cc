@@ -205,7 +205,7 @@ absl::Status SetMode(v1::TakeMode mode, TakeMode& spec) {
   // TakeMode is narrower, so the cast could turn an unknown value into a known one.
   if (!v1::TakeMode_IsValid(mode)) {
     return MakeError(absl::StatusCode::kInvalidArgument, "BAD_OPERATION",
-                     absl::StrCat("there is no mode ", static_cast<int>(mode), " of take"),
+                     absl::StrCat("there is no mode ", static_cast<int>(mode)),
                      {{"field", "mode"}, {"value", absl::StrCat(static_cast<int>(mode))}});
   }
   if (mode != v1::TAKE_MODE_UNSPECIFIED) spec = static_cast<TakeMode>(mode);

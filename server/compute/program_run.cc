@@ -119,6 +119,7 @@ absl::Status ProgramRun::Read(const Named& named, std::uint32_t index, PlannedOp
     const v1::View& view = message.view();
     operand.window = Window{view.offset(), ToSpan(view.shape()), ToSpan(view.strides())};
   }
+  RETURN_IF_ERROR(CheckVersion(message));
   if (message.has_step()) {
     if (message.step() >= index)
       return BadOperand("step", "a step can use only the results of earlier steps", message.step());

@@ -21,6 +21,11 @@ using absl::StatusCode;
 // run.
 constexpr int kMessagesARun = 16;
 
+absl::Status NoName() {
+  return MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
+                   "an upload needs a message with a name", {{"field", "name"}});
+}
+
 }  // namespace
 
 void UploadCall::Begin() {
@@ -185,6 +190,7 @@ absl::Status UploadCall::Open() {
                      "an upload that creates a buffer cannot choose its version",
                      {{"field", "version"}, {"value", absl::StrCat(version_)}, {"expected", "0"}});
   }
+  if (!creates_ && name_.empty()) return NoName();
   absl::StatusOr<std::shared_ptr<Draft>> draft;
   if (creates_) {
     spec_ = header.spec();
@@ -237,13 +243,16 @@ absl::Status UploadCall::CheckTarget() const {
   const bool same_spec =
       !header.has_spec() ||
       (creates_ && google::protobuf::util::MessageDifferencer::Equals(header.spec(), spec_));
-  if (!same_name || !same_version || !same_spec) {
-    absl::Status status =
-        MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
-                  "a later message of the upload gives another name, version or spec",
-                  {{"field", !same_name      ? "name"
-                             : !same_version ? "version"
-                                             : "spec"}});
+  const bool same_checksum = !header.has_buffer_crc32c() || !buffer_checksum_.has_value() ||
+                             header.buffer_crc32c() == *buffer_checksum_;
+  if (!same_name || !same_version || !same_spec || !same_checksum) {
+    absl::Status status = MakeError(
+        StatusCode::kInvalidArgument, "BAD_MESSAGE",
+        "a later message of the upload gives another name, version, spec or buffer_crc32c",
+        {{"field", !same_name      ? "name"
+                   : !same_version ? "version"
+                   : !same_spec    ? "spec"
+                                   : "buffer_crc32c"}});
     if (!same_name || !same_version) {  // a spec may be long
       SetErrorMetadata(status, "value",
                        !same_name ? header.name() : absl::StrCat(header.version()));
@@ -336,10 +345,7 @@ absl::Status UploadCall::EndWrite(Stream& stream) {
 }
 
 absl::Status UploadCall::Close() {
-  if (draft_ == nullptr) {
-    return MakeError(StatusCode::kInvalidArgument, "BAD_MESSAGE",
-                     "an upload needs a message with a name", {{"field", "name"}});
-  }
+  if (draft_ == nullptr) return NoName();
   BufferInfo info;
   if (creates_) {
     info = tenant_.store().Describe(*draft_);
