@@ -247,8 +247,9 @@ extern constexpr Strategy<ScanProblem> kScanCpuFixedOrder = {
     .cost =
         [](const ScanProblem& p) {
           const auto n = static_cast<std::uint64_t>(p.elements());
+          const bool short_rows = p.inner == 1 && p.length < 32;
           return Cost{.bytes = ScanBytes(p) + n * SizeOf(p.dtype),
-                      .flops = 3 * n,
+                      .flops = (short_rows ? 12 : 7) * n,
                       .atomics = 0,
                       .depth = static_cast<std::uint64_t>(std::min(p.length, kScanChunk))};
         },
