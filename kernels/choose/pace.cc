@@ -309,8 +309,9 @@ double FindSeconds(const View& view) {
   return element + 1.5e-9 / columns;
 }
 
-// Returns the seconds that one CPU thread needs per access to a random place among so many bytes. The
-// next accesses do not wait for it. Measured with Take, Sort and Histogram on an AMD EPYC of 2026.
+// Returns the seconds that one CPU thread needs per access to a random place among so many bytes.
+// The next accesses do not wait for it. Measured with Take, Sort and Histogram on an AMD EPYC of
+// 2026.
 double ScatteredSeconds(std::uint64_t among) {
   constexpr std::uint64_t kCache = 1 << 20;
   return among <= kCache ? 5e-9 : 25e-9;

@@ -175,8 +175,8 @@ inline Cost HistogramCost(const HistogramProblem& p, std::uint64_t copies, std::
 }
 
 // Returns the cost of a strategy on the CPU whose cores count `shares` of the elements. A search
-// waits for each edge before it reads the next, which takes as long as two or three accesses that do
-// not wait for each other.
+// waits for each edge before it reads the next, which takes as long as two or three accesses that
+// do not wait for each other.
 inline Cost CpuHistogramCost(const HistogramProblem& p, std::int64_t shares, std::uint64_t copies) {
   const auto n = static_cast<std::uint64_t>(p.n), bins = static_cast<std::uint64_t>(p.bins);
   Cost cost = HistogramCost(p, copies, 0, 0);
