@@ -242,7 +242,7 @@ class ArraysTest(python_outsider.Case):
                     {}, self.a, self.x, np.empty(0), (slice(None), [0.5])):
             with self.assertRaises(IndexError):
                 self.x[key]
-        for key in (([12], [1]), ([0], [9]), ([-13, 0], [0, 0]), ([0.5], [1])):
+        for key in (([12], [1]), ([0], [9]), ([-13, 0], [0, 0]), ([0.5], [1]), ([0, 1, 1], [0, 1])):
             with self.assertRaises(ts.BadIndex):
                 self.x[key]
         with self.assertRaises(ts.BadIndex):
@@ -384,6 +384,28 @@ class ArraysTest(python_outsider.Case):
         self.assertTrue(np.can_cast(self.x, "bf16", "same_kind"))
         self.assertFalse(np.can_cast(short, "f4", "equiv"))
         self.assertEqual(np.result_type(short, "bf16"), ts.bfloat16)
+        for call in (lambda: np.invert(short, dtype="i4"), lambda: np.isnan(short, dtype="f2"),
+                     lambda: np.add(short, short, dtype="i4"),
+                     lambda: np.matmul(short, short, dtype="i8")):
+            self.assertRaises(TypeError, call)
+        self.check(np.add(short, short, dtype="f4"), np.full(4, 2, "f4"), 0)
+        self.assertEqual(np.add(short, short, dtype=ts.bfloat16).dtype, ts.bfloat16)
+
+    def test_odd_arguments(self):
+        a, f = np.array([3, -1, 2], "i4"), np.array([1.5, np.nan, 2])
+        x, y = self.t.put(a), self.t.put(f)
+        for name in ("nanmin", "nanmax"):
+            for initial in (np.nan, 0.5, 9):
+                call = getattr(np, name)
+                self.check(call(y, initial=initial), call(f, initial=initial), 0)
+        for name in ("product", "cumproduct", "alltrue", "sometrue"):
+            if hasattr(np, name):  # NumPy 2 has none of them.
+                self.check(getattr(np, name)(x, 0), getattr(np, name)(a, 0), 0)
+        for value in ("a", None, 1j, b"x", 3, 4):
+            self.assertEqual(value in x, value in a.tolist(), value)
+        for value, error in ((np.nan, ValueError), (np.inf, OverflowError), (1e20, OverflowError)):
+            self.assertRaises(error, lambda: np.pad(x, 1, constant_values=value))
+        self.check(np.pad(x, 1, constant_values=2.7), np.pad(a, 1, constant_values=2.7), 0)
 
     def test_corners_of_shapes(self):
         a = np.arange(6.0).reshape(1, 1, 1, 2, 1, 3)

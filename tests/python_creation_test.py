@@ -89,6 +89,8 @@ class CreationTest(python_outsider.Case):
         self.same(self.t.full(3, [1, 2.5, 3]), np.full(3, [1, 2.5, 3]))
         self.same(self.t.ones(3, "f4"), np.ones(3, "f4"))
         self.same(self.t.zeros((2, 0), bool), np.zeros((2, 0), bool))
+        self.same(self.t.zeros(2, None), np.zeros(2, None))
+        self.same(self.t.ones(2, dtype=None), np.ones(2, dtype=None))
         for value in (1.9, -1.9, True, [300, 1, 2], np.int64(300)):
             for dtype in ("i1", bool, "f4"):
                 self.same(self.t.full(3, value, dtype), np.full(3, value, dtype))

@@ -124,7 +124,8 @@ class Expr(Lazy):
 
     def __contains__(self, value: Any) -> bool:
         """Returns whether any element equals a value. This calls the server."""
-        return bool((self == value).any())
+        found = self == value
+        return bool(found.any()) if isinstance(found, Expr) else bool(found)
 
     def __bool__(self) -> bool:
         if self.size != 1:

@@ -48,11 +48,11 @@ class Creation:
 
     def zeros(self, shape: Any, dtype: Any = float) -> Any:
         """Returns an array of zeros."""
-        return self.full(shape, 0, dtype)
+        return self.full(shape, 0, float if dtype is None else dtype)
 
     def ones(self, shape: Any, dtype: Any = float) -> Any:
         """Returns an array of ones."""
-        return self.full(shape, 1, dtype)
+        return self.full(shape, 1, float if dtype is None else dtype)
 
     def arange(self, start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> Any:
         """Returns the numbers start, start + step... up to but not including stop. If stop is

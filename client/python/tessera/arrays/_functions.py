@@ -296,10 +296,10 @@ _FOLDING = "a axis dtype keepdims initial where ddof correction".split()
 
 
 def _method(name: str) -> Callable[..., Any]:
-    """Returns a function that passes its arguments by name to a method of arrays."""
+    """Returns a function that passes its arguments to a method of arrays."""
 
-    def call(a: Any, **options: Any) -> Any:
-        return getattr(a, name)(**options)
+    def call(a: Any, *args: Any, **options: Any) -> Any:
+        return getattr(a, name)(*args, **options)
 
     call.names = _FOLDING  # type: ignore[attr-defined]
     return call
@@ -315,6 +315,8 @@ def _skipping(name: str) -> Callable[..., Any]:
         other = options.pop("where", True)
         mask = _and(a, a == a, other)
         picks = name.endswith(("min", "max"))
+        if picks and options.get("initial") != options.get("initial"):  # It is NaN.
+            options["initial"] = None
         if picks and other is True and options.get("initial") is None:
             options.pop("initial", None)  # any() has no such parameter.
             last = where(a == a, a, -np.inf if name.endswith("max") else np.inf)

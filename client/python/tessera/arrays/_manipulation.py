@@ -205,6 +205,11 @@ def indexed(a: Any, key: Any) -> Any:
             raise Unsupported(
                 "an index with a mask may have no other array: use np.flatnonzero(mask)"
             )
+    if several:
+        try:
+            np.broadcast_shapes(*(indices.shape for indices in found))
+        except ValueError as error:
+            raise BadIndex(f"the arrays of an index cannot be broadcast together: {error}") from None
     indices = found[0]
     masks = indices.dtype.kind == "b"
     rank = np.ndim(indices) if masks else 1
@@ -531,7 +536,8 @@ def _pad(array: Any, pad_width: Any, mode: Any = "constant", **options: Any) -> 
     pairs = np.broadcast_to(pad_width, (array.ndim, 2))
     own_type = "f4" if array.dtype == _dtypes.bfloat16 else array.dtype
     for value in np.ravel(constant_values).tolist():
-        e.check_fits(value, array.dtype)
+        # NumPy does not convert NaN, infinities or numbers beyond the type.
+        e.check_fits(int(value) if array.dtype.kind in "iu" else value, array.dtype)
     values = np.broadcast_to(constant_values, pairs.shape).astype(own_type).tolist()
     for axis, (before, after) in enumerate(pairs.tolist()):
         extent, own = index_of(before) + index_of(after) + array.shape[axis], array.shape[axis]

@@ -222,12 +222,17 @@ def _operands(array: Any, inputs: Tuple[Any, ...], name: str) -> Optional[Tuple[
     return tuple(array._operand(value, name) for value in inputs)
 
 
+def _known(dtype: Any) -> Any:
+    """Returns a type of NumPy with the rules of the type: f32 for bf16."""
+    return np.dtype("<f4") if dtype == _dtypes.bfloat16 else dtype
+
+
 def _stand_in(term: Term, value: Any, rank: int) -> Any:
     """Returns an empty array or a number with the operand's type, for NumPy's type promotion."""
     source, _ = term
     if isinstance(source, Constant) and source.dtype is None:
         return value
-    return np.empty((0,) * rank, source.dtype)
+    return np.empty((0,) * rank, _known(source.dtype))
 
 
 _OF_BITS = {np.bitwise_and, np.bitwise_or, np.bitwise_xor}
@@ -241,15 +246,14 @@ def _typed(
     if NumPy's ufunc does not compute in this type."""
     dtype = options.get("dtype")
     wanted = None if dtype is None else _dtypes.dtype_of(dtype)
-    types = [e.common_dtype([term]) for term in terms]
-    if _dtypes.bfloat16 not in (wanted, *types):
-        rank = 2 if ufunc is np.matmul else 1
-        asked = [_stand_in(term, value, rank) for term, value in zip(terms, inputs)]
-        given = {**options, **({} if wanted is None else {"dtype": wanted})}
-        with np.errstate(all="ignore"):
-            found = ufunc(*asked, **given)
-        if wanted is not None:
-            wanted = (found[0] if isinstance(found, tuple) else found).dtype
+    rank = 2 if ufunc is np.matmul else 1
+    asked = [_stand_in(term, value, rank) for term, value in zip(terms, inputs)]
+    given = {**options, **({} if wanted is None else {"dtype": _known(wanted)})}
+    with np.errstate(all="ignore"):
+        found = ufunc(*asked, **given)
+    made = (found[0] if isinstance(found, tuple) else found).dtype
+    if wanted is not None and made != _known(wanted):
+        wanted = made
     if wanted is None or wanted.kind == "b" and ufunc not in _OF_BITS:
         return terms, wanted
     return tuple(e.converted(term, wanted) for term in terms), wanted
