@@ -210,9 +210,12 @@ extern constexpr Strategy<SumByLabelProblem> kSumByLabelCpuParallel = {
           const Cost sort = kSortCpuRadix.cost(LabelSort(p));
           Cost cost = LabelCost(p, 2 * sizeof(std::int64_t), 0, 0);
           const std::uint64_t sums = static_cast<std::uint64_t>(p.length * (8 * p.inner + 24));
-          cost.flops += sort.flops + sums;
+          // An operation of the sort takes as long as several additions of adjacent columns.
+          constexpr std::uint64_t kSort = 6;
+          cost.flops += kSort * sort.flops + sums;
           constexpr std::uint64_t kCores = 16;
-          cost.depth = sort.depth + (static_cast<std::uint64_t>(p.elements()) + sums) / kCores;
+          cost.depth =
+              kSort * sort.depth + (static_cast<std::uint64_t>(p.elements()) + sums) / kCores;
           cost.among = static_cast<std::uint64_t>(p.elements()) * SizeOf(p.dtype);
           cost.scattered = static_cast<std::uint64_t>(p.n) + cost.among / 64 + sort.scattered / 5;
           return cost;

@@ -209,7 +209,7 @@ def indexed(a: Any, key: Any) -> Any:
         try:
             np.broadcast_shapes(*(indices.shape for indices in found))
         except ValueError as error:
-            raise BadIndex(f"the arrays of an index cannot be broadcast together: {error}") from None
+            raise BadIndex(f"the arrays of an index do not broadcast: {error}") from None
     indices = found[0]
     masks = indices.dtype.kind == "b"
     rank = np.ndim(indices) if masks else 1
