@@ -123,6 +123,19 @@ TEST_F(ComputeServiceTest, ErrorsHaveTheirNumbers) {
   ExpectError(reduce("", "op: REDUCE_OP_SUM axes: 1"), "BAD_AXES", {{"axis", "1"}, {"rank", "1"}});
   ExpectError(reduce("", "op: REDUCE_OP_SUM result { buffer { name: 'r' } }"), "BAD_AXES",
               {{"field", "axes"}});
+
+  auto sums = Of<v1::SumByLabelRequest>("x { buffer: 'x' } length: -1");
+  *sums.mutable_labels() = Inline<std::int32_t>(v1::DTYPE_I32, {3}, {0, 0, 0});
+  ExpectError(Call(sums), "BAD_SHAPE", {{"field", "length"}, {"value", "-1"}});
+  const auto histogram = [&](const std::string& even) {
+    return Call(Of<v1::HistogramRequest>("x { buffer: 'x' } even { count: 3 " + even + " }"));
+  };
+  ExpectError(histogram("low: nan high: 1"), "BAD_BINS", {{"field", "even.low"}});
+  ExpectError(histogram("low: 0 high: nan"), "BAD_BINS", {{"field", "even.high"}});
+  const auto program = Good<v1::ExecuteResponse>(Of<v1::ExecuteRequest>(
+      "steps { add { a { buffer: 'x' } b { buffer: 'x' } result { scratch: true } } }"
+      "steps { dot { a { step: 0 version: 7 } b { buffer: 'x' } } }"));
+  EXPECT_EQ(program.results(1).error().reason(), "BAD_OPERAND");
 }
 
 TEST_F(ComputeServiceTest, ResultsTooLargeForAResponse) {

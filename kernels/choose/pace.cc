@@ -309,12 +309,12 @@ double FindSeconds(const View& view) {
   return element + 1.5e-9 / columns;
 }
 
-// Returns the seconds that one CPU thread needs per access to a random place among so many bytes.
-// The next accesses do not wait for it. Measured with Take, Sort and Histogram on an AMD EPYC of
-// 2026.
-double ScatteredSeconds(std::uint64_t among) {
+// Returns the seconds that a CPU thread needs per access to a random place in memory of this size,
+// if the accesses do not wait for each other. tests/by_hand/estimates.py compared these times, and
+// the factors in the costs of CPU strategies, with measured ones (AMD EPYC, 2026).
+double ScatteredSeconds(std::uint64_t bytes) {
   constexpr std::uint64_t kCache = 1 << 20;
-  return among <= kCache ? 5e-9 : 25e-9;
+  return bytes <= kCache ? 5e-9 : 25e-9;
 }
 
 // Returns the cost per element of a fold on a CPU, in additions.

@@ -39,7 +39,7 @@ TESSERA_HD std::int64_t PlaceOfKey(const T* x, std::int64_t low, std::int64_t hi
   return low;
 }
 
-// Returns how many levels of a binary search among so many bytes are not in a core's nearest cache.
+// Returns how many levels of a binary search do not fit in a core's nearest cache.
 constexpr std::uint64_t LevelsInMemory(std::uint64_t bytes) {
   constexpr std::uint64_t kNearest = 1 << 15;
   return static_cast<std::uint64_t>(std::bit_width(bytes / kNearest));

@@ -379,8 +379,8 @@ struct Cost {
   std::uint64_t atomics = 0;  // atomic read-modify-writes on one address
   std::uint64_t depth = 0;    // longest chain of dependent operations; on a CPU, the operations
                               // that one core does in sequence
-  // On a CPU: accesses to places that depend on the values of operands, and the bytes among which
-  // these places are.
+  // On a CPU: the number of accesses whose addresses depend on the values of operands, and the size
+  // of the memory that they go to, in bytes.
   std::uint64_t scattered = 0;
   std::uint64_t among = 0;
 };

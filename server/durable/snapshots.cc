@@ -97,12 +97,13 @@ void Snapshots::RestoreTenant(Manifest::OfTenant& stored, BufferStore& store) {
         std::min(entry.expire_time - now, entry.expire_time - manifest_.time);
     if (left <= absl::ZeroDuration()) continue;
     const ArrayFile& file = manifest_.files.at(entry.file);
-    BufferStore::Restored restored{
-        .spec = {.name = entry.name, .type = file.type},
-        .version = entry.version,
-        .create_time = std::min(FromWall(entry.create_time), SteadyNow()),
-        .expire_time = SteadyNow() + left,
-        .checksum = file.checksum};
+    BufferStore::Restored restored;
+    restored.spec.name = entry.name;
+    restored.spec.type = file.type;
+    restored.version = entry.version;
+    restored.create_time = std::min(FromWall(entry.create_time), SteadyNow());
+    restored.expire_time = SteadyNow() + left;
+    restored.checksum = file.checksum;
     restored.arrival = std::make_shared<Arrival>([this, number = file.number] {
       const std::lock_guard lock(mutex_);
       asked_.push_back(number);

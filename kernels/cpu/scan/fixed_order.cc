@@ -247,6 +247,7 @@ extern constexpr Strategy<ScanProblem> kScanCpuFixedOrder = {
     .cost =
         [](const ScanProblem& p) {
           const auto n = static_cast<std::uint64_t>(p.elements());
+          // An element of a short row takes longer.
           const bool short_rows = p.inner == 1 && p.length < 32;
           return Cost{.bytes = ScanBytes(p) + n * SizeOf(p.dtype),
                       .flops = (short_rows ? 12 : 7) * n,

@@ -228,7 +228,7 @@ std::uint64_t ScratchOf(const SortProblem& p) {
   return static_cast<std::uint64_t>(workers) * WorkerBytes(p, parts);
 }
 
-// The buckets of a row of more bytes are not in a near cache.
+// If a row has more bytes, its buckets do not fit in a near cache.
 constexpr std::uint64_t kNear = 1 << 20;
 
 // The depth is half of the busiest core's operations, because those on adjacent elements overlap.

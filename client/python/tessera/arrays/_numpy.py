@@ -222,8 +222,8 @@ def _operands(array: Any, inputs: Tuple[Any, ...], name: str) -> Optional[Tuple[
     return tuple(array._operand(value, name) for value in inputs)
 
 
-def _known(dtype: Any) -> Any:
-    """Returns a type of NumPy with the rules of the type: f32 for bf16."""
+def _for_numpy(dtype: Any) -> Any:
+    """Returns the type that stands for a type where NumPy applies its rules: f32 for bf16."""
     return np.dtype("<f4") if dtype == _dtypes.bfloat16 else dtype
 
 
@@ -232,7 +232,7 @@ def _stand_in(term: Term, value: Any, rank: int) -> Any:
     source, _ = term
     if isinstance(source, Constant) and source.dtype is None:
         return value
-    return np.empty((0,) * rank, _known(source.dtype))
+    return np.empty((0,) * rank, _for_numpy(source.dtype))
 
 
 _OF_BITS = {np.bitwise_and, np.bitwise_or, np.bitwise_xor}
@@ -248,11 +248,11 @@ def _typed(
     wanted = None if dtype is None else _dtypes.dtype_of(dtype)
     rank = 2 if ufunc is np.matmul else 1
     asked = [_stand_in(term, value, rank) for term, value in zip(terms, inputs)]
-    given = {**options, **({} if wanted is None else {"dtype": _known(wanted)})}
+    given = {**options, **({} if wanted is None else {"dtype": _for_numpy(wanted)})}
     with np.errstate(all="ignore"):
         found = ufunc(*asked, **given)
     made = (found[0] if isinstance(found, tuple) else found).dtype
-    if wanted is not None and made != _known(wanted):
+    if wanted is not None and made != _for_numpy(wanted):
         wanted = made
     if wanted is None or wanted.kind == "b" and ufunc not in _OF_BITS:
         return terms, wanted
