@@ -10,11 +10,14 @@
 //   stride 2   0<--2   4<--6       threads 0   4
 //   stride 4   0<------4           thread  0
 //
-// The result is right for every n and every block size. A thread at n or beyond stores 0. If the
-// block size is not a power of 2, a cell without a partner is added in a later level. In a level, a
-// thread writes only its own cell, and reads only that cell and one that no thread writes in this
-// level. One barrier per level is therefore enough: at __syncthreads, no thread of the block
-// continues until all have arrived.
+// The result is right for every n and every block size. If the block size is not a power of 2, a
+// cell without a partner is added in a later level. In a level, a thread writes only its own cell,
+// and reads only that cell and one that no thread writes in this level. One barrier per level is
+// therefore enough: at __syncthreads, no thread of the block continues until all have arrived. A
+// thread at n or beyond must not return early, as it could in lesson 1: its cell would hold no
+// value, but another thread adds that cell. It stores 0 and takes part in every level. The blocks
+// still add to the total in any order, so the last bits may differ from run to run; lesson 7
+// changes that.
 //
 // The service's strategy `tree_interleaved` of Dot is this kernel for products of every type, with
 // two elements per thread.

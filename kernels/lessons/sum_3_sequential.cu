@@ -1,23 +1,25 @@
 // Sums, lesson 3 of 8: the threads that add are adjacent.
 //
 // Lesson 2 is still limited by the additions to the total, one per block, so this lesson saves
-// instructions but no time: see "What the hardware counts" in README.md. A GPU runs threads in
-// warps of 32, which share each instruction. If only some of the threads need it, the others are
-// idle: this is divergence. In lesson 2, at strides of 2 or more, at most 8 threads of a warp add,
-// but every warp in which a thread adds takes the full time. Here, other pairs are added: while L
-// cells still hold sums (they are live), thread t adds cell t + L / 2 to its own. With 8 threads:
+// instructions but no time: see "What the hardware counts" in README.md. The 32 threads of a warp
+// execute each instruction together. If only some of them take a branch, the others are idle until
+// it ends: this is divergence. In lesson 2, at strides of 2 or more, at most 8 threads of a warp
+// add, but every warp in which a thread adds takes the full time. Here, other pairs are added:
+// while L cells still hold sums (they are live), thread t adds cell t + L / 2 to its own. With 8
+// threads:
 //
 //   live 8     0<------4  1<------5  2<------6  3<------7    threads 0 1 2 3 add
 //   live 4     0<--2  1<--3                                  threads 0 1
 //   live 2     0<1                                           thread  0
 //
-// Warps without an active thread skip the addition, but still wait at the barrier. As in lesson 2,
-// the cells that a warp reads are in different banks of shared memory, each of which serves one
-// word at a time.
+// Warps without an active thread need not execute the addition, but still wait at the barrier.
+// Shared memory has 32 banks, each of which serves one word at a time. In lessons 2 and 3, the
+// cells that one instruction of a warp reads are in different banks, so none waits for another.
 //
-// The result is right for every n and every block size: if the number of live cells is odd, L / 2
-// is rounded up, and the middle cell is added in the next level. A level writes the lower half and
-// reads both halves.
+// The result is right for every n and every block size: half is L / 2 rounded up, so live - half
+// threads have a partner, and if L is odd, the middle cell is added in a later level. In a level, a
+// thread writes only its own cell, and reads only that cell and one in the upper half, which no
+// thread writes in this level; so one barrier per level is enough.
 //
 // The service's strategy `tree_sequential` of Dot is this kernel for products of every type, with
 // two elements per thread.

@@ -1,18 +1,19 @@
 // Sums, lesson 4 of 8: each thread adds many elements before the tree begins.
 //
 // Lesson 3 is limited by its additions to the total, one per block, which the GPU does one after
-// another. Without them, the other work of a block would be the limit: for only 256 elements, it
-// starts and waits at 9 barriers. Here, a launch always has 1024 blocks (the grid), about 8 for
-// each of 132 SMs, so this work does not grow with n. A thread adds every T-th element to a local
-// variable, which is in a register; T is the number of threads in the grid:
+// another. Without them, the other work of a block would be the limit: the GPU must start a block,
+// and the block waits at 9 barriers (one after the loads, one for each of 8 levels), for only 256
+// elements. Here, a launch always has 1024 blocks (the grid), about 8 for each of 132 SMs, so this
+// work does not grow with n. A thread adds every T-th element to a local variable, which is in a
+// register; T is the number of threads in the grid:
 //
 //   element   0  1  2  3 | 4  5  6  7 | 8  9          T = 4
 //   thread    0  1  2  3 | 0  1  2  3 | 0  1
 //
-// Adjacent threads read adjacent elements, so the 32 loads of a warp are one request of 128 bytes
-// (they are coalesced). If each thread took a contiguous part of the array instead, each load would
-// fetch a sector of 32 bytes for 4 bytes, and the other 28 would only help if they were still in a
-// cache when the thread needs them.
+// As in lessons 1 to 3, adjacent threads read adjacent elements, so the 32 loads of a warp are one
+// request of 128 bytes (they are coalesced). If each thread took a contiguous part of the array
+// instead, each load would fetch a sector of 32 bytes for 4 bytes, and the other 28 would only help
+// if they were still in a cache when the thread needs them.
 //
 // The result is right for every n: each element belongs to one thread, and a thread without
 // elements adds 0. A thread adds 256 or 257 elements in single precision. In much longer arrays,
