@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 
@@ -213,6 +214,29 @@ def test_truth_values(server, client):
     call(client, "UploadShared", name="d", source=region.range(0, 1000))
     client.call("SealBuffer", name="d")
     assert client.download("d") == bytes([0, 1] * 500)
+
+
+def test_truth_values_that_change_during_the_upload(server, client):
+    region = Region(path_of(server), o.MI)
+    spec = o.buffers.BufferSpec(dtype=7, shape=[o.MI], replace=True)
+    over = threading.Event()
+
+    def change():
+        while not over.is_set():
+            for value in (7, 1):
+                region.bytes[:] = value
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    try:
+        for _ in range(60):
+            outcome = attempt(client, "UploadShared", name="b", spec=spec,
+                              source=region.range(0, o.MI))
+            if outcome.reason != "BAD_BOOL":
+                assert outcome.ok and max(client.download("b")) <= 1, outcome
+    finally:
+        over.set()
+        changing.join()
 
 
 def test_tokens(server, client):

@@ -184,8 +184,11 @@ int Main(int argc, char** argv) {
   if (!status.ok()) {
     const std::string reason = ErrorReason(status);
     const std::string code = absl::StatusCodeToString(status.code());
-    std::cerr << "tessera: " << Printable({status.message().data(), status.message().size()})
-              << ": " << Printable(reason.empty() ? code : reason) << "\n  "
+    std::string message(status.message());
+    const std::string path = ErrorMetadata(status)["path"];
+    if (!absl::StrContains(message, path)) message = absl::StrCat(path, ": ", message);
+    std::cerr << "tessera: " << Printable({message.data(), message.size()}) << ": "
+              << Printable(reason.empty() ? code : reason) << "\n  "
               << Printable(Advice(status, options.client.server)) << '\n';
     session.document["error"] = ToJson(status);
   }

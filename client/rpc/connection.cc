@@ -81,17 +81,26 @@ void SleepUntil(std::chrono::steady_clock::time_point time, const std::stop_toke
   none.wait_until(lock, stop, time, [] { return false; });
 }
 
-// Returns gRPC's explanation of why a channel does not connect, or "" if the channel has not
-// failed.
+// Returns gRPC's explanation of why a channel does not connect, or "" if there is none.
 std::string CauseOf(const PooledChannel& channel) {
-  if (channel.channel->GetState(false) != GRPC_CHANNEL_TRANSIENT_FAILURE) return "";
-  // This call does not wait for the connection but fails with the connection's error.
+  constexpr absl::Duration kLongest = absl::Seconds(1);
+  // This call waits for the attempt to connect that is in progress, if there is one, and fails with
+  // the error of the last attempt.
   grpc::ClientContext context;
-  context.set_deadline(After(kCancelGlance));
+  context.set_deadline(After(kLongest));
   grpc::health::v1::HealthCheckResponse response;
   const grpc::Status status =
       channel.stub<grpc::health::v1::Health>().Check(&context, {}, &response);
   return status.error_code() == grpc::StatusCode::UNAVAILABLE ? status.error_message() : "";
+}
+
+// Returns the URL of a proxy without a user and a password.
+std::string WithoutPassword(std::string_view url) {
+  const std::size_t at = url.rfind('@');
+  if (at == std::string_view::npos) return std::string(url);
+  const std::size_t scheme = url.find("://");
+  const bool has_scheme = scheme != std::string_view::npos && scheme < at;
+  return std::string(url.substr(0, has_scheme ? scheme + 3 : 0)) + std::string(url.substr(at + 1));
 }
 
 constexpr absl::string_view kClosed = "the server closed the connection";
@@ -414,7 +423,8 @@ absl::Status Connection::WhyUnreachable(const Route& route) {
   std::optional<Proxy> proxy;
   if (!options_.tls_ca.empty()) proxy = ProxyFor(servers);
   if (proxy && !proxy->excepted)
-    absl::StrAppend(&text, ", through the proxy ", proxy->value, ", set by ", proxy->variable);
+    absl::StrAppend(&text, ", through the proxy ", WithoutPassword(proxy->value), ", set by ",
+                    proxy->variable);
   absl::Status status =
       MakeError(absl::StatusCode::kUnavailable, reason, text, {{"server", servers}});
   if (!cause.empty()) SetErrorMetadata(status, "cause", cause);

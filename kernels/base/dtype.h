@@ -21,7 +21,7 @@ struct DTypeInfo {
 
 // All element types, in the order of their values. A new element type also needs a C++ type
 // (DispatchDType in element.h), instances in kernels/cuda/tree and kernels/cuda/reduce_axes, and a
-// value in the protocol's enum. A bool element is a byte, 0 or 1; kernels read other values as 1.
+// value in the protocol's enum. A bool element is a byte that is 0 or 1.
 inline constexpr std::array<DTypeInfo, 9> kDTypeInfos = {{
     {DType::kF32, "f32", "<f4", 4, 0x1p-24},
     {DType::kF64, "f64", "<f8", 8, 0x1p-53},

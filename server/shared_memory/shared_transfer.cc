@@ -1,7 +1,9 @@
 #include "server/shared_memory/shared_transfer.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/error.h"
@@ -159,17 +161,27 @@ absl::StatusOr<SharedTransfer::Extent> SharedUpload::Open() {
   return Extent{&draft_->buffer().device(), size};
 }
 
+absl::Status SharedUpload::CopyBools(Stream& stream, std::byte* to, const char* from,
+                                     std::uint64_t size, std::uint64_t offset) {
+  constexpr std::uint64_t kCopy = std::uint64_t{1} << 20;
+  std::vector<char> copy(static_cast<std::size_t>(std::min(kCopy, size)));
+  for (std::uint64_t at = 0; at < size; at += kCopy) {
+    const HostBytes bytes{copy.data(), static_cast<std::size_t>(std::min(kCopy, size - at))};
+    std::memcpy(copy.data(), from + at, bytes.size);
+    RETURN_IF_ERROR(CheckElements(DType::kBool, bytes, offset + at));
+    RETURN_IF_ERROR(CopyToDevice(stream, to + at, bytes.data, bytes.size));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status SharedUpload::Move(Stream& stream, std::uint64_t begin, std::uint64_t size) {
   const std::uint64_t offset = request_.offset() + begin;
   absl::StatusOr<void*> to = store().BeginWrite(*draft_, offset, size);
   if (!to.ok()) return to.status();
-  const HostBytes bytes{memory() + begin, static_cast<std::size_t>(size)};
-  absl::Status checked = CheckElements(draft_->buffer().type().dtype, bytes, offset);
-  if (!checked.ok()) {
-    store().AbandonWrite(*draft_);
-    return checked;
-  }
-  const absl::Status copied = CopyPinnedToDevice(stream, *to, memory() + begin, size);
+  const bool bools = draft_->buffer().type().dtype == DType::kBool;
+  const absl::Status copied =
+      bools ? CopyBools(stream, static_cast<std::byte*>(*to), memory() + begin, size, offset)
+            : CopyPinnedToDevice(stream, *to, memory() + begin, size);
   // This is also needed after a failed copy, part of which may still be writing to memory that is
   // about to be freed.
   const absl::Status arrived = Synchronize(stream);

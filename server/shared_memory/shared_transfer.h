@@ -97,6 +97,10 @@ class SharedUpload final : public SharedTransfer {
   bool Allocates() const override { return request_.has_spec(); }
   absl::StatusOr<Extent> Open() override;
   absl::Status Move(Stream& stream, std::uint64_t begin, std::uint64_t size) override;
+  // Copies elements of BOOL. The client may change its memory at any time, so the elements are
+  // checked in a copy of the server's.
+  static absl::Status CopyBools(Stream& stream, std::byte* to, const char* from, std::uint64_t size,
+                                std::uint64_t offset);
   absl::Status Close() override;
   void Release(const absl::Status& status) override;
 
