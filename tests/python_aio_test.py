@@ -169,6 +169,14 @@ class AioTest(o.Case, unittest.IsolatedAsyncioTestCase):
             running = asyncio.ensure_future(self.t.put(self.a))
             with self.assertRaises(asyncio.CancelledError):
                 await running
+        await self.t.put(self.a, "taken")
+        running = asyncio.ensure_future(self.t.put(self.a, "taken"))
+        while not self.t._io._tasks:
+            await asyncio.sleep(0)
+        running.cancel()
+        with self.assertRaises(asyncio.CancelledError):
+            await running
+        await self.until(lambda: not self.t._io._tasks)
         del running
         await asyncio.sleep(0)
         gc.collect()

@@ -45,6 +45,7 @@ def bytes_(put):
         yield x.cumsum(), [100, 200, 300, 400], "i8"
         yield x.dot(x), np.int64(40000), "i8"
         yield x[None] @ x[:, None], [[40000]], "i4"
+        yield np.tensordot(x, x, 1), np.int32(40000), "i4"
 
 
 # The cases for each line of the table in docs/python.md, given a client's put(). A case is either
@@ -68,6 +69,9 @@ CASES = {
         (put(WIDE).astype("uint8"), [255, 0, 7], "u1"),
         (put(WIDE, dtype="uint8"), [44, 255, 7], "u1"),
         (np.sum(put(WIDE), dtype="u1"), np.uint8(50), "u1")],
+    "Python integers of 2^63 and more in functions, as in `np.append(x, 2**63)`": lambda put: [
+        (lambda: np.append(put(F), 2**63), OverflowError, "9223372036854775808"),
+        (np.append(put(F[:1]), 2.0**63), [1.5, 2.0**63], "f8")],
     "integers to negative powers": lambda put: [
         (put(I) ** put(np.array([-1, -1, 2], "i4")), [1, 0, 9], "i4"),
         (lambda: put(I) ** -1, ValueError, "negative")],
@@ -77,8 +81,8 @@ CASES = {
         # Within 4 units in the last place, for both.
         (abs(call(put(LINE)) - call(LINE)) <= 4 * np.spacing(abs(call(LINE))), [True] * 101, bool)
         for call in FUNCTIONS],
-    "`log2`, `log10`, `log1p`, `expm1`, `cbrt`, `hypot`, `logaddexp`, trigonometric and hyperbolic"
-    " functions": lambda put: [
+    "`log2`, `log10`, `log1p`, `expm1`, `cbrt`, `hypot`, `logaddexp`, `logaddexp2`,"
+    " trigonometric and hyperbolic functions": lambda put: [
         (abs(call(put(LINE[1:-1] / 4 + 1)) - call(LINE[1:-1] / 4 + 1))
          <= 8 * np.spacing(abs(call(LINE[1:-1] / 4 + 1))), [True] * 99, bool)
         for call in (np.log2, np.log10, np.log1p, np.expm1, np.sinh, np.cosh, np.arcsinh, np.sin,
@@ -118,6 +122,16 @@ CASES = {
     "the largest elements": lambda put: [
         (ts.topk(put(TOP), 3)[0], [np.nan, 3, 3], "f8"),
         (ts.topk(put(TOP), 3)[1], [2, 1, 3], "i8")],
+    "`np.linalg.lstsq` of a matrix with more rows than its rank": lambda put: [
+        (np.linalg.lstsq(put(np.ones((3, 2))), np.array([1.0, 1, 4]), rcond=None)[1], [6], "f8")],
+    "`np.linalg.cond` of a singular matrix, of an order other than 2 and -2": lambda put: [
+        (np.linalg.cond(put(STACK[0] * 0), 1).numpy, ts.BadMatrix, "")],
+    "`np.linalg.qr` and `svd` with square bases of a matrix that is not square": lambda put: [
+        refused(lambda: np.linalg.qr(put(STACK[0, :, :2]), "complete"), "reduced"),
+        refused(lambda: np.linalg.svd(put(STACK[0, :, :2])), "full_matrices=False")],
+    "`np.linalg.eig`, `eigvals`": lambda put: [
+        refused(lambda: np.linalg.eig(put(OTHER)), "eigh"),
+        refused(lambda: np.linalg.eigvals(put(OTHER)), "eigvalsh")],
     "a mask of several axes next to other indices, as in `x[mask, 1]`": lambda put: [
         refused(lambda: put(F.reshape(1, 1, 3))[put(F[:1].reshape(1, 1)) > 0, 1], "index twice"),
         (put(F.reshape(1, 1, 3))[put(F[:1].reshape(1, 1)) > 0][:, 1], F[1:2], "f4")],
@@ -139,6 +153,15 @@ CASES = {
         case for call in (np.mean, np.var, np.std) for case in (
             (call(put(F), where=put(F) > 99), np.nan, "f4"), (call(put(F)[:0]), np.nan, "f4"),
             (call(put(I)[:0]), np.nan, "f8"))],
+    "`where=None` in reductions": lambda put: [
+        (lambda: put(F).sum(where=None), TypeError, "NoneType")],
+    "`x.ravel`, `x.flatten` and `x.reshape` in the orders \"K\" and \"A\"": lambda put: [
+        refused(lambda: put(OTHER).T.ravel("K"), "order='C'"),
+        refused(lambda: (put(OTHER) + 1).flatten("A"), "order='C'"),
+        (put(OTHER).ravel("K"), [5, 6, 7, 8], "f4")],
+    "`x.copy(\"F\")`": lambda put: [
+        (np.str_(put(F).copy("F", replace=True).name), "F", "U1"),
+        (put(F).copy(order="F"), F, "f4"), refused(lambda: (put(F) + 0).copy(), "save")],
     "`x[...] = v`": lambda put: [refused(lambda: store(put(F)), "put")],
     "`y += 1`": lambda put: [(in_place(put(F)), F, "f4")],
     "`print(x[0])`": lambda put: [(np.bool_("shape=()" in f"{put(F)[0]}"), True, bool),

@@ -160,7 +160,7 @@ class ElementwiseTest(python_outsider.Case):
             a = values.astype(dtype)
             pair = np.repeat(a, len(a)), np.tile(a, len(a))
             resident = [self.t.put(one) for one in pair]
-            for call in (np.fmod, np.heaviside, np.hypot, lambda a, b: np.cbrt(a),
+            for call in (np.fmod, np.heaviside, np.hypot, np.nextafter, lambda a, b: np.cbrt(a),
                          lambda a, b: np.degrees(a)):
                 with np.errstate(all="ignore"):
                     got, want = call(*resident).numpy(), call(*pair)
@@ -290,6 +290,11 @@ class ElementwiseTest(python_outsider.Case):
                     np.concatenate([x, x]), np.einsum("i->", x), np.convolve(x, x), np.diag(x)):
             self.assertEqual(got.dtype, ts.bfloat16)
             got.numpy()
+
+    def test_squares_and_conjugates_of_bool(self):
+        cases = {"square": lambda a: a**2, "cube": lambda a: a**3, "conj": lambda a: a.conj(),
+                 "power": lambda a: np.power(a, 2), "conjugate": lambda a: np.conjugate(a)}
+        self.compare(cases, [np.array([True, False])])
 
     def test_casts(self):
         a = np.array([0.0, 1.7, -2.5, 300.0, np.inf, np.nan, 1e30], "f4")

@@ -258,9 +258,11 @@ class MasksTest(Case):
 
     def test_masks_that_are_none(self):
         x = self.t.put(np.ones((3, 4)))
-        self.check(x.sum(where=None), np.float64(12))
-        for mask in (1, x, "yes", np.ones((3, 4)), [1, 0, 1, 0]):
-            self.assertRaises(TypeError, x.sum, where=mask)
+        for mask in (None, x, "yes", np.ones((3, 4))):
+            self.assertRaisesRegex(TypeError, r"where.*astype\(bool\)", x.sum, where=mask)
+        for mask in (0, 1, [1, 0, 1, 0]):
+            self.check(x.sum(where=mask), np.ones((3, 4)).sum(where=mask))
+            self.check(x.all(where=mask), np.bool_(True))
         for shape in ((4, 3), (2, 3, 4), (5,)):
             self.assertRaises(ts.BadShape, x.sum, where=np.ones(shape, bool))
         self.assertRaises(ts.Unsupported, np.add, x, 1, where=x > 0)

@@ -12,7 +12,7 @@ import warnings
 import numpy as np
 import python_outsider
 import tessera as ts
-from tessera.arrays import _functions, _numpy, _ufuncs
+from tessera.arrays import _functions, _linalg, _numpy, _ufuncs
 
 TYPES = ("f2", "f4", "f8", "i4", "i8", "u1", "i1", "?")
 # Values of parameters, by name. Values that are arrays are made from the first array.
@@ -191,7 +191,8 @@ class SignaturesTest(python_outsider.Case):
 
     def test_arguments(self):
         served = 0
-        for function in _functions.FUNCTIONS:
+        # tests/python_linalg_test.py compares decompositions, whose signs are arbitrary.
+        for function in [one for one in _functions.FUNCTIONS if one not in _linalg.LINALG]:
             name = function.__name__
             for dtype in TYPES:
                 cases = []
@@ -205,6 +206,8 @@ class SignaturesTest(python_outsider.Case):
                     for text, call in self.calls_of(function):
                         if make is special_of and re.search("dtype.*[iu?]", text):
                             continue  # NumPy casts NaN arbitrarily.
+                        if make is special_of and re.search(r"ord.*\b(2|nuc)$", text):
+                            continue  # Matrices with NaN have no singular values.
                         if dtype[0] in "iu" and re.search("decimals.*-1", text):
                             continue  # NumPy casts numbers out of range arbitrarily.
                         if name == "histogram" and dtype[0] == "i" and "weights" in text:

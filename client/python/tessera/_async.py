@@ -152,7 +152,10 @@ class Async:
             return await self.call(command.method, command.request, command.timeout)
         try:
             if isinstance(command, Create):
-                return await asyncio.shield(self._in_background(self._create(command)))
+                task = self._in_background(self._create(command))
+                # If the caller is cancelled, nothing else looks at the task's error.
+                task.add_done_callback(lambda done: done.cancelled() or done.exception())
+                return await asyncio.shield(task)
             if isinstance(command, Upload):
                 return await self._upload(command)
             if isinstance(command, Download):

@@ -187,8 +187,9 @@ class Array(Expr):
     def numpy(self, progress: Progress = None, out: Any = None) -> npt.NDArray[Any]:
         """Returns the elements as a NumPy array in this process. If out is given, the elements are
         written to out, and out is returned. progress is called as in Client.put. Raises
-        BufferNotFound or VersionMismatch if the array is gone, and BadShape if out has another
-        shape or dtype."""
+        BufferNotFound or VersionMismatch if the array is gone, BadShape if out has another shape,
+        BadDtype if it has another type, and ValueError if it is not writable, or not contiguous in
+        row-major order."""
         session: Client = self._session
         steps = session._core.fetch(self._source, self._view, progress, out)
         array: npt.NDArray[Any] = session._run(steps)
@@ -202,13 +203,14 @@ class Array(Expr):
         ttl: Ttl = None,
         device: str = "",
         placement: Placement = (),
+        order: Any = None,
     ) -> "Array":
         """Copies the elements to a separate buffer on the server immediately. A dtype ("f32"...)
-        converts the elements, and a device ("cuda:1") or a placement says where the copy goes. The
-        other arguments are those of Client.put. Raises BufferNotFound or VersionMismatch if the
-        array is gone, BufferExists if the name is taken and replace is false, and Unsupported if
-        the server lacks the dtype; also BadDevice, BadPlacement, BadTtl, QuotaExceeded and
-        GpuMemoryExhausted."""
+        converts the elements, and a device ("cuda:1") or a placement says where the copy goes.
+        order has no effect. The other arguments are those of Client.put. Raises BufferNotFound or
+        VersionMismatch if the array is gone, BufferExists if the name is taken and replace is
+        false, and Unsupported if the server lacks the dtype; also BadDevice, BadPlacement, BadTtl,
+        QuotaExceeded and GpuMemoryExhausted."""
         session: Client = self._session
         leaf = session._run(
             session._core.copy(

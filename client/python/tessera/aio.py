@@ -141,6 +141,7 @@ class Array(Expr):
         ttl: Ttl = None,
         device: str = "",
         placement: Placement = (),
+        order: Any = None,
     ) -> "Coroutine[Any, Any, Array]":
         """Like ts.Array.copy: copies the elements to a separate buffer."""
         session: Client = self._session

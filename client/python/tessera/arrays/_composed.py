@@ -62,9 +62,11 @@ def _setxor(ar1: Any, ar2: Any) -> Any:
 def _lexsort(keys: Any, axis: int = -1) -> Any:
     keys, axis = list(keys), index_of(axis)
     one = next(key for key in keys if hasattr(key, "_session"))
+    keys = [one._lifted(key, "np.lexsort") for key in keys]
+    if any(key.shape != one.shape for key in keys):
+        raise ValueError("all keys need to be the same shape")
     order: Any = None
     for key in keys:
-        key = one._lifted(key, "np.lexsort")
         now = np.argsort(key if order is None else np.take_along_axis(key, order, axis), axis)
         order = now if order is None else np.take_along_axis(order, now, axis)
     return order
@@ -276,7 +278,9 @@ def _block(arrays: Any) -> Any:
 # --- positions
 
 
-def _unravel_index(indices: Any, shape: Any) -> Tuple[Any, ...]:
+def _unravel_index(indices: Any, shape: Any, order: str = "C") -> Tuple[Any, ...]:
+    if order != "C":
+        raise Unsupported('np.unravel_index counts elements in row-major order: use order="C"')
     if indices.dtype.kind not in "biu":
         raise TypeError("only int indices permitted")
     indices, shape, found = indices.astype("i8"), extents(shape), []

@@ -14,10 +14,11 @@ from ..graph import _dtypes, _ops
 from ..graph import _elementwise as e
 from ..graph._graph import Constant, Term
 from ..graph._views import View, index_of, normalize_axes, normalize_axis, several
-from ..wire._errors import BadIndex, BadShape, Unsupported
+from ..wire._errors import BadIndex, BadMatrix, BadShape, Unsupported
 from . import _ufuncs
 from ._composed import COMPOSED
 from ._einsum import einsum
+from ._linalg import LINALG, inv, singular_values
 from ._manipulation import (
     MANIPULATIONS,
     add,
@@ -29,6 +30,7 @@ from ._manipulation import (
     index,
     indices_of,
     kept,
+    known,
     nonzero,
     now,
     selection,
@@ -79,9 +81,10 @@ def _vectors(x: Any, ord: Any, axis: Any, keepdims: bool) -> Any:
 
 def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
     """Returns the norms of vectors along one axis, for any order, or of matrices along two axes,
-    for the orders "fro", 1, -1, inf and -inf. If axis is None, x is the vector or matrix; if ord is
-    None too, x may have any rank, and the norm is the square root of the sum of the squares.
-    Integers give f64. Raises Unsupported for an order that needs singular values."""
+    for the orders "fro", "nuc", 1, -1, 2, -2, inf and -inf. If axis is None, x is the vector or
+    matrix; if ord is None too, x may have any rank, and the norm is the square root of the sum of
+    the squares. Integers give f64. The orders "nuc", 2 and -2 of matrices need singular values,
+    which f16 and bf16 do not have (Unsupported)."""
     _own(x)
     if not _dtypes.is_float(x.dtype):
         x = x.astype("f8")
@@ -95,8 +98,9 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> A
     if ord in (None, "fro", "f"):
         return _vectors(x, None, axes, keepdims)
     if ord in (2, -2, "nuc"):
-        raise Unsupported(
-            f"a norm of order {ord!r} needs singular values: use NumPy on x.numpy()")
+        values = singular_values(np.moveaxis(x, axes, (-2, -1)))
+        found = values.sum(-1) if ord == "nuc" else (values.max if ord > 0 else values.min)(-1)
+        return found.reshape(_ops.folded(x.shape, axes, keepdims))
     if ord not in (1, -1, np.inf, -np.inf):
         raise ValueError(f"Invalid norm order {ord!r} for matrices")
     summed, kept = axes if abs(ord) == 1 else axes[::-1]
@@ -486,7 +490,7 @@ def _histogram(
 ) -> Any:
     if isinstance(bins, str):
         raise Unsupported("the number of bins must be known: pass it, or edges")
-    a = flat(a)
+    a, bins = flat(a), known(bins)
     even = None
     if hasattr(bins, "_session"):
         edges = bins
@@ -752,12 +756,12 @@ def _quantile_of(scale: int, skip: bool) -> Callable[..., Any]:
         axes = _ops.axes_of(axis, a.ndim)
         if not skip and not math.prod(a.shape[i] for i in axes):
             raise BadIndex("an empty array has no quantiles")
-        parts = np.asarray(q, float) / scale
+        parts = np.asarray(known(q), float) / scale
         if not np.all((parts >= 0) & (parts <= 1)):
             raise ValueError(f"quantiles must be numbers from 0 to {scale}")
         if method not in _CONTINUOUS and method not in _ROUNDED:
-            known = ", ".join((*_CONTINUOUS, *_ROUNDED))
-            raise Unsupported(f"method={method!r} is not supported: use {known}, or np.sort(x)")
+            names = ", ".join((*_CONTINUOUS, *_ROUNDED))
+            raise Unsupported(f"method={method!r} is not supported: use {names}, or np.sort(x)")
         found = [
             _of_sorted(a, axis, keepdims, pick(method, part), skip)
             for part in parts.reshape(-1).tolist() or [0.0]
@@ -897,14 +901,13 @@ def _cross(
     sizes = a.shape[-1], b.shape[-1]
     if not {*sizes} <= {2, 3}:
         raise BadShape(f"np.cross takes vectors of 3 elements, or of 2, not {sizes}")
-    if sizes != (2, 2):
-        a, b = (
-            x if x.shape[-1] == 3 else concatenate([x, np.zeros_like(x[..., :1])], -1)
-            for x in (a, b)
-        )
 
     def part(i: int, j: int) -> Any:
-        return a[..., i] * b[..., j] - a[..., j] * b[..., i]
+        """Leaves out the products with the third element of a vector of 2."""
+        if i >= sizes[0] or j >= sizes[1]:
+            return -(a[..., j] * b[..., i])
+        first = a[..., i] * b[..., j]
+        return first if j >= sizes[0] or i >= sizes[1] else first - a[..., j] * b[..., i]
 
     return part(0, 1) if sizes == (2, 2) else stack([part(1, 2), part(2, 0), part(0, 1)], axisc)
 
@@ -914,7 +917,7 @@ def _multi_dot(arrays: Any) -> Any:
     arrays = [one._lifted(array, "np.linalg.multi_dot") for array in arrays]
     ranks = [array.ndim for array in arrays]
     if len(ranks) < 2 or {*ranks[1:-1]} - {2} or {ranks[0], ranks[-1]} - {1, 2}:
-        raise BadShape("np.linalg.multi_dot takes matrices, and vectors at the ends")
+        raise BadMatrix("np.linalg.multi_dot takes matrices, and vectors at the ends")
 
     @functools.lru_cache(maxsize=None)
     def best(begin: int, end: int) -> Tuple[int, Any]:
@@ -932,10 +935,9 @@ def _multi_dot(arrays: Any) -> Any:
 
 
 def _matrix_power(a: Any, n: int) -> Any:
-    if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
-        raise BadShape(f"matrix_power needs square matrices, not shape {a.shape}")
+    _ops.check_matrices(a._term())
     if index_of(n, "the exponent of a matrix") < 0:
-        raise Unsupported("the exponent must be 0 or more: the server does not invert matrices")
+        a, n = inv(a), -n
     one = a._like(np.eye(a.shape[-1], dtype="i1")).astype(a.dtype)
     found: Any = None if n else one.broadcast_to(a.shape)
     square = a
@@ -964,7 +966,7 @@ def _vector_norm(x: Any, axis: Any = None, keepdims: bool = False, ord: Any = 2)
     return _vectors(x, ord, axis, keepdims)
 
 
-FUNCTIONS: Dict[Any, Callable[..., Any]] = {**MANIPULATIONS, **COMPOSED}
+FUNCTIONS: Dict[Any, Callable[..., Any]] = {**MANIPULATIONS, **COMPOSED, **LINALG}
 # Functions whose first argument need not be an array.
 OF_TYPES = {
     np.can_cast, np.result_type, np.select, np.linalg.multi_dot, np.concatenate, np.stack,

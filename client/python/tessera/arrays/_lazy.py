@@ -234,11 +234,24 @@ class Lazy(Operators):
 
     def reshape(self: Self, *shape: Any, order: str = "C") -> Self:
         """Returns the same elements, in row-major order, in another shape; one extent may be -1.
-        The result is a view if strides can express it, otherwise an expression that copies. Raises
-        Unsupported for an order other than "C"."""
-        _row_major(order)
+        The result is a view if strides can express it, otherwise an expression that copies. The
+        orders "K" and "A" are accepted where they mean the same as "C", the row-major order. Raises
+        Unsupported otherwise."""
+        self._check_order(order)
         wanted = shape[0] if len(shape) == 1 else shape
         return self._make(_ops.reshaped(self._term(), extents(wanted)))
+
+    def _check_order(self, order: Any) -> None:
+        """Raises Unsupported for an order of elements that may differ from row-major order. The
+        layout that NumPy would give an expression is unknown."""
+        steps = [abs(step) for n, step in zip(self.shape, self._view.strides) if n > 1]
+        ordered = steps == sorted(steps, reverse=True) and 0 not in steps
+        same = ordered and not isinstance(self._source, Node) or len(steps) < 2
+        if order not in ("C", None) and not (same and order in ("K", "A")):
+            raise Unsupported(
+                f"order={order!r} is not supported: use order='C' for row-major order, or"
+                " x.T.ravel() for column-major order"
+            )
 
     def ravel(self: Self, order: str = "C") -> Self:
         """Returns all elements as a vector in row-major order, like reshape(-1)."""
@@ -317,9 +330,8 @@ class Lazy(Operators):
         return _functions.ptp(self, axis, keepdims)  # type: ignore[no-any-return]
 
     def conj(self: Self) -> Self:
-        """Returns the elements themselves, because none are complex. Elements of type bool become
-        int8."""
-        return np.conjugate(self)  # type: ignore[return-value]
+        """Returns the elements themselves, because none are complex."""
+        return self
 
     conjugate = conj
 
@@ -350,11 +362,13 @@ class Lazy(Operators):
 
     def _mask(self, where: Any) -> Term:
         """Returns `where` as a mask of this array's shape."""
+        if isinstance(where, (int, float, list, tuple)):
+            where = np.asarray(where, bool)
         mask = self._other(where)
         dtype = None if mask is None else common_dtype([mask])
         if mask is None or dtype != np.dtype(bool):
             kind = dtype or type(where).__name__
-            raise TypeError(f"where must be an array of booleans, not {kind}")
+            raise TypeError(f"where must have booleans, not {kind}: use .astype(bool)")
         source, view = mask
         if isinstance(source, Constant):
             return _ops.full(source.value, self.shape, np.dtype(bool))
@@ -362,7 +376,7 @@ class Lazy(Operators):
 
     def _where(self: Self, where: Any, rest: Any) -> Self:
         """Returns the elements where a mask is true, and a number elsewhere."""
-        if where is None or where is True:
+        if where is True:
             return self
         number = _number(rest, self.dtype)
         return self._make(apply("where", self._mask(where), self._term(), number))
@@ -413,7 +427,7 @@ class Lazy(Operators):
         self: Self, op: str, function: str, axis: Any, keepdims: bool, initial: Any, where: Any
     ) -> Self:
         if initial is None:
-            if where is not None and where is not True:
+            if where is not True:
                 raise ValueError(f"{op} with where= needs an initial value")
             return self._reduce(op, axis, keepdims)
         picked = self._where(where, initial)
@@ -484,7 +498,7 @@ class Lazy(Operators):
         dtype is a float type, used as in sum(). `where` is a mask that selects the elements. The
         mean of no elements is NaN."""
         x = self._real_of(dtype, out)
-        if where is None or where is True:
+        if where is True:
             return x._reduce("mean", axis, keepdims)
         total = x.astype("f8").sum(axis, keepdims=keepdims, where=where)
         return (total / x._count(where, axis, keepdims)).astype(x._mean_dtype)
@@ -504,7 +518,7 @@ class Lazy(Operators):
         is another name for ddof. `where` is a mask that selects the elements. dtype is as for
         mean(). The variance of no elements is NaN."""
         x, less = self._real_of(dtype, out), _less(ddof, correction)
-        if where is None or where is True:
+        if where is True:
             return x._moment("variance", axis, keepdims, less)
         apart = x._apart(axis, where)
         total = (apart * apart).sum(axis, keepdims=keepdims, where=where)
@@ -523,7 +537,7 @@ class Lazy(Operators):
     ) -> Self:
         """Returns the square root of var(), even if var() itself exceeds the range of the type."""
         x, less = self._real_of(dtype, out), _less(ddof, correction)
-        if where is None or where is True:
+        if where is True:
             return x._moment("std", axis, keepdims, less)
         apart = x._apart(axis, where)
         # Dividing the deviations by the largest one keeps their squares in range.
@@ -531,7 +545,7 @@ class Lazy(Operators):
         apart = apart / np.where(most > 0, most, 1)
         total = (apart * apart).sum(axis, keepdims=True, where=where)
         found = most * np.sqrt(total / x._count(where, axis, True, less))
-        if not is_true(keepdims, "keepdims"):
+        if not is_true(keepdims, "keepdims") and self.ndim:
             found = found.squeeze(_ops.axes_of(axis, self.ndim))
         return found.astype(x._mean_dtype)  # type: ignore[return-value]
 
@@ -666,6 +680,7 @@ class Lazy(Operators):
 def _number(value: Any, dtype: "np.dtype[Any]") -> Tuple[Constant, View]:
     """Returns a number as a constant of a type. Raises TypeError, ValueError or OverflowError if it
     does not fit."""
+    value = _manipulation.known(value)
     if isinstance(value, (np.generic, np.ndarray)):
         value = value.item()
     if not isinstance(value, numbers.Real):
@@ -679,19 +694,15 @@ def _less(ddof: float, correction: Optional[float]) -> float:
     """Returns the number that var() and std() subtract from the number of elements."""
     if ddof and correction is not None:
         raise ValueError("ddof and correction can't be provided simultaneously.")
-    return ddof if correction is None else correction
+    less = _manipulation.known(ddof if correction is None else correction)
+    if not isinstance(less, numbers.Real):
+        raise TypeError(f"ddof must be a number, not {type(less).__name__}")
+    return less  # type: ignore[return-value]
 
 
 def _no_out(out: Any) -> None:
     if out is not None:
         raise Unsupported("out= is not supported: use the result, or keep it with .save()")
-
-
-def _row_major(order: Any) -> None:
-    if order not in ("C", "K", "A"):
-        raise Unsupported(
-            f"order={order!r} is not supported: use x.T.ravel() for column-major order"
-        )
 
 
 def picked(array: Self, place: Tuple[Any, ...]) -> Self:

@@ -80,16 +80,24 @@ def kept(*arrays: Any) -> Any:
 
 
 def now(a: Any, *values: Any) -> Any:
-    """Returns the elements of arrays on which a shape or the edges of bins depend. Calls the
-    server."""
+    """Returns the elements of arrays on which a shape, the edges of bins or the numbers in an
+    expression depend. Calls the server."""
     compute = a._session.compute
     if inspect.iscoroutinefunction(compute):
         raise Unsupported(
-            "the bins or the shape are known only after a call, for which ts.aio cannot wait here:"
-            " pass edges or counts of this process, or bins= and range=, for example from"
+            "an argument is known only after a call, for which ts.aio cannot wait here: pass"
+            " numbers, edges or counts of this process, or bins= and range=, for example from"
             " await t.compute(x.min(), x.max())"
         )
     return compute(*values)
+
+
+def known(value: Any) -> Any:
+    """Returns the element of a 0-d array on the server, for which it calls the server. Returns
+    other arguments as they are."""
+    if not hasattr(value, "_session") or value.ndim:
+        return value
+    return now(value, value)[0].item()
 
 
 def selection(a: Any, mask: Any, output: int) -> Any:
@@ -131,11 +139,12 @@ def _masked(a: Any, mask: Any) -> Any:
     if not hasattr(mask, "_session"):
         mask = np.asarray(mask)
     rank = mask.ndim
-    if a.shape[:rank] != mask.shape:
+    # As in NumPy, an axis without elements fits any axis.
+    if rank > a.ndim or any(n not in (0, own) for n, own in zip(mask.shape, a.shape)):
         raise BadIndex(f"a mask of shape {mask.shape} does not fit an array of shape {a.shape}")
-    if rank == a.ndim and hasattr(mask, "_session"):
+    if mask.shape == a.shape and hasattr(mask, "_session"):
         return _selected(a, mask, 0)
-    rows = a.reshape((size_of(mask.shape), *a.shape[rank:]))
+    rows = a.reshape((size_of(a.shape[:rank]), *a.shape[rank:]))
     return take(rows, _positions(a, mask), 0)
 
 
@@ -258,9 +267,12 @@ def _take_along_axis(arr: Any, indices: Any, axis: Optional[int] = -1) -> Any:
     if arr.ndim != indices.ndim:
         raise ValueError(f"indices must have {arr.ndim} axes, not {indices.ndim}")
     at = normalize_axis(axis, arr.ndim)
-    shape = broadcast_shapes(
-        *((*one.shape[:at], 1, *one.shape[at + 1 :]) for one in (arr, indices))
-    )
+    try:
+        shape = broadcast_shapes(
+            *((*one.shape[:at], 1, *one.shape[at + 1 :]) for one in (arr, indices))
+        )
+    except BadShape as error:
+        raise BadIndex(error.text) from None
     wide, places = (
         one.broadcast_to((*shape[:at], one.shape[at], *shape[at + 1 :])) for one in (arr, indices)
     )
@@ -305,7 +317,9 @@ def _split(ary: Any, indices_or_sections: Any, axis: int = 0, equal: bool = True
     extent = ary.shape[axis]
     if np.ndim(indices_or_sections) == 0:
         count = index_of(indices_or_sections, "the number of sections")
-        if count <= 0 or equal and extent % count:
+        if count <= 0:
+            raise ValueError("number sections must be larger than 0.")
+        if equal and extent % count:
             raise ValueError("array split does not result in an equal division")
         each, larger = divmod(extent, count)  # The first sections are larger by 1.
         indices_or_sections = [each * i + min(i, larger) for i in range(1, count)]
@@ -413,7 +427,7 @@ def cycled(a: Any, extent: int, start: int, axis: int = 0) -> Any:
 def _roll(a: Any, shift: Any, axis: Any = None) -> Any:
     if axis is None:
         return _roll(flat(a), shift, 0).reshape(a.shape)
-    for by, which in np.broadcast(shift, axis):
+    for by, which in np.broadcast(known(shift), axis):
         which = normalize_axis(which, a.ndim)
         by = index_of(by, "a shift")
         a = cycled(a, a.shape[which], by, which)
@@ -532,8 +546,8 @@ def _pad(array: Any, pad_width: Any, mode: Any = "constant", **options: Any) -> 
     if odd or mode not in ("constant", "wrap", "edge", "reflect", "symmetric"):
         what = "reflect_type='odd'" if odd else f"mode={mode!r}"
         raise Unsupported(f"{what} is not supported: use .numpy(), or np.concatenate")
-    constant_values = options.get("constant_values", 0)
-    pairs = np.broadcast_to(pad_width, (array.ndim, 2))
+    constant_values = np.asarray(known(options.get("constant_values", 0)))
+    pairs = np.broadcast_to(np.asarray(known(pad_width)), (array.ndim, 2))
     own_type = "f4" if array.dtype == _dtypes.bfloat16 else array.dtype
     for value in np.ravel(constant_values).tolist():
         # NumPy does not convert NaN, infinities or numbers beyond the type.
@@ -634,6 +648,9 @@ def _full_like(a: Any, fill_value: Any, dtype: Any = None, shape: Any = None) ->
     kind = a.dtype if dtype is None else _dtypes.dtype_of(dtype)
     shape = a.shape if shape is None else extents(shape)
     e.check_fits(fill_value, kind)
+    extra = max(np.ndim(fill_value) - len(shape), 0)
+    if extra and {*np.shape(fill_value)[:extra]} == {1}:
+        fill_value = np.reshape(fill_value, np.shape(fill_value)[extra:])
     if hasattr(fill_value, "_session"):
         source, view = e.converted(a._operand(fill_value, "np.full_like"), kind)
         return a._make((source, view.broadcast_to(shape)))
@@ -677,8 +694,8 @@ add(
         "transpose": lambda a, axes=None: a.T if axes is None else a.transpose(axes),
         "swapaxes": lambda a, axis1, axis2: a.swapaxes(axis1, axis2),
         "moveaxis": _moved,
-        "reshape": lambda a, shape: a.reshape(shape),
-        "ravel": flat,
+        "reshape": lambda a, shape, order="C": a.reshape(shape, order=order),
+        "ravel": lambda a, order="C": a.ravel(order),
         "squeeze": lambda a, axis=None: a.squeeze(axis),
         "expand_dims": _expand_dims,
         "broadcast_to": lambda array, shape: array.broadcast_to(shape),

@@ -48,6 +48,8 @@ _INSTEAD_OF = {
     "ix_": "use x[rows][:, columns]",
     "ravel_multi_index": "use rows * columns + column",
     "vander": "use x[:, None] ** np.arange(n)[::-1]",
+    "eig": "use np.linalg.eigh if the matrix is symmetric",
+    "eigvals": "use np.linalg.eigvalsh if the matrix is symmetric",
 }
 # Functions that create arrays and take none. NumPy passes calls with like=x to function().
 _FROM_NOTHING = {
@@ -57,7 +59,7 @@ _FROM_NOTHING = {
 }
 # What pandas looks up in an array that it takes for a DataFrame (see Lazy._typ).
 _OF_FRAMES = {"index", "columns", "isna", "_get_axis"}
-_OF_ARRAYS = {"name", "version", "device", "devices", "link", "delete"}
+_OF_ARRAYS = {"name", "version", "device", "devices", "copy", "link", "delete"}
 
 
 def attribute(array: Any, name: str) -> Any:
@@ -182,9 +184,9 @@ def _says_nothing(value: Any, default: Any) -> bool:
 # Arguments that matter only for arrays in memory. These values are accepted and have no effect.
 _MEANINGLESS: Dict[str, Tuple[Any, ...]] = {
     "out": (None,),
-    "order": ("C", "K", "A", None),
+    "order": ("C", "F", "K", "A", None),
     "casting": ("same_kind",),
-    "where": (True, None),
+    "where": (True,),
     "subok": (True, False),
     "copy": (True, False, None),
     "like": (None,),
@@ -204,7 +206,6 @@ def _refused(name: str, key: str, value: Any) -> None:
         first = {
             "where": "use np.where(mask, result, other), or ",
             "out": "use the returned array, or ",
-            "order": "use x.T.ravel() for column-major order, or ",
         }.get(key, "")
         raise Unsupported(f"the server does not support {key}= of {name}: {first}{_WAY_OUT}")
 

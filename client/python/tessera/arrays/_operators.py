@@ -4,6 +4,8 @@ promotion as in NumPy 2. No I/O."""
 import numbers
 from typing import Any, Callable, Optional, TypeVar
 
+import numpy as np
+
 from ..graph import _dtypes, _ops
 from ..graph import _elementwise as e
 from ..graph._graph import Term
@@ -86,6 +88,8 @@ class Operators:
     def __pow__(self: Self, other: Any, modulo: Any = None) -> Self:
         if modulo is not None:
             return NotImplemented
+        if type(other) is int and other == 2 and self._term()[0].dtype == np.dtype(bool):
+            other = np.int8(2)  # As in NumPy, only this power has this type.
         return self._binary(power, other)
 
     def __rpow__(self: Self, other: Any) -> Self:

@@ -199,7 +199,8 @@ def _nextafter(a: Term, b: Term) -> Term:
     a, b = _reals(a, b)
     minus = e.apply("negate", _next(e.apply("negate", a)))
     found = e.apply("where", e.apply("less", a, b), _next(a), minus)
-    found = e.apply("where", e.apply("equal", a, b), b, found)
+    same = a if a[0].dtype == np.dtype("<f2") else b  # As in NumPy, where zeros differ in sign.
+    found = e.apply("where", e.apply("equal", a, b), same, found)
     nan = e.apply("or", isnan(a), isnan(b))
     return e.apply("where", nan, e.apply("add", a, b), found)
 

@@ -59,9 +59,12 @@ def dtype_of(dtype: Any) -> "np.dtype[Any]":
     found = named(dtype)
     wire = _WIRE.get(found if found == bfloat16 else found.newbyteorder("<"))
     if wire is None:
+        way = "convert with put(dtype=...) or .astype()"
+        if isinstance(dtype, str) and dtype.endswith("u8"):
+            way = 'in NumPy, "u8" has eight bytes, and "uint8" or "B" has one'
         raise Unsupported(
             f"the server has no elements of type {found}: it has bool, uint8, int8, int32, int64,"
-            " float16, bfloat16, float32 and float64; convert with put(dtype=...) or .astype()"
+            f" float16, bfloat16, float32 and float64; {way}"
         )
     return _NUMPY[wire]  # It does not show its byte order.
 

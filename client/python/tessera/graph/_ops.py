@@ -8,10 +8,11 @@ from typing import Any, Iterable, Optional, Sequence, Tuple, Union
 import numpy as np
 
 from ..wire._errors import (
-    BadDtype, BadIndex, BadK, BadOperation, BadRadius, BadShape, EmptyInput, Unsupported
+    BadAxes, BadDtype, BadIndex, BadK, BadMatrix, BadOperation, BadRadius, BadShape, EmptyInput,
+    Unsupported,
 )
 from . import _dtypes
-from ._elementwise import apply, cast, common_dtype, copy
+from ._elementwise import apply, cast, check_fits, common_dtype, copy
 from ._graph import Constant, Inline, Leaf, Node, Term
 from ._plan import window
 from ._views import (
@@ -21,7 +22,7 @@ from ._views import (
 _NUMBER = View.whole(())
 Axis = Union[None, int, Sequence[int]]
 MAX_K = 4096  # The server's limit.
-_I64, _I32, _F64 = np.dtype("<i8"), np.dtype("<i4"), np.dtype("<f8")
+_I64, _I32, _F64, _F32 = (np.dtype(kind) for kind in ("<i8", "<i4", "<f8", "<f4"))
 _BOOL = np.dtype(bool)
 
 
@@ -46,11 +47,13 @@ _ARRAYS = (Leaf, Node, Inline)
 
 
 def array(a: Term) -> Term:
-    """Returns a term that an operation accepts. A number becomes an array."""
+    """Returns a term that an operation accepts. A number becomes an array. Raises OverflowError for
+    a Python integer that the server has no type for."""
     source, view = a
     if not isinstance(source, Constant):
         return a
     dtype = common_dtype([a])
+    check_fits(source.value, dtype)
     return Inline(_dtypes.to_server(np.asarray(source.value), dtype)), view
 
 
@@ -133,7 +136,7 @@ def tensordot(
     if not isinstance(axes, Iterable):
         count = index_of(axes, "the number of axes")
         if not 0 <= count <= min(rank_a, rank_b):
-            raise BadShape(
+            raise BadAxes(
                 f"shapes {a[1].shape} and {b[1].shape} do not both have {count} axes to sum over"
             )
         over_a: Sequence[int] = range(rank_a - count, rank_a)
@@ -452,6 +455,45 @@ def sum_by_label(a: Term, labels: Term, length: int, mode: str = "raise") -> Ter
         raise BadIndex("with length 0, no label is in range")
     dtype = _I64 if a[0].dtype.kind in "biu" else a[0].dtype
     return _term(Node("sum_by_label", (a, labels), (length, *shape[1:]), dtype, params))
+
+
+def check_matrices(a: Term, square: bool = True) -> None:
+    """Raises BadMatrix if a term is not a matrix or a stack of matrices, or if they are not
+    square."""
+    shape = a[1].shape
+    if len(shape) < 2:
+        raise BadMatrix(f"a matrix or a stack of matrices has two axes or more, not {len(shape)}")
+    if square and shape[-2] != shape[-1]:
+        raise BadMatrix(f"the matrices must be square, not of shape {shape}")
+
+
+def matrix_dtype(*terms: Term) -> "np.dtype[Any]":
+    """Returns the type in which NumPy's linear algebra gives its results: f32 if all operands have
+    it, otherwise f64."""
+    kinds = [array(term)[0].dtype for term in terms]
+    for kind in kinds:
+        if _dtypes.is_float(kind) and kind.itemsize == 2:
+            name = "bfloat16" if kind == _dtypes.bfloat16 else kind.name
+            raise Unsupported(f"array type {name} is unsupported in linalg: use x.astype('f4')")
+    return _F32 if all(kind == _F32 for kind in kinds) else _F64
+
+
+def linalg(function: str, x: Term, b: Optional[Term] = None) -> Term:
+    """Returns what a LinalgFunction gives for each matrix of a stack. All parts of the result are
+    rows of one array, as the protocol says. b has the right sides of "solve"."""
+    check_matrices(x, function not in ("qr", "svd"))
+    *stack, m, n = x[1].shape
+    rows = {"determinant": (2,), "eigh": (n + 1, n), "qr": (m + n, min(m, n)),
+            "svd": (m + 1 + n, min(m, n))}.get(function, (n, n))
+    terms = (x,) if b is None else (x, b)
+    if b is not None:
+        rows = b[1].shape[-2:]
+        if len(rows) < 2 or rows[0] != n:
+            raise BadShape(f"right sides of shape {b[1].shape} do not fit matrices {x[1].shape}")
+        stack = [*broadcast_shapes(tuple(stack), b[1].shape[:-2])]
+    dtype = matrix_dtype(*terms)
+    inputs = tuple(array(cast(term, dtype)) for term in terms)
+    return _term(Node("linalg", inputs, (*stack, *rows), dtype, {"function": function}))
 
 
 def diagonal(a: Term, offset: int = 0) -> Term:

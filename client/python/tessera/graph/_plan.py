@@ -155,6 +155,8 @@ class Plan:
                     operands[i] = source, view.transpose()
         if "op" in fields:
             fields["op"] = p.REDUCE_OPS[fields["op"]]
+        if "function" in fields:
+            fields["function"] = p.LINALG_FUNCTIONS[fields["function"]]
         if "mode" in fields:
             fields["mode"] = p.TAKE_MODES[fields["mode"]]
         if "even" in fields:

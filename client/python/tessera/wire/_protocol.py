@@ -106,5 +106,6 @@ def _values(enum: str, prefix: str) -> Dict[str, int]:
 
 REDUCE_OPS = _values("ReduceOp", "REDUCE_OP_")
 TAKE_MODES = _values("TakeMode", "TAKE_MODE_")
+LINALG_FUNCTIONS = _values("LinalgFunction", "LINALG_FUNCTION_")
 MAP_OPS = _values("MapOp", "MAP_OP_")
 DTYPES = _values("Dtype", "DTYPE_")
