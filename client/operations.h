@@ -15,6 +15,7 @@
 #include "client/expression.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/launch.h"
+#include "kernels/base/linalg_function.h"
 #include "kernels/base/reduce_op.h"
 #include "kernels/base/take_mode.h"
 #include "kernels/client_and_server/operations.h"
@@ -266,6 +267,15 @@ class Operations {
     auto request = NewRequest<v1::SumByLabelRequest>(options, x, &labels);
     request.set_length(length);
     request.set_mode(static_cast<v1::TakeMode>(mode));
+    return Send(std::move(request), options, std::forward<Done>(done)...);
+  }
+  // Applies a function of linear algebra to each matrix of x. kSolve needs the right sides, b.
+  // LinalgFunction in compute.proto says what the result contains.
+  template <class... Done>
+  auto Linalg(LinalgFunction function, const Operand& x, const std::optional<Operand>& b = {},
+              const OperationOptions& options = {}, Done&&... done) {
+    auto request = NewRequest<v1::LinalgRequest>(options, x, b.has_value() ? &*b : nullptr);
+    request.set_function(static_cast<v1::LinalgFunction>(function));
     return Send(std::move(request), options, std::forward<Done>(done)...);
   }
   // Computes the expression for each element of the operands, which are broadcast.

@@ -162,6 +162,12 @@
   CUDA(SumByLabel, Atomic)               \
   CUDA(SumByLabel, Sorted)
 
+#define STRATEGIES_Linalg(CPU, CUDA) \
+  CPU(Linalg, CpuDirect)             \
+  CPU(Linalg, CpuLibrary)            \
+  CUDA(Linalg, Block)                \
+  CUDA(Linalg, HostLibrary)
+
 #define NOTHING(Operation, Row)
 #ifdef TESSERA_WITH_CUDA
 #define IF_CUDA(macro) macro
@@ -419,6 +425,15 @@ const Strategy<SumByLabelProblem>* DefaultOf(const SumByLabelProblem& problem,
   return FirstOf({"sorted", serial ? "cpu_serial" : "cpu_parallel"}, problem, device);
 }
 
+// `block` computes each matrix on one multiprocessor. `host_library` copies the matrices to the
+// host, whose cores are faster for a single large one.
+const Strategy<LinalgProblem>* DefaultOf(const LinalgProblem& problem, const Device& device) {
+  constexpr std::int64_t kSmall = 128;
+  const bool small = std::max(problem.m, problem.n) <= kSmall;
+  return FirstOf({small ? "block" : "host_library", "host_library", "cpu_library"}, problem,
+                 device);
+}
+
 template <class Problem>
 Problem Reference(std::int64_t elements) {
   return {.n = elements};
@@ -473,6 +488,11 @@ SearchSortedProblem Reference(std::int64_t elements) {
 template <>
 SumByLabelProblem Reference(std::int64_t elements) {
   return {.n = elements, .length = 1024};
+}
+template <>
+LinalgProblem Reference(std::int64_t elements) {
+  const std::int64_t side = 32;
+  return {.stack = elements / (side * side), .m = side, .n = side, .columns = 1};
 }
 
 }  // namespace

@@ -1062,7 +1062,9 @@ class ErrorTest(Case):
                     ("SearchSorted", "x", dict(x=operand, keys=good)),
                     ("SearchSorted", "keys", dict(x=good, keys=operand)),
                     ("SumByLabel", "x", dict(x=operand, labels=good, length=1)),
-                    ("SumByLabel", "labels", dict(x=good, labels=operand, length=1))):
+                    ("SumByLabel", "labels", dict(x=good, labels=operand, length=1)),
+                    ("Linalg", "x", dict(x=operand, function="LINALG_FUNCTION_QR")),
+                    ("Linalg", "b", dict(x=good, b=operand, function="LINALG_FUNCTION_SOLVE"))):
                 outcome = client.attempt(rpc, **fields)
                 self.assertEqual((outcome.reason, outcome.metadata.get("operand")), (reason, which))
 
@@ -1075,7 +1077,7 @@ class ErrorTest(Case):
         spec, negative = o.spec_of(x), dict(dtype=1, shape=[-3])
         eight = dict(name="y", spec=spec, data=b"12345678")
         far = inline(np.array([0, -77]))
-        square = inline(np.ones((1, 1), bool))
+        square, matrix = inline(np.ones((1, 1), bool)), inline(np.ones((2, 2), np.float32))
         for reason, part, outcome in (
             ("BAD_SHAPE", "-3", client.attempt("CreateBuffer", name="y", spec=negative)),
             # The word "name" would also match "a buffer's name".
@@ -1101,6 +1103,13 @@ class ErrorTest(Case):
             ("BAD_SHAPE", "[6]", client.attempt("SumByLabel", x=good, labels=far, length=3)),
             ("BAD_SHAPE", "-2", client.attempt("SumByLabel", x=far, labels=far, length=-2)),
             ("BAD_INDEX", "-77", client.attempt("SumByLabel", x=far, labels=far, length=3)),
+            ("BAD_OPERATION", "0", client.attempt("Linalg", x=square)),
+            ("BAD_OPERATION", "99", client.attempt("Linalg", x=square, function=99)),
+            ("BAD_OPERAND", "b", client.attempt("Linalg", x=matrix, function=2)),
+            ("BAD_OPERAND", "b", client.attempt("Linalg", x=matrix, b=matrix, function=3)),
+            ("BAD_SHAPE", "[6]", client.attempt("Linalg", x=good, function=6)),
+            ("BAD_DTYPE", "bool", client.attempt("Linalg", x=square, function=6)),
+            ("BAD_MATRIX", "0", client.attempt("Linalg", x=matrix, function=3)),
             ("BAD_RANGE", "4711", outcome_of(lambda: client.download("x", offset=4711))),
             ("MISSING_DATA", "24", client.try_upload([eight])),
         ):

@@ -273,6 +273,7 @@ class AccessTest(o.FreshCase):
                 bert.attempt("Histogram", x=operand, edges=operand),
                 bert.attempt("SearchSorted", x=operand, keys=operand),
                 bert.attempt("SumByLabel", x=operand, labels=operand, length=1),
+                bert.attempt("Linalg", function="LINALG_FUNCTION_SOLVE", x=operand, b=operand),
                 bert.attempt("Map", operands=[operand], expression=same),
                 bert.attempt("Reduce", op=o.compute.REDUCE_OP_SUM, x=operand),
                 bert.try_upload([dict(name=name, data=b"1234")]),

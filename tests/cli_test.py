@@ -478,7 +478,8 @@ class CliTest(CliCase):
             {"histogram": {"x": "x", "edges": "step:15"}},
             {"sort": {"x": "x[0]", "values": "scratch", "indices": {"none": True}}},
             {"search_sorted": {"x": "step:17", "keys": "x[1]"}},
-            {"sum_by_label": {"x": "x[0]", "labels": "step:18", "length": 99, "mode": "wrap"}})
+            {"sum_by_label": {"x": "x[0]", "labels": "step:18", "length": 99, "mode": "wrap"}},
+            {"linalg": {"function": "solve", "x": "x[:2, :2]", "b": "x[:2, 2:4]"}})
         answer = self.json("run", path)
         steps = answer["steps"]
         product = x @ x.T
@@ -503,6 +504,8 @@ class CliTest(CliCase):
         places = np.searchsorted(np.sort(x[0]), x[1])
         self.assertEqual(steps[18]["data"], places.tolist())
         self.assertEqual(steps[19]["data"], np.bincount(places, x[0], 99).tolist())
+        np.testing.assert_allclose(np.reshape(steps[20]["data"], (2, 2)),
+                                   np.linalg.solve(x[:2, :2], x[:2, 2:4]), 1e-4, 1e-4)
         self.assertTrue(all(step["stats"]["strategy"] for step in steps))
         self.assertGreater(answer["wall_us"], 0)
         self.cli("rm", "sum", "i")
@@ -579,7 +582,7 @@ class CliTest(CliCase):
         np.add.at(clipped, np.clip(rows[:, 0], 0, 8), rows)
         some = dict(x=x, codes=codes, y=np.full(40, 2, "<f4"), rows=rows, mask=mask,
                     order=order[:, :3], far=np.array([0, 30]), edges=np.array([-5, 0, 0.5, 9]),
-                    line=np.arange(-9, 9, 3, "<f4"))
+                    line=np.arange(-9, 9, 3, "<f4"), zeros=np.zeros((2, 2)))
         for name, array in some.items():
             self.put(name, array)
         # What the commands print as JSON: an array, or values and indices.
@@ -651,6 +654,8 @@ class CliTest(CliCase):
             ("BAD_DTYPE", info, "select x x"), ("BAD_SHAPE", info, "select x[0] mask"),
             ("BAD_DTYPE", info, "histogram x x"), ("BAD_SHAPE", info, "search-sorted x y"),
             ("BAD_SHAPE", info, "sum-by-label x rows --length 3"),
+            ("BAD_SHAPE", info, "linalg solve x x"), ("BAD_OPERAND", "NAME", "linalg qr x x"),
+            ("BAD_MATRIX", "linalg svd", "linalg inverse zeros"),
             ("BAD_BINS", "--bins", "histogram rows"),
             ("BAD_BINS", "--range", "histogram x --bins 3 --range 1,1"),
             ("BAD_EXPRESSION", "--help", "scan sum x --expression a+"),
@@ -953,7 +958,7 @@ class CliTest(CliCase):
                 "topk x --k 1 --out y -o y.npy", "scan mean x", "scan x",
                 "take x", "take x i --mode raise", "select x", "histogram x --range 3",
                 "histogram x e --bins 3", "search-sorted x",
-                "sum-by-label x i", "sum-by-label x --length 3",
+                "sum-by-label x i", "sum-by-label x --length 3", "linalg x", "linalg magic x",
                 "search x --queries q --k 3 --metric cosine",
                 "bench order x", "sort x --only both", "bench dot x", "bench reduce magic x",
                 "bench dot x x --repeat 0"):
@@ -1323,7 +1328,9 @@ class BenchTest(CliCase):
                     ("search_sorted", ("search-sorted", "ordered", "y"), "B/s",
                      n * (2 * size + 8)),
                     ("sum_by_label", ("sum-by-label", "m", "labels", "--length", 5), "B/s",
-                     side * (8 + side * size) + 5 * side * wide)):
+                     side * (8 + side * size) + 5 * side * wide),
+                    *([("linalg", ("linalg", "qr", "m"), "B/s", 3 * side * side * size)]
+                      if dtype == "f32" else [])):
                 with self.subTest(dtype=dtype, operation=operation):
                     report = self.bench(*arguments, "--repeat", 3)
                     self.assertEqual(report["operation"], operation)

@@ -57,6 +57,11 @@ TEST_F(AsyncTest, EveryCallAnswersInBothForms) {
   EXPECT_EQ(async.SearchSorted("x", "x").Get()->tensor().data(), Bytes<std::int64_t>({0, 1, 2}));
   EXPECT_EQ(async.SumByLabel("x", Integers({1, 0, 1}), 2).Get()->tensor().data(),
             Bytes<float>({2, 4}));
+  Operand row = "x";
+  row.view = v1::View();
+  for (int i = 0; i < 2; ++i) row.view->add_shape(1);
+  EXPECT_EQ(async.Linalg(LinalgFunction::kSolve, row, row).Get()->tensor().data(),
+            Bytes<float>({1}));
   EXPECT_EQ(async.Matmul("x", "x").Get()->tensor().data(), Bytes<float>({14}));
   EXPECT_EQ(async.Map({"x"}, Element(0) * Element(0)).Get()->tensor().data(),
             Bytes<float>({1, 4, 9}));

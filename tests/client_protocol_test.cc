@@ -485,6 +485,7 @@ TEST(RepetitionTest, NotOfOperationsThatStoreTheirResult) {
     expect(client.Histogram("x", IntegerBins{1}, options).status());
     expect(client.SearchSorted("x", "k", false, options).status());
     expect(client.SumByLabel("x", "l", 1, TakeMode::kError, options).status());
+    expect(client.Linalg(LinalgFunction::kSolve, "x", "b", options).status());
     OperationOptions indices;
     indices.indices_target = options.target;
     expect(client.TopK("x", 1, false, {}, indices).status());

@@ -231,7 +231,7 @@ TEST_F(ComputeServiceTest, EveryOperationHasOneDefaultStrategy) {
   const auto all = Good<v1::ListStrategiesResponse>(v1::ListStrategiesRequest());
   std::map<std::string, int> defaults;
   for (const v1::Strategy& one : all.strategies()) defaults[one.operation()] += one.default_();
-  EXPECT_EQ(defaults.size(), 15u);
+  EXPECT_EQ(defaults.size(), 16u);
   EXPECT_THAT(defaults, testing::Each(testing::Pair(testing::_, 1)));
 }
 

@@ -250,6 +250,7 @@ TEST_F(EveryFaultTest, Operations) {
           "view { shape: 64 strides: 0 } } length: 3" +
           into_y,
       {"y"});
+  TryTimed<v1::LinalgRequest>("x " + turned + " function: LINALG_FUNCTION_QR" + into_y, {"y"});
   TryTimed<v1::TopKRequest>("x " + turned + " k: 3 axis: 0" + into_both, {"y", "z"});
 }
 

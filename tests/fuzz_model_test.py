@@ -635,9 +635,11 @@ class Fuzzer(r.Requests):
             ("SearchSorted", dict(x=o.inline(np.zeros(1, np.float32)), keys=x,
                                   result=stored["result"])),
             ("SumByLabel", dict(x=x, labels=o.inline(np.zeros(1, np.int64), o.buffers.View(
-                shape=extents[:1], strides=[0])), length=3, result=stored["result"]))))
+                shape=extents[:1], strides=[0])), length=3, result=stored["result"])),
+            ("Linalg", dict(x=x, function=rng.randint(3, 7), result=stored["result"]))))
         outcome = self.client.attempt(rpc, **fields)
-        refusals = "BAD_VIEW", "BAD_SHAPE", "BAD_K", "STRATEGY_UNSUPPORTED", "BAD_DTYPE"
+        refusals = ("BAD_VIEW", "BAD_SHAPE", "BAD_K", "STRATEGY_UNSUPPORTED", "BAD_DTYPE",
+                    "BAD_MATRIX")
         self.expect(outcome, *TOO_MUCH, *refusals, ok=True)
         where, buffer = "result", "buffer"
         if rpc in ("Sort", "Select"):
@@ -662,6 +664,7 @@ class Fuzzer(r.Requests):
         "update": 4, "delete": 5, "download": 6, "copy": 12, "dot": 12, "add": 12, "matmul": 12,
         "reduce": 20, "window_sum": 8, "map": 12, "top_k": 10, "scan": 10, "sort": 10, "take": 10,
         "select": 10, "histogram": 10, "search_sorted": 10, "sum_by_label": 10,
+        "linalg": 10,
         "large": 2, "bare": 1}
 
     def choose_client(self, kind):

@@ -168,6 +168,11 @@ def fields_of(rpc, operand):
     """Returns the fields of an operation's request: the operand in the place of each operand, and 1
     for each number without which the request is refused."""
     fields = {}
+    if rpc == "Linalg":
+        matrix = compute.Operand()
+        matrix.CopyFrom(operand)
+        matrix.view.CopyFrom(buffers.View(shape=[1, 1]))
+        return dict(function="LINALG_FUNCTION_QR", x=matrix)
     for field in compute.DESCRIPTOR.message_types_by_name[rpc + "Request"].fields:
         if field.name in ("a", "b", "x"):
             fields[field.name] = operand

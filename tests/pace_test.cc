@@ -90,6 +90,8 @@ TEST(PaceTest, RefusesBeforeMemoryIsTouched) {
   refused(HistogramSpec{.bins = 5}, {x}, "cpu_parallel");
   refused(SearchSortedSpec(), {x, half}, "cpu_parallel");
   refused(SumByLabelSpec{.length = 9}, {cube, labels}, "cpu_parallel");
+  refused(LinalgSpec{LinalgFunction::kSvd},
+          {Broadcast(&l.one, DType::kF64, {1 << 20, 10'000, 10'000})}, "cpu_library");
   refused(MatmulSpec(), {square, square}, "cpu_cache_tiled");
   // The product of matrices without columns is zero, but the expression's result is unknown.
   const View tall = Broadcast(&l.one, DType::kF32, {1 << 30, 0}),
@@ -246,6 +248,11 @@ TEST(PaceTest, FiguresStayFigures) {
        {.n = kMost, .length = 1},
        {.n = 1, .inner = kMost, .length = 1},
        {.dtype = DType::kI32, .label_dtype = DType::kI32, .n = 1000003, .inner = 7, .length = 5}});
+  for (LinalgFunction function : kAllLinalgFunctions)
+    ExpectFigures<LinalgProblem>({{.function = function},
+                                  {.function = function, .stack = 0, .m = 5, .n = 5},
+                                  {.function = function, .stack = kMost / 64, .m = 1, .n = 1},
+                                  {.function = function, .m = 20'000, .n = 20'000}});
   ExpectFigures<ReduceAxesProblem>({{},
                                     {.outer = kMost, .length = 1, .inner = 1},
                                     {.outer = 1, .length = kMost, .inner = 1},

@@ -25,7 +25,7 @@ STEPS = {
     "Dot": "dot", "Reduce": "reduce", "Matmul": "matmul", "Add": "add", "WindowSum": "window_sum",
     "Map": "map", "TopK": "top_k", "Scan": "scan", "Sort": "sort", "Take": "take",
     "Select": "select", "Histogram": "histogram", "SearchSorted": "search_sorted",
-    "SumByLabel": "sum_by_label"}
+    "SumByLabel": "sum_by_label", "Linalg": "linalg"}
 # The reasons for each status code. All other reasons have INVALID_ARGUMENT.
 REASONS = {
     "NOT_FOUND": "BUFFER_NOT_FOUND REGION_NOT_FOUND",
@@ -446,7 +446,7 @@ class Requests:
 
     KINDS = (
         "dot", "add", "matmul", "reduce", "window_sum", "map", "top_k", "scan", "sort", "take",
-        "select", "histogram", "search_sorted", "sum_by_label",
+        "select", "histogram", "search_sorted", "sum_by_label", "linalg",
     )
     FAULTS = (None,) * 12 + ("view", "view", "view", "dtype", "shape")
     UNARY_FUNCTIONS = ("ABS", "NEGATE", "SQRT")
@@ -1214,6 +1214,72 @@ class Requests:
         result = None if reasons else (of, (length, *x.array.shape[1:]))
         return Case("sum_by_label", "SumByLabel", fields, dtype, reasons, (x, labels), result,
                     judge)
+
+    def linalg(self):
+        rng, fault = self.rng, self.fault()
+        dtype = rng.choice((F32, F64)) if self.only not in (F32, F64) else self.only
+        function = rng.randint(1, 7)
+        cholesky, solve, determinant, eigh, qr = function == 1, function == 2, *(
+            function == number for number in (4, 5, 6))
+        stack, m = rng.choice(((), (), (2,), (3, 1))), rng.choice((0, 1, 2, 3, 5, 9))
+        n = rng.choice((0, 1, 3, 8)) if function > 5 else m
+        # The diagonal is so large that every matrix is positive definite.
+        array = self.array(dtype, (*stack, m, n), special=False).astype("f8") / 8
+        array = narrow(array + 9 * (1 + n) * np.eye(m, n), dtype)
+        reasons = ()
+        if fault == "shape":
+            reasons = ("BAD_SHAPE",)
+            array = array.reshape(-1)[:3]
+        if fault == "dtype":
+            array, reasons = narrow(array.astype("f8"), I64), ("BAD_DTYPE",)
+        x = self.bad_operand(dtype) if fault == "view" else self.seen(array, shape=array.shape)
+        operands, fields = (x,), dict(function=function, x=x.message)
+        if fault == "view":
+            reasons = (*x.reasons, "BAD_SHAPE")
+        if solve:
+            columns = rng.choice((0, 1, 4))
+            of_b = rng.choice(((), (1,) if stack == (3, 1) else stack))
+            b = self.array(dtype, (*of_b, m, columns), special=False)
+            right = self.seen(b, shape=b.shape)
+            operands, fields = (x, right), dict(fields, b=right.message)
+            if fault == "dtype":
+                reasons = ("BAD_DTYPE",)
+        k, of = min(m, n), {1: (n, n), 3: (n, n), 4: (2,), 5: (n + 1, n), 6: (m + n, k),
+                            7: (m + 1 + n, k)}
+        result = None
+        if not reasons:
+            leading = np.broadcast_shapes(stack, b.shape[:-2]) if solve else stack
+            result = dtype, (*leading, *((n, columns) if solve else of[function]))
+
+        def judge(response, stored):
+            full, stored = array.astype("f8"), stored.astype("f8")
+            bound = 4 * response.stats.roundoff * max(1, m + n)
+
+            def same(found, want, of_size):
+                size = bound * np.max(np.abs(of_size), initial=100)
+                check(np.all(np.abs(found - want) <= size), function, found.tolist(), want.tolist())
+
+            if cholesky or eigh:
+                full = np.tril(full) + np.swapaxes(np.tril(full, -1), -1, -2)
+            if cholesky:
+                same(stored @ np.swapaxes(stored, -1, -2), full, full)
+            elif solve:
+                same(full @ stored, np.broadcast_to(b, np.shape(full @ stored)), b)
+            elif determinant:
+                sign, log = np.linalg.slogdet(full)
+                same(stored, np.stack([sign, log], -1), log)
+            elif function == 3:
+                same(full @ stored, np.broadcast_to(np.eye(n), full.shape), full)
+            elif eigh:
+                vectors = stored[..., 1:, :]
+                same(full @ vectors, vectors * stored[..., :1, :], full)
+            else:
+                middle = np.zeros(0) if qr else stored[..., m:m + 1, :]
+                right = stored[..., m + (not qr):, :]
+                left = stored[..., :m, :] if qr else stored[..., :m, :] * middle
+                same(left @ np.swapaxes(right, -1, -2), full, full)
+
+        return Case("linalg", "Linalg", fields, dtype, reasons, operands, result, judge)
 
     # --- Sending a case ---
 

@@ -288,6 +288,8 @@ TEST_P(StreamTest, ResultsAreAskedForOnceAndWhenEverythingHasBeenChecked) {
     EXPECT_FALSE(tessera::Run(HistogramSpec{.bins = 2}, stream, {vector}, {give}, bad).ok());
     EXPECT_FALSE(tessera::Run(SearchSortedSpec{}, stream, {vector, vector}, {give}, bad).ok());
     EXPECT_FALSE(tessera::Run(SumByLabelSpec{2}, stream, {places, places}, {give}, bad).ok());
+    const LinalgSpec inverse{LinalgFunction::kInverse};
+    EXPECT_FALSE(tessera::Run(inverse, stream, {matrix}, {give}, bad).ok());
     EXPECT_FALSE(RunMatmul(stream, matrix, matrix, false, false, DType::kF32, give, bad).ok());
     EXPECT_FALSE(RunReduceAxes(stream, matrix, ReduceOp::kSum, {1}, give, bad).ok());
   }
@@ -417,6 +419,14 @@ TEST_F(StopTest, EveryCpuRowLooksAtTheFlag) {
                               .out = out_.data(),
                               .result = &scalar},
             nothing_written);
+  ForRows(LinalgProblem{.function = LinalgFunction::kQr,
+                        .stack = kN / 128,
+                        .m = 8,
+                        .n = 8,
+                        .x = ones_.data(),
+                        .out = out_.data(),
+                        .result = &scalar},
+          nothing_written);
   std::vector<std::int64_t> indices(16, -1);
   ForRows(
       TopKProblem{.rows = 4,

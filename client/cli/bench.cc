@@ -136,6 +136,8 @@ class Bench {
     } else if (flags_.Is("sum-by-label")) {
       return absl::StrCat("sum-by-label of ", types[0], " by ", types[1], " to ", flags_.length,
                           " rows");
+    } else if (flags_.Is("linalg")) {
+      what = " " + flags_.op;
     } else if (flags_.Is("take")) {
       return absl::StrCat("take of ", types[0], " at ", types[1],
                           flags_.axis ? absl::StrCat(" along ", *flags_.axis) : "");
@@ -235,6 +237,8 @@ class Bench {
         return rows[element / width] * sides[element % width];
       };
     }
+    // The signs of singular vectors and eigenvectors are free.
+    if (flags_.Is("linalg")) return ConstantScale(HUGE_VALL);
     if (flags_.Is("scan")) {
       const ReduceOp op = Parse(kAllReduceOps, flags_.op);
       if (IsExact(op, x.dtype)) return ConstantScale(0);

@@ -1,5 +1,5 @@
 // dot, reduce, matmul, add, window-sum, map, topk, scan, sort, take, select, histogram,
-// search-sorted and sum-by-label.
+// search-sorted, sum-by-label and linalg.
 #include "client/cli/operations.h"
 
 #include <iostream>
@@ -194,6 +194,19 @@ void AddOfSumByLabel(CLI::App& command, ProblemFlags& flags) {
           "clip takes the first or last label; default: error");
 }
 
+void AddOfLinalg(CLI::App& command, ProblemFlags& flags) {
+  flags.operands.reserve(2);  // options refer to the operands
+  command.add_option("function", flags.op, "The function")
+      ->required()
+      ->check(CLI::IsMember(NamesOf(kAllLinalgFunctions)));
+  AddOne(command, flags, "The matrix or the stack of matrices, of type f32 or f64");
+  command
+      .add_option_function<std::string>(
+          "b", [&flags](const std::string& text) { flags.operands.push_back(text); },
+          "The right sides of solve, of the same type")
+      ->type_name("OPERAND");
+}
+
 const OperationCommand kOperations[] = {
     {"dot", "Sum of the products of two arrays' elements", AddTwo,
      [](Client& client, const ProblemFlags&, Operands x, const OperationOptions& options) {
@@ -258,6 +271,11 @@ const OperationCommand kOperations[] = {
      [](Client& client, const ProblemFlags& flags, Operands x, const OperationOptions& options) {
        return AsStep(
            client.SumByLabel(x[0], x[1], flags.length, Parse(kAllTakeModes, flags.mode), options));
+     }},
+    {"linalg", "Decompose matrices, invert them or solve linear equations", AddOfLinalg,
+     [](Client& client, const ProblemFlags& flags, Operands x, const OperationOptions& options) {
+       return AsStep(client.Linalg(Parse(kAllLinalgFunctions, flags.op), x[0],
+                                   x.size() > 1 ? std::optional(x[1]) : std::nullopt, options));
      }},
 };
 

@@ -452,6 +452,7 @@ std::string_view AdviceFor(std::string_view reason) {
       {"BAD_CREDENTIALS",
        "--tls-ca, --tls-cert, --tls-key and --token-file name the files; a token is sent "
        "to other hosts only over TLS, with --tls-ca"},
+      {"BAD_MATRIX", "'tessera linalg svd' decomposes every matrix whose elements are finite"},
       {"BAD_BOOL", "a bool is a byte, 0 or 1; NumPy's astype(bool) makes such bytes"},
       {"BAD_K",
        "--k takes whole numbers from 1 to 4096, up to the number of elements along the axis"},

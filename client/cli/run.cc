@@ -88,6 +88,7 @@ void Expand(Session& session, const std::string& operation, ProgramJson& request
   texts({"op"}, upper("REDUCE_OP_"));
   texts({"out_dtype"}, upper("DTYPE_"));
   texts({"mode"}, upper("TAKE_MODE_"));
+  texts({"function"}, upper("LINALG_FUNCTION_"));
   texts({"result", "values", "indices"}, [](const std::string& where, ProgramJson& value) {
     value = where == "scratch" ? ProgramJson{{"scratch", true}}
                                : ProgramJson{{"buffer", {{"name", where}}}};

@@ -87,6 +87,8 @@ Request NewRequest(const OperationOptions& options, const Operand& first, const 
     *request.mutable_a() = ToMessage(first);
     *request.mutable_b() = ToMessage(*second);
   }
+  if constexpr (requires { request.function(); })
+    if (second != nullptr) *request.mutable_b() = ToMessage(*second);
   if constexpr (requires { request.along(); }) *request.mutable_indices() = ToMessage(*second);
   if constexpr (requires { request.keys(); }) *request.mutable_keys() = ToMessage(*second);
   if constexpr (requires { request.labels(); }) *request.mutable_labels() = ToMessage(*second);

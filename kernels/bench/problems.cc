@@ -15,6 +15,7 @@
 #include "kernels/cuda/matmul/cublas.h"
 #include "kernels/expression/expression.h"
 #include "kernels/expression/map_cost.h"
+#include "kernels/problem/linalg.h"
 #include "kernels/problem/matmul.h"
 #include "kernels/run/execute.h"
 #include "kernels/same_bits/batch.h"
@@ -540,6 +541,24 @@ Case Problems::SumByLabel(DType dtype, std::int64_t n, std::int64_t inner, std::
   return out;
 }
 
+// Applies the function to square matrices; kSolve has one right side for each.
+Case Problems::Linalg(DType dtype, LinalgFunction function, std::int64_t stack, std::int64_t side) {
+  LinalgProblem like{.dtype = dtype, .function = function, .stack = stack, .m = side, .n = side};
+  if (function == LinalgFunction::kSolve) like.columns = 1;
+  const std::size_t out_bytes = Bytes(dtype, like.elements());
+  Case out =
+      Make("linalg", dtype, absl::StrCat(Absl(Name(function)), "_", stack, "_of_", side, "x", side),
+           Bytes(dtype, stack * side * (side + like.columns)), out_bytes,
+           static_cast<double>(stack) * LinalgFlops(like));
+  AddStrategies<LinalgProblem>(out, like, [this, out_bytes](LinalgProblem& p) {
+    p.x = Place(p.dtype, p.stack * p.m * p.n);
+    p.b = Place(p.dtype, p.stack * p.n * p.columns);
+    p.out = rig_.Output(out_bytes);
+    p.result = rig_.stream().result();
+  });
+  return out;
+}
+
 // --- Expressions ---
 
 struct Problems::Expression {
@@ -631,6 +650,7 @@ std::vector<Case> Problems::All(int max_exponent) {
     AddHistograms(all, dtype);
     AddSearches(all, dtype);
     AddSumsByLabel(all, dtype);
+    if (dtype == DType::kF32 || dtype == DType::kF64) AddDecompositions(all, dtype);
     AddMatrices(all, dtype);
   }
   AddByteProducts(all);
@@ -788,6 +808,18 @@ void Problems::AddSumsByLabel(std::vector<Case>& all, DType dtype) {
     if (dtype != DType::kF32) continue;
     for (std::int64_t length : {1, 1024, 1 << 20}) all.push_back(SumByLabel(dtype, n, 1, length));
     all.push_back(SumByLabel(dtype, n / 128, 128, 1024));
+  }
+}
+
+void Problems::AddDecompositions(std::vector<Case>& all, DType dtype) {
+  for (LinalgFunction function : kAllLinalgFunctions) {
+    if (function == LinalgFunction::kCholesky) continue;  // random matrices have none
+    all.push_back(Linalg(dtype, function, 1, 64));
+    all.push_back(Linalg(dtype, function, 1, 512));
+    all.push_back(Linalg(dtype, function, rig_.gpu() ? 65536 : 4096, 32));
+    if (function == LinalgFunction::kSolve)
+      for (std::int64_t side : {4, 128, 256})
+        all.push_back(Linalg(dtype, function, (1 << 22) / side / side, side));
   }
 }
 

@@ -88,6 +88,7 @@ class Problems {
   Memory RandomIndices(std::int64_t n, std::int64_t length);
   Case SearchSorted(DType dtype, std::int64_t n, std::int64_t length);
   Case SumByLabel(DType dtype, std::int64_t n, std::int64_t inner, std::int64_t length);
+  Case Linalg(DType dtype, LinalgFunction function, std::int64_t stack, std::int64_t side);
   Case Histogram(DType dtype, std::int64_t n, std::int64_t bins, bool one_bin);
   Case Select(DType dtype, std::int64_t n, std::int64_t one_in, bool indices);
   void AddVectors(std::vector<Case>& all, DType dtype, int exponent, int top);
@@ -99,6 +100,7 @@ class Problems {
   void AddByteProducts(std::vector<Case>& all);
   void AddHistograms(std::vector<Case>& all, DType dtype);
   void AddSumsByLabel(std::vector<Case>& all, DType dtype);
+  void AddDecompositions(std::vector<Case>& all, DType dtype);
   void AddSelects(std::vector<Case>& all, DType dtype);
   void AddMatrices(std::vector<Case>& all, DType dtype);
   void AddCeilings(std::vector<Case>& all);

@@ -6,6 +6,7 @@
 
 #include "kernels/compute.h"
 #include "kernels/expression/map_cost.h"
+#include "kernels/problem/linalg.h"
 #include "kernels/problem/select.h"
 #include "kernels/problem/take.h"
 #include "kernels/problem/top_k.h"
@@ -196,6 +197,11 @@ Scaled<SumByLabelProblem> ScaleDown(SumByLabelProblem p) {
   return {p, scale};
 }
 template <>
+Scaled<LinalgProblem> ScaleDown(LinalgProblem p) {
+  const double scale = Halve({&p.stack}, kMostElements);
+  return {p, scale};
+}
+template <>
 Scaled<SelectProblem> ScaleDown(SelectProblem p) {
   const double scale = Halve({&p.n}, kMostElements);
   p.count = static_cast<std::int64_t>(static_cast<double>(p.count) / scale);
@@ -276,6 +282,7 @@ double LeastBytes(const SumByLabelProblem& p) {
          static_cast<double>(p.length) * static_cast<double>(p.inner) *
              static_cast<double>(SizeOf(ResultDType(ReduceOp::kSum, p.dtype)));
 }
+double LeastBytes(const LinalgProblem& p) { return LinalgBytes(p); }
 double LeastBytes(const SelectProblem& p) {
   return static_cast<double>(p.n) +
          static_cast<double>(p.count) *
@@ -347,7 +354,8 @@ Pace::Model Pace::ModelOf(const Strategy<Problem>& strategy, const Problem& prob
   const Rates& rates = cpu ? kCpuRates : kCudaRates;
   Model model;
   if constexpr (std::is_same_v<Problem, MatmulProblem>) {
-    if (p.stack != 1 && !strategy.stacks)
+    // Each product of a stack is a call of the library, or a launch.
+    if (p.stack != 1 && (cpu || !strategy.stacks))
       model.latency = static_cast<double>(p.stack) * (cpu ? kCpuCall : kCudaLaunch);
   }
   model.memory = least / (rates.memory * (cpu ? std::min(units, kMemoryThreads) : units)) +

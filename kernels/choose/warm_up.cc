@@ -150,6 +150,18 @@ SumByLabelProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, b
   return p;
 }
 
+template <>
+LinalgProblem MakeProblem(const Sizes& s, DType dtype, const Arena& arena, bool) {
+  // A decomposition that does not depend on the elements.
+  LinalgProblem p = ReferenceProblem<LinalgProblem>(s.elements);
+  p.dtype = dtype;
+  p.function = LinalgFunction::kQr;
+  p.stack /= 2;  // the result is twice as large as x
+  p.x = arena.bits.data();
+  p.out = arena.out.data();
+  return p;
+}
+
 // Whether the operation has two kinds of problems with different rates; see IsNarrow in pace.cc.
 template <class Problem>
 constexpr bool kHasNarrow =

@@ -21,7 +21,8 @@ namespace tessera {
   METHOD(Select, select)                     \
   METHOD(Histogram, histogram)               \
   METHOD(SearchSorted, search_sorted)        \
-  METHOD(SumByLabel, sum_by_label)
+  METHOD(SumByLabel, sum_by_label)           \
+  METHOD(Linalg, linalg)
 #define TESSERA_NOT_LISTED(Operation, name)
 #define TESSERA_OPERATION_METHODS(X) TESSERA_OPERATION_LIST(X, TESSERA_NOT_LISTED)
 #define TESSERA_OPERATIONS(X) TESSERA_OPERATION_LIST(X, X)

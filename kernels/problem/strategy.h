@@ -14,6 +14,7 @@
 
 #include "kernels/base/dtype.h"
 #include "kernels/base/launch.h"
+#include "kernels/base/linalg_function.h"
 #include "kernels/base/reduce_op.h"
 #include "kernels/base/shape.h"
 #include "kernels/base/take_mode.h"
@@ -354,6 +355,52 @@ struct SumByLabelProblem {
   constexpr std::int64_t elements() const { return n * inner; }
 };
 
+// Applies the function to each matrix of x[stack, m, n]. out is [stack, out_rows(), out_columns()];
+// LinalgFunction in compute.proto says what it contains.
+struct LinalgProblem {
+  static constexpr std::string_view kOperation = "linalg";
+  DType dtype = DType::kF32;  // of x, b and out: F32 or F64
+  LinalgFunction function = LinalgFunction::kSolve;
+  std::int64_t stack = 1;
+  std::int64_t m = 0;  // equals n, except for kQr and kSvd
+  std::int64_t n = 0;
+  std::int64_t columns = 0;  // of b[stack, n, columns], for kSolve
+  const void* x = nullptr;
+  const void* b = nullptr;
+  void* out = nullptr;
+  // result->index becomes the position of the first matrix that has no result (singular, not
+  // positive definite, or not converged), or -1. The results of such matrices are undefined.
+  Scalar* result = nullptr;
+  Launch launch;
+
+  constexpr std::int64_t least() const { return m < n ? m : n; }
+  constexpr std::int64_t out_rows() const {
+    switch (function) {
+      case LinalgFunction::kDeterminant:
+        return 1;
+      case LinalgFunction::kEigh:
+        return n + 1;
+      case LinalgFunction::kQr:
+        return m + n;
+      case LinalgFunction::kSvd:
+        return m + 1 + n;
+      default:
+        return n;
+    }
+  }
+  constexpr std::int64_t out_columns() const {
+    switch (function) {
+      case LinalgFunction::kSolve:
+        return columns;
+      case LinalgFunction::kDeterminant:
+        return 2;
+      default:
+        return least();
+    }
+  }
+  constexpr std::int64_t elements() const { return stack * out_rows() * out_columns(); }
+};
+
 // Calls f.operator()<Problem>() for the problem of each operation.
 template <class F>
 constexpr void ForEachOperation(F&& f) {
@@ -428,10 +475,10 @@ struct Strategy {
   int min_compute_capability = 0;  // 10 * major + minor; 0: kBaseComputeCapability
   bool deterministic = false;      // same bits for the same operands, launch and device
   LaunchLimits limits;
-  // A bound on the accumulated rounding error: |computed - exact| <= roundoff * sum of |terms|,
-  // before the result is rounded to an output type. For PRODUCT the factor is relative to
-  // |product|; for Map it bounds each node separately (MapRoundoff). The bound includes the unit
-  // roundoff. It holds as long as no partial sum overflows its accumulator or becomes subnormal.
+  // A bound on the accumulated rounding error, including the unit roundoff: |computed - exact| <=
+  // roundoff * sum of |terms|, before the result is rounded to an output type. For PRODUCT it is
+  // relative to |product|; for Map it bounds each node (MapRoundoff), and for Linalg the backward
+  // error. It holds as long as no partial sum overflows its accumulator or becomes subnormal.
   double (*roundoff)(const Problem&) = nullptr;
   Cost (*cost)(const Problem&) = nullptr;
   // Enqueues the work on the stream; problem.result or problem.out is complete after

@@ -233,6 +233,7 @@ inline bool IsTrivial(const SelectProblem& p) { return p.count == 0; }
 inline bool IsTrivial(const HistogramProblem& p) { return p.bins == 0; }
 inline bool IsTrivial(const SearchSortedProblem& p) { return p.n == 0; }
 inline bool IsTrivial(const SumByLabelProblem& p) { return p.elements() == 0; }
+inline bool IsTrivial(const LinalgProblem& p) { return p.elements() == 0; }
 inline bool IsTrivial(const ReduceAxesProblem& p) { return p.outer == 0 || p.inner == 0; }
 
 // Writes the result of a trivial problem.

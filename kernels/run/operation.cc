@@ -206,6 +206,12 @@ double More(const SearchSortedSpec&, absl::Span<const View> x, const Speed& spee
   const double steps = 1 + std::log2(1 + static_cast<double>(x[0].elements()));
   return keys * (sizeof(std::int64_t) / speed.bytes + steps / speed.flops);
 }
+// Most functions take at least n / 3 operations for each element of x.
+double More(const LinalgSpec&, absl::Span<const View> x, const Speed& speed) {
+  const Shape& shape = x[0].shape;
+  const double n = shape.rank == 0 ? 0 : static_cast<double>(shape[shape.rank - 1]);
+  return static_cast<double>(x[0].elements()) * n / 3 / speed.flops;
+}
 double More(const MapSpec& spec, absl::Span<const View> x, const Speed& speed) {
   return MapMicroseconds(spec.expression, x, speed);
 }

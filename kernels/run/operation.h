@@ -111,6 +111,12 @@ struct SpecOf<SumByLabelProblem> {
   TakeMode mode = TakeMode::kError;
 };
 
+// The operand with the right sides of kSolve follows x.
+template <>
+struct SpecOf<LinalgProblem> {
+  LinalgFunction function = LinalgFunction::kSolve;
+};
+
 #define TESSERA_SPEC(Operation, name) using Operation##Spec = SpecOf<Operation##Problem>;
 TESSERA_OPERATION_METHODS(TESSERA_SPEC)
 #undef TESSERA_SPEC

@@ -260,6 +260,11 @@ inline Division DivisionOf(const SumByLabelProblem&, const Strategy<SumByLabelPr
   return {};
 }
 
+// Matrices are small, and the devices would have to wait for each other.
+inline Division DivisionOf(const LinalgProblem&, const Strategy<LinalgProblem>&, const Team&) {
+  return {};
+}
+
 // --- A share as a problem ---
 
 // Returns the problem of the indices [share.first, share.end) of outer.

@@ -249,6 +249,18 @@ absl::Status Read(const v1::SearchSortedRequest& request, SearchSortedSpec& spec
   return absl::OkStatus();
 }
 
+absl::Status Read(const v1::LinalgRequest& request, LinalgSpec& spec) {
+  // LinalgFunction is narrower, so the cast could turn an unknown value into a known one.
+  const v1::LinalgFunction function = request.function();
+  if (!v1::LinalgFunction_IsValid(function) || function == v1::LINALG_FUNCTION_UNSPECIFIED) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_OPERATION",
+                     absl::StrCat("there is no function ", static_cast<int>(function)),
+                     {{"field", "function"}, {"value", absl::StrCat(static_cast<int>(function))}});
+  }
+  spec.function = static_cast<LinalgFunction>(function);
+  return absl::OkStatus();
+}
+
 absl::Status Read(const v1::TopKRequest& request, TopKSpec& spec) {
   RETURN_IF_ERROR(CheckApart(request));
   spec = {.k = request.k(),
@@ -275,6 +287,8 @@ absl::StatusOr<Operation> Make(const Request& request) {
   if constexpr (requires { request.keys(); }) operands.push_back({"keys", &request.keys()});
   if constexpr (requires { request.edges(); })
     if (request.has_edges()) operands.push_back({"edges", &request.edges()});
+  if constexpr (requires { request.function(); })
+    if (request.has_b()) operands.push_back({"b", &request.b()});
   if constexpr (requires { request.with(); })
     for (int i = 0; i < request.with_size(); ++i)
       operands.push_back({kWithNames[static_cast<std::size_t>(i)], &request.with(i)});
@@ -326,6 +340,7 @@ OperationSize SizeOfRequest(const Request& request) {
   if constexpr (requires { request.mask(); }) size.operands = 2;
   if constexpr (requires { request.keys(); }) size.operands = 2;
   if constexpr (requires { request.edges(); }) size.operands = request.has_edges() ? 2 : 1;
+  if constexpr (requires { request.function(); }) size.operands = request.has_b() ? 2 : 1;
   const auto add = [&](int operands, int most) {
     size.operands = operands > most ? 0 : size.operands + static_cast<std::size_t>(operands);
   };
