@@ -425,13 +425,17 @@ const Strategy<SumByLabelProblem>* DefaultOf(const SumByLabelProblem& problem,
   return FirstOf({"sorted", serial ? "cpu_serial" : "cpu_parallel"}, problem, device);
 }
 
-// `block` computes each matrix on one multiprocessor. `host_library` copies the matrices to the
-// host, whose cores are faster for a single large one.
+// `block` computes each matrix on one multiprocessor, and `host_library` on the cores of the host,
+// which are faster for a single large matrix. OpenBLAS divides even a triangular system of 8
+// equations among threads, whose waits for each other take longer than the loops of `cpu_direct`.
 const Strategy<LinalgProblem>* DefaultOf(const LinalgProblem& problem, const Device& device) {
-  constexpr std::int64_t kSmall = 128;
-  const bool small = std::max(problem.m, problem.n) <= kSmall;
-  return FirstOf({small ? "block" : "host_library", "host_library", "cpu_library"}, problem,
-                 device);
+  constexpr std::int64_t kFewOfBlock = 128, kFewOfLoops = 64, kFewToRotate = 8;
+  const std::int64_t side = std::max(problem.m, problem.n);
+  const bool rotates = problem.function == LinalgFunction::kEigh;
+  return FirstOf({side <= kFewOfBlock ? "block" : "host_library", "host_library",
+                  side <= (rotates ? kFewToRotate : kFewOfLoops) ? "cpu_direct" : "cpu_library",
+                  "cpu_library"},
+                 problem, device);
 }
 
 template <class Problem>
