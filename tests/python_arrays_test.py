@@ -30,7 +30,7 @@ KEYS = (
 
 
 def stable(a):
-    """Returns a stable order; NumPy's other kinds of sort leave the order of equal elements open."""
+    """Returns a stable order. Other kinds of sort leave the order of equal elements open."""
     return np.argsort(a, kind="stable")
 
 

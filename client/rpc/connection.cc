@@ -81,13 +81,13 @@ void SleepUntil(std::chrono::steady_clock::time_point time, const std::stop_toke
   none.wait_until(lock, stop, time, [] { return false; });
 }
 
-// Returns gRPC's explanation of why a channel does not connect, or "" if there is none.
+// Returns gRPC's explanation of why a channel does not connect, or "" if the channel has not
+// failed.
 std::string CauseOf(const PooledChannel& channel) {
-  constexpr absl::Duration kLongest = absl::Seconds(1);
-  // This call waits for the attempt to connect that is in progress, if there is one, and fails with
-  // the error of the last attempt.
+  if (channel.channel->GetState(false) != GRPC_CHANNEL_TRANSIENT_FAILURE) return "";
+  // This call does not wait for the connection but fails with the connection's error.
   grpc::ClientContext context;
-  context.set_deadline(After(kLongest));
+  context.set_deadline(After(kCancelGlance));
   grpc::health::v1::HealthCheckResponse response;
   const grpc::Status status =
       channel.stub<grpc::health::v1::Health>().Check(&context, {}, &response);
