@@ -28,7 +28,7 @@ install(FILES client/arrays.h client/async.h client/client.h client/expression.h
               client/shared_memory.h client/slice.h
   DESTINATION ${TESSERA_HEADER_DIR}/client COMPONENT client)
 install(FILES kernels/base/dtype.h kernels/base/element.h kernels/base/error.h kernels/base/launch.h kernels/base/map_op.h
-              kernels/base/reduce_op.h kernels/base/take_mode.h
+              kernels/base/linalg_function.h kernels/base/reduce_op.h kernels/base/take_mode.h
   DESTINATION ${TESSERA_HEADER_DIR}/kernels/base COMPONENT client)
 install(FILES kernels/client_and_server/operations.h kernels/client_and_server/printable.h kernels/client_and_server/ring.h
   DESTINATION ${TESSERA_HEADER_DIR}/kernels/client_and_server COMPONENT client)
