@@ -426,8 +426,8 @@ const Strategy<SumByLabelProblem>* DefaultOf(const SumByLabelProblem& problem,
 }
 
 // `block` computes each matrix on one multiprocessor, and `host_library` on the cores of the host,
-// which are faster for a single large matrix. OpenBLAS divides even a triangular system of 8
-// equations among threads, whose waits for each other take longer than the loops of `cpu_direct`.
+// which are faster for a single large matrix. OpenBLAS divides even small triangular systems among
+// threads, whose waits for each other take longer than the loops of `cpu_direct`.
 const Strategy<LinalgProblem>* DefaultOf(const LinalgProblem& problem, const Device& device) {
   constexpr std::int64_t kFewOfBlock = 128, kFewOfLoops = 64, kFewToRotate = 8;
   const std::int64_t side = std::max(problem.m, problem.n);

@@ -1097,6 +1097,7 @@ class CliTest(CliCase):
             ("BAD_NPY", "numpy.save", "put", "text.npy"),
             ("BAD_DTYPE", "numpy.save", "put", self.save("complex", np.zeros(3, "c8"))),
             ("BAD_SHAPE", "numpy.save", "put", self.save("deep", np.zeros((1,) * 9))))
+        self.assertIn("complex.npy: ", self.run_cli("put", self.folder / "complex.npy").stderr)
         self.all_fail(9, ("BUFFER_EXISTS", "--replace", "cp", "x", "y"),
                       ("BUFFER_EXISTS", "--replace", *put, "x"))
         self.fails(5, "STRATEGY_UNSUPPORTED", "strategies", "matmul", ints, ints, "--strategy",

@@ -568,6 +568,15 @@ TEST(Addresses, OfSocketsMayHaveAnyCharacter) {
   }
 }
 
+TEST(Addresses, AProxyIsNamedWithoutItsPassword) {
+  for (const char* url : {"http://user:s@cret@proxy:1", "user:secret@proxy:1", "http://proxy:1"}) {
+    ::setenv("https_proxy", url, 1);
+    const std::optional<Proxy> found = ProxyFor("gpu:1");
+    ::unsetenv("https_proxy");
+    EXPECT_EQ(found->value, url[0] == 'u' ? "proxy:1" : "http://proxy:1");
+  }
+}
+
 TEST(Addresses, NetworksOfNoProxyAreHonoured) {
   const auto proxy = [](const char* exceptions, const char* address) {
     ::setenv("https_proxy", "http://proxy:1", 1);

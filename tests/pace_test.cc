@@ -202,6 +202,14 @@ void ExpectFigures(std::initializer_list<Problem> problems) {
   }
 }
 
+TEST(PaceTest, EachProductOfAStackTakesTime) {
+  MatmulProblem tiny = Product(1, 1, 1);
+  tiny.stack = 1 << 22;
+  for (const Strategy<MatmulProblem>* strategy : Strategies<MatmulProblem>())
+    if (strategy->backend == Backend::kCpu)
+      EXPECT_GT(Pace(Info(Backend::kCpu)).Estimate(*strategy, tiny), 0.1) << strategy->name;
+}
+
 TEST(PaceTest, FiguresStayFigures) {
   constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max() / 8;
   ExpectFigures<DotProblem>({{.n = 0}, {.n = 1}, {.n = kMost}});

@@ -175,13 +175,25 @@ std::string TargetOf(std::string_view text) {
   return target;
 }
 
+namespace {
+
+// Returns a proxy's URL without its user and password.
+std::string WithoutUser(std::string url) {
+  const std::size_t at = url.rfind('@'), scheme = url.find("://");
+  if (at == std::string::npos) return url;
+  const std::size_t user = scheme < at ? scheme + 3 : 0;
+  return url.erase(user, at + 1 - user);
+}
+
+}  // namespace
+
 std::optional<Proxy> ProxyFor(std::string_view text) {
   absl::string_view address = Absl(text);
   if (ConsumeSocket(&address)) return std::nullopt;
   Proxy proxy;
   // gRPC reads the variables in this order.
   for (const char* name : {"grpc_proxy", "https_proxy", "http_proxy"}) {
-    proxy = {name, Variable(name)};
+    proxy = {name, WithoutUser(Variable(name))};
     if (!proxy.value.empty()) break;
   }
   if (proxy.value.empty()) return std::nullopt;

@@ -25,7 +25,7 @@ std::string TargetOf(std::string_view address);
 // The proxy through which gRPC would connect to an address over TLS.
 struct Proxy {
   std::string variable;  // the environment variable that names the proxy
-  std::string value;
+  std::string value;     // without the user and the password that it may contain
   // Whether no_proxy exempts the address by a network such as 10.0.0.0/8. gRPC itself compares only
   // names.
   bool excepted = false;

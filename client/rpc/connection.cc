@@ -94,15 +94,6 @@ std::string CauseOf(const PooledChannel& channel) {
   return status.error_code() == grpc::StatusCode::UNAVAILABLE ? status.error_message() : "";
 }
 
-// Returns the URL of a proxy without a user and a password.
-std::string WithoutPassword(std::string_view url) {
-  const std::size_t at = url.rfind('@');
-  if (at == std::string_view::npos) return std::string(url);
-  const std::size_t scheme = url.find("://");
-  const bool has_scheme = scheme != std::string_view::npos && scheme < at;
-  return std::string(url.substr(0, has_scheme ? scheme + 3 : 0)) + std::string(url.substr(at + 1));
-}
-
 constexpr absl::string_view kClosed = "the server closed the connection";
 
 // Returns the meaning of a message from CauseOf, or "" if the message is unknown.
@@ -423,8 +414,7 @@ absl::Status Connection::WhyUnreachable(const Route& route) {
   std::optional<Proxy> proxy;
   if (!options_.tls_ca.empty()) proxy = ProxyFor(servers);
   if (proxy && !proxy->excepted)
-    absl::StrAppend(&text, ", through the proxy ", WithoutPassword(proxy->value), ", set by ",
-                    proxy->variable);
+    absl::StrAppend(&text, ", through the proxy ", proxy->value, ", set by ", proxy->variable);
   absl::Status status =
       MakeError(absl::StatusCode::kUnavailable, reason, text, {{"server", servers}});
   if (!cause.empty()) SetErrorMetadata(status, "cause", cause);

@@ -260,7 +260,7 @@ inline Division DivisionOf(const SumByLabelProblem&, const Strategy<SumByLabelPr
   return {};
 }
 
-// Matrices are small, and the devices would have to wait for each other.
+// One device computes a whole stack.
 inline Division DivisionOf(const LinalgProblem&, const Strategy<LinalgProblem>&, const Team&) {
   return {};
 }

@@ -3,45 +3,26 @@
 // Cost for a system of n equations: 2 n^3 / 3 operations, each of which reads and writes an element
 // of the matrix, so matrices that do not fit in a core's cache take several times longer than with
 // the library, which computes in blocks.
-#include <algorithm>
 #include <cstdint>
 
-#include "kernels/cpu/runtime/chunks.h"
+#include "kernels/cpu/linalg/stack.h"
 #include "kernels/problem/linalg.h"
 #include "kernels/problem/linalg_direct.h"
 
 namespace tessera {
 namespace {
 
-// The least number of matrices for which another core is worthwhile.
-constexpr std::int64_t kTogether = 16;
-
-// The number of parts into which the stack is divided. Each part has its own scratch memory.
-std::int64_t Cores(const LinalgProblem& p) {
-  return std::min<std::int64_t>(64, (p.stack + kTogether - 1) / kTogether);
-}
-
 std::uint64_t ScratchOf(const LinalgProblem& p) {
-  return static_cast<std::uint64_t>(Cores(p) * DirectWork(p)) * SizeOf(p.dtype);
+  return static_cast<std::uint64_t>(StackParts(p) * DirectWork(p)) * SizeOf(p.dtype);
 }
 
 template <class T>
 void Run(const LinalgProblem& p, Stream& stream) {
   auto* const scratch = static_cast<T*>(stream.Scratch(ScratchOf(p)));
-  const std::int64_t cores = Cores(p), work = DirectWork(p);
-  std::int64_t bad = p.stack;
-#pragma omp parallel for schedule(static) reduction(min : bad) if (cores > 1)
-  for (std::int64_t core = 0; core < cores; ++core) {
-    const std::int64_t end = (core + 1) * p.stack / cores;
-    for (std::int64_t i = core * p.stack / cores; i < end && !stream.stopped(); ++i) {
-      const bool found = Direct(OneThread(), p, static_cast<const T*>(p.x) + i * p.m * p.n,
-                                static_cast<const T*>(p.b) + i * p.n * p.columns,
-                                static_cast<T*>(p.out) + i * p.out_rows() * p.out_columns(),
-                                scratch + core * work);
-      if (!found) bad = std::min(bad, i);
-    }
-  }
-  p.result->index = bad < p.stack ? bad : -1;
+  const std::int64_t work = DirectWork(p);
+  ForMatrices<T>(p, stream, StackParts(p), [&](const T* x, const T* b, T* out, std::int64_t part) {
+    return Direct(OneThread(), p, x, b, out, scratch + part * work);
+  });
 }
 
 }  // namespace
@@ -56,11 +37,10 @@ extern constexpr Strategy<LinalgProblem> kLinalgCpuDirect = {
     .cost =
         [](const LinalgProblem& p) {
           const double seconds = static_cast<double>(p.stack) * DirectSeconds(p);
-          const auto cores = static_cast<double>(std::max<std::int64_t>(1, Cores(p)));
           return Cost{.bytes = Whole(2 * LinalgBytes(p)),
                       .flops = Whole(seconds * kCoreFlops),
                       .atomics = 0,
-                      .depth = Whole(seconds * kCoreSteps / cores)};
+                      .depth = Whole(seconds * kCoreSteps / static_cast<double>(StackParts(p)))};
         },
     .launch =
         [](const LinalgProblem& p, Stream& stream) {

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "kernels/cpu/linalg/lapack.h"
+#include "kernels/cpu/linalg/stack.h"
 #include "kernels/problem/linalg.h"
 
 // LAPACK's routines have no header in the distribution. gfortran passes the lengths of the strings
@@ -107,7 +108,7 @@ void Transpose(const T* x, std::int64_t rows, std::int64_t columns, T* out) {
           out[j * rows + i] = x[i * columns + j];
 }
 
-// Whether all elements that the routine reads are finite. It may otherwise never return.
+// Whether all elements that the routine reads are finite. Its iterations need not end otherwise.
 template <class T>
 bool IsFinite(const LinalgProblem& p, const T* x) {
   for (std::int64_t i = 0; i < p.m; ++i) {
@@ -221,33 +222,20 @@ double Seconds(const LinalgProblem& p) {
   return 0.1e-6 + LinalgFlops(p) / 20e9 + elements * element;
 }
 
-// Returns the number of parts into which the stack is divided: 1 unless the library would compute a
-// matrix on one core anyway. Each part has its own scratch memory.
+// The library divides a large matrix among cores. Cores divide a stack of small ones instead.
 std::int64_t Parts(const LinalgProblem& p) {
   constexpr double kOneCore = 0x1p20;
-  constexpr std::int64_t kMost = 64, kTogether = 16;
-  if (LinalgFlops(p) > kOneCore) return 1;
-  return std::clamp<std::int64_t>((p.stack + kTogether - 1) / kTogether, 1, kMost);
+  return LinalgFlops(p) > kOneCore ? 1 : StackParts(p);
 }
 
 template <class T>
 void Run(const LinalgProblem& p, const Stream& stream, std::byte* scratch) {
   const Work sizes(p);
-  const std::int64_t parts = Parts(p);
-  std::int64_t bad = p.stack;
-#pragma omp parallel for schedule(dynamic) reduction(min : bad) if (parts > 1)
-  for (std::int64_t part = 0; part < parts; ++part) {
-    auto* const work = scratch + static_cast<std::uint64_t>(part) * sizes.bytes(sizeof(T));
-    const std::int64_t end = (part + 1) * p.stack / parts;
-    for (std::int64_t i = part * p.stack / parts; i < end && !stream.stopped(); ++i) {
-      const bool found = Compute(p, sizes, static_cast<const T*>(p.x) + i * p.m * p.n,
-                                 static_cast<const T*>(p.b) + i * p.n * p.columns,
-                                 static_cast<T*>(p.out) + i * p.out_rows() * p.out_columns(),
-                                 reinterpret_cast<T*>(work));
-      if (!found) bad = std::min(bad, i);
-    }
-  }
-  p.result->index = bad < p.stack ? bad : -1;
+  const std::uint64_t bytes = sizes.bytes(sizeof(T));
+  ForMatrices<T>(p, stream, Parts(p), [&](const T* x, const T* b, T* out, std::int64_t part) {
+    auto* const work = reinterpret_cast<T*>(scratch + static_cast<std::uint64_t>(part) * bytes);
+    return Compute(p, sizes, x, b, out, work);
+  });
 }
 
 }  // namespace

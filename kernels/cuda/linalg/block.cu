@@ -19,7 +19,7 @@ namespace {
 // The shared memory of a block that leaves room for a second one on a multiprocessor of any GPU
 // since Ampere.
 constexpr std::size_t kMostShared = std::size_t{48} << 10;
-// Blocks per multiprocessor. More would not fit on it.
+// The maximum number of blocks per multiprocessor.
 constexpr std::int64_t kBlocks = 16;
 
 // The threads of a block as a team (kernels/problem/linalg_direct.h). Its groups are warps.
@@ -85,7 +85,7 @@ std::int64_t Blocks(const LinalgProblem& p, int multiprocessors) {
   return std::min(p.stack, kBlocks * multiprocessors);
 }
 
-// Groups of a warp for tiny matrices, and of all rows for large ones.
+// Returns the threads of a block: a warp for tiny matrices, and more for larger ones.
 unsigned ThreadsOf(const LinalgProblem& p) {
   const std::int64_t side = std::max(p.m, p.n);
   return side <= 8 ? 32 : side <= 32 ? 128 : side <= 128 ? 256 : 512;
@@ -121,15 +121,17 @@ extern constexpr Strategy<LinalgProblem> kLinalgBlock = {
     .roundoff = LinalgRoundoff,
     .cost =
         [](const LinalgProblem& p) {
-          // A step takes about as long as its barriers, and a sweep of rotations has n rounds.
+          // A step takes 2 us, most of which are barriers. Operations in device memory take ten
+          // times as long as in shared memory (64 x 64 and 512 x 512, NVIDIA H200, 2026-12-01). A
+          // sweep of rotations has n rounds.
           const bool rotates = p.function == LinalgFunction::kEigh;
-          const double n = static_cast<double>(std::max(p.m, p.n));
+          const auto n = static_cast<double>(std::max(p.m, p.n));
           const double rounds = rotates ? 9 * n : n, flops = LinalgFlops(p) * (rotates ? 6 : 1);
           const auto waves = static_cast<double>((p.stack + 999) / 1000);
           return Cost{.bytes = Whole(2 * LinalgBytes(p)),
                       .flops = Whole(static_cast<double>(p.stack) * flops),
                       .atomics = 0,
-                      .depth = Whole(waves * (1000 * rounds + flops / 64))};
+                      .depth = Whole(waves * (2000 * rounds + flops / (FitsShared(p) ? 64 : 6)))};
         },
     .launch =
         [](const LinalgProblem& p, Stream& stream) {
