@@ -276,6 +276,11 @@ TESSERA_TYPED_TEST_OF(FloatElement, LinalgTest, SpecialMatrices) {
     const auto large =
         fill([](auto i, auto j) { return (i == j ? 3e18 : 1e18) * ((i + j) % 2 + 1); });
     const auto permuted = fill([](auto i, auto j) { return (i + 5) % 12 == j; });
+    for (double unit : {1e-40, 3e37}) {
+      auto x = NormalVector<T>(n * n, 4);
+      for (T& element : x) element *= static_cast<T>(unit);
+      Check(LinalgFunction::kEigh, x, 1, n, n);
+    }
     for (LinalgFunction function :
          {LinalgFunction::kEigh, LinalgFunction::kQr, LinalgFunction::kSvd}) {
       if (!Has(function)) continue;

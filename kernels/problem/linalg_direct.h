@@ -233,29 +233,33 @@ struct Players {
 
 // Makes the symmetric a[n, n] diagonal, and sets the columns of v[n, n] to its eigenvectors. Uses
 // n + 1 elements at `rotations`. All pairs of a round rotate together (Golub and Van Loan, section
-// 8.5: parallel cyclic Jacobi). Returns whether all elements are finite and the rotations converge.
+// 8.5: parallel cyclic Jacobi). The elements are divided by the largest one, so that none overflows
+// or vanishes. Returns the largest one, or 0 if an element is not finite or the rotations do not
+// converge. A matrix of zeros counts as divided by 1.
 template <class T, class Team>
-TESSERA_HD bool Jacobi(const Team& team, T* a, T* v, Rotation<T>* rotations, std::int64_t n) {
+TESSERA_HD T Jacobi(const Team& team, T* a, T* v, Rotation<T>* rotations, std::int64_t n) {
   constexpr int kMostSweeps = 40;
   constexpr T kSmall = std::numeric_limits<T>::epsilon() / 4;
   const std::int64_t count = n + n % 2;
   team.Each(0, n * n, [&](std::int64_t i) { v[i] = i / n == i % n; });
-  T largest = 0, odd = 0;
+  T largest = -1, odd = 0;
+  std::int64_t place = 0;
   team.Lanes(0, n * n, [&](std::int64_t i) {
     const T size = std::abs(a[i]);
     odd += size - size;  // NaN unless the element is finite
-    largest = size > largest ? size : largest;
+    if (size > largest) largest = size, place = i;
   });
-  odd = team.Sum(odd);
-  if (!(odd == 0)) return false;
-  // The sum of the threads' largest elements is at least the largest of all.
-  const T enough = kSmall * (team.Sum(largest));
+  if (!(team.Sum(odd) == 0)) return 0;
+  largest = std::abs(a[team.Most(largest, place)]);
+  if (largest == 0) largest = 1;
+  team.Sync();
+  team.Each(0, n * n, [&](std::int64_t i) { a[i] /= largest; });
   for (int sweep = 0; sweep < kMostSweeps; ++sweep) {
     team.Sync();
     T left = 0;
     team.Lanes(0, n * n,
-               [&](std::int64_t i) { left += i / n != i % n && std::abs(a[i]) > enough; });
-    if (team.Sum(left) == 0) return true;
+               [&](std::int64_t i) { left += i / n != i % n && std::abs(a[i]) > kSmall; });
+    if (team.Sum(left) == 0) return largest;
     for (std::int64_t round = 0; round < count - 1; ++round) {
       team.Sync();
       team.Each(0, count / 2, [&](std::int64_t i) {
@@ -301,7 +305,7 @@ TESSERA_HD bool Jacobi(const Team& team, T* a, T* v, Rotation<T>* rotations, std
       });
     }
   }
-  return false;
+  return 0;
 }
 
 // Computes the result of one matrix. `work` has DirectWork elements. Returns whether there is one.
@@ -361,7 +365,8 @@ TESSERA_HD bool Direct(const Team& team, const LinalgProblem& p, const T* x, con
         a[i] = r < c ? x[c * n + r] : x[i];
       });
       team.Sync();
-      if (!Jacobi(team, a, v, reinterpret_cast<Rotation<T>*>(work + 2 * n * n), n)) return false;
+      const T unit = Jacobi(team, a, v, reinterpret_cast<Rotation<T>*>(work + 2 * n * n), n);
+      if (unit == 0) return false;
       team.Rows(0, n, [&](std::int64_t j) {
         const T value = a[j * n + j];
         T before = 0;
@@ -371,7 +376,7 @@ TESSERA_HD bool Direct(const Team& team, const LinalgProblem& p, const T* x, con
         });
         const auto rank = static_cast<std::int64_t>(team.Sum(before));
         team.Lanes(0, n + 1, [&](std::int64_t i) {
-          out[i * n + rank] = i == 0 ? value : v[(i - 1) * n + j];
+          out[i * n + rank] = i == 0 ? value * unit : v[(i - 1) * n + j];
         });
       });
       return true;
